@@ -1,0 +1,52 @@
+"""Fetch and build the peer we compare with: the suffix extension of arctic-inference, alone.
+
+Its release is source only and its build wants torch and protobuf; the suffix tree needs neither. So the source is
+downloaded with pip (an empty `torch` module satisfies the import in its setup script) and the one CMake target is built
+with the nanobind at hand, optimised as its own project says. Everything lands in a cache folder outside the repository.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+VERSION = "0.3.0"
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "seer-bench" / f"arctic-{VERSION}"
+
+
+def load_arctic() -> ModuleType:
+    """Return the module holding arctic's SuffixTree, building it on first use."""
+    folder = cache_folder()
+    built = sorted((folder / "build").glob("_C*.so"))
+    if not built:
+        _build(folder)
+        built = sorted((folder / "build").glob("_C*.so"))
+    spec = importlib.util.spec_from_file_location("_C", built[0])
+    assert spec is not None and spec.loader is not None, f"cannot load {built[0]}"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as stubs:
+        (Path(stubs) / "torch.py").write_text("")
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+        pip += ["--no-build-isolation", "--dest", str(folder), f"arctic-inference=={VERSION}"]
+        subprocess.run(pip, check=True, env={**os.environ, "PYTHONPATH": stubs})
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    (source,) = folder.glob("arctic_inference-*/csrc/suffix_decoding")
+    build = folder / "build"
+    configure = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
+    subprocess.run([*configure, f"-DPython_EXECUTABLE={sys.executable}"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", str(build)], check=True, stdout=subprocess.DEVNULL)

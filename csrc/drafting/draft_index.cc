@@ -1,0 +1,288 @@
+#include "draft_index.h"
+
+#include <algorithm>
+#include <mutex>
+
+namespace seer::drafting {
+
+std::int64_t DraftIndex::append(GroupId group_id, RequestId request, std::uint64_t previous_count, const Token* tokens,
+                                std::size_t size) {
+  const GroupPtr group = find_or_create(group_id);
+  touch(*group);
+  std::int64_t held = 0;
+  std::size_t done = 0;
+  do {
+    const std::size_t quantum = std::min(size - done, kQuantum);
+    {
+      std::lock_guard<std::mutex> lock(group->mutex);
+      held = append_quantum(*group, request, previous_count + done, tokens + done, quantum);
+      recount(*group);
+    }
+    if (held == kConflict) return kConflict;
+    if (static_cast<std::uint64_t>(held) < previous_count + done + quantum) return held;
+    done += quantum;
+    if (bytes_.load(std::memory_order_relaxed) > memory_limit_bytes_ && !enforce_limit(group_id)) return 0;
+  } while (done < size);
+  return held;
+}
+
+bool DraftIndex::set_prompt(GroupId group_id, const Token* tokens, std::size_t size) {
+  const GroupPtr group = find_or_create(group_id);
+  touch(*group);
+  {
+    std::lock_guard<std::mutex> lock(group->mutex);
+    if (group->has_prompt) return false;
+    group->has_prompt = true;
+    group->lead.assign(tokens + size - std::min(size, kLead), tokens + size);
+    Sequence prompt = group->text.begin(nullptr, 0);
+    for (std::size_t i = 0; i < size; ++i) group->text.append(prompt, tokens[i], &hits_);
+    recount(*group);
+  }
+  if (bytes_.load(std::memory_order_relaxed) > memory_limit_bytes_) enforce_limit(group_id);
+  return true;
+}
+
+std::int64_t DraftIndex::append_quantum(Group& group, RequestId request, std::uint64_t previous_count,
+                                        const Token* tokens, std::size_t size) {
+  const auto known = group.members.find(request);
+  const std::uint64_t held = known == group.members.end() ? 0 : known->second.sequence.length;
+  if (previous_count > held) return static_cast<std::int64_t>(held);
+  const std::size_t overlap = static_cast<std::size_t>(std::min<std::uint64_t>(held - previous_count, size));
+  if (overlap > 0 && !group.text.same_tokens(known->second.sequence, static_cast<std::uint32_t>(previous_count),
+                                             static_cast<std::uint32_t>(overlap), tokens)) {
+    return kConflict;
+  }
+  Member& member = known == group.members.end() ? group.members[request] : known->second;
+  if (member.sequence.tail == kNone) {
+    member.sequence = group.text.begin(group.lead.data(), group.lead.size());
+  }
+  for (std::size_t i = overlap; i < size; ++i) {
+    if (member.draft.open()) score(member.draft, tokens[i]);
+    group.text.append(member.sequence, tokens[i], &hits_);
+    ++group.tokens;
+  }
+  return static_cast<std::int64_t>(member.sequence.length);
+}
+
+// One more token of the response is known: the node that drafted it, if any, was right; its siblings and everything
+// below them were wrong. What lies below the right one stays open.
+void DraftIndex::score(OpenDraft& draft, Token token) {
+  std::int32_t reached = -1;
+  std::vector<DraftNode>& nodes = draft.nodes;
+  constexpr Token kScored = kNoToken;
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(nodes.size()); ++i) {
+    if (nodes[i].token == kScored) continue;
+    const bool child = nodes[i].parent == draft.reached;
+    if (child && nodes[i].token == token) {
+      calibration_.observe(nodes[i].raw, true);
+      reached = i;
+      nodes[i].token = kScored;
+      continue;
+    }
+    // A node under a scored parent that is not on the path shares its fate; so does a sibling of the right node.
+    const bool lost = child || (nodes[i].parent != reached && nodes[nodes[i].parent].token == kScored);
+    if (!lost) continue;
+    calibration_.observe(nodes[i].raw, false);
+    nodes[i].token = kScored;
+  }
+  draft.reached = reached;
+  if (reached == -1) nodes.clear();
+}
+
+int DraftIndex::speculate(Drafter& drafter, GroupId group_id, RequestId request, int budget,
+                          const DraftOptions& options, bool learn, Token* out_tokens, std::int32_t* out_parents,
+                          float* out_confidence) {
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return 0;
+  touch(*group);
+  std::lock_guard<std::mutex> lock(group->mutex);
+  const auto member = group->members.find(request);
+  if (member == group->members.end()) return 0;
+  const std::vector<DraftNode>& nodes = drafter.draft(group->text, member->second.sequence, budget, options);
+  if (learn) {
+    member->second.draft.nodes = nodes;
+    member->second.draft.reached = -1;
+  }
+  return write(nodes, out_tokens, out_parents, out_confidence);
+}
+
+int DraftIndex::speculate_context(Drafter& drafter, GroupId group_id, const Token* context, std::size_t size,
+                                  int budget, const DraftOptions& options, Token* out_tokens,
+                                  std::int32_t* out_parents, float* out_confidence) {
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return 0;
+  touch(*group);
+  std::lock_guard<std::mutex> lock(group->mutex);
+  const std::vector<DraftNode>& nodes = drafter.draft_after(group->text, context, size, budget, options);
+  return write(nodes, out_tokens, out_parents, out_confidence);
+}
+
+int DraftIndex::write(const std::vector<DraftNode>& nodes, Token* out_tokens, std::int32_t* out_parents,
+                      float* out_confidence) const {
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    out_tokens[i] = nodes[i].token;
+    out_parents[i] = nodes[i].parent;
+    out_confidence[i] = calibration_.correct(nodes[i].raw);
+  }
+  return static_cast<int>(nodes.size());
+}
+
+bool DraftIndex::drop(GroupId group_id) {
+  GroupPtr group;
+  {
+    std::unique_lock<std::shared_mutex> lock(table_mutex_);
+    const auto it = table_.find(group_id);
+    if (it == table_.end()) return false;
+    group = std::move(it->second);
+    table_.erase(it);
+  }
+  unlink(group);
+  return true;
+}
+
+DraftIndex::GroupPtr DraftIndex::find(GroupId group) const {
+  std::shared_lock<std::shared_mutex> lock(table_mutex_);
+  const auto it = table_.find(group);
+  return it == table_.end() ? nullptr : it->second;
+}
+
+DraftIndex::GroupPtr DraftIndex::find_or_create(GroupId group) {
+  if (GroupPtr known = find(group)) return known;
+  std::unique_lock<std::shared_mutex> lock(table_mutex_);
+  GroupPtr& entry = table_[group];
+  if (entry == nullptr) entry = std::make_shared<Group>();
+  return entry;
+}
+
+void DraftIndex::touch(Group& group) const {
+  group.last_used.store(clock_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+void DraftIndex::recount(Group& group) {
+  if (group.dropped) return;
+  constexpr std::uint64_t kMemberBytes = sizeof(Member) + 4 * sizeof(void*);
+  const std::uint64_t now = group.text.bytes() + sizeof(Group) + group.members.size() * kMemberBytes;
+  bytes_.fetch_add(now - group.counted_bytes, std::memory_order_relaxed);
+  group.counted_bytes = now;
+}
+
+// The group has left the table: whoever still appends to it must not be counted.
+void DraftIndex::unlink(const GroupPtr& group) {
+  std::lock_guard<std::mutex> lock(group->mutex);
+  group->dropped = true;
+  bytes_.fetch_sub(group->counted_bytes, std::memory_order_relaxed);
+  group->counted_bytes = 0;
+}
+
+// Drops least recently used groups until the rest fits. False if even `keep` had to go.
+bool DraftIndex::enforce_limit(GroupId keep) {
+  while (bytes_.load(std::memory_order_relaxed) > memory_limit_bytes_) {
+    GroupId oldest = keep;
+    {
+      std::shared_lock<std::shared_mutex> lock(table_mutex_);
+      std::uint64_t oldest_use = UINT64_MAX;
+      for (const auto& [id, group] : table_) {
+        const std::uint64_t used = group->last_used.load(std::memory_order_relaxed);
+        if (id == keep || used >= oldest_use) continue;
+        oldest = id;
+        oldest_use = used;
+      }
+    }
+    const bool gone = drop(oldest);
+    if (gone) evicted_groups_.fetch_add(1, std::memory_order_relaxed);
+    if (oldest == keep) return false;
+  }
+  return true;
+}
+
+IndexStats DraftIndex::stats() const {
+  std::vector<GroupPtr> groups;
+  {
+    std::shared_lock<std::shared_mutex> lock(table_mutex_);
+    for (const auto& entry : table_) groups.push_back(entry.second);
+  }
+  IndexStats total;
+  total.groups = groups.size();
+  for (const GroupPtr& group : groups) {
+    std::lock_guard<std::mutex> lock(group->mutex);
+    total.requests += group->members.size();
+    total.tokens += group->tokens;
+    total.branches += group->text.num_branches();
+  }
+  total.bytes = bytes_.load(std::memory_order_relaxed);
+  total.evicted_groups = evicted_groups_.load(std::memory_order_relaxed);
+  return total;
+}
+
+std::uint64_t DraftIndex::length(GroupId group_id, RequestId request) const {
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(group->mutex);
+  const auto member = group->members.find(request);
+  return member == group->members.end() ? 0 : member->second.sequence.length;
+}
+
+std::vector<RequestId> DraftIndex::requests(GroupId group_id) const {
+  std::vector<RequestId> ids;
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return ids;
+  std::lock_guard<std::mutex> lock(group->mutex);
+  for (const auto& entry : group->members) ids.push_back(entry.first);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+std::vector<Token> DraftIndex::tokens(GroupId group_id, RequestId request, std::uint64_t from) const {
+  std::vector<Token> copy;
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return copy;
+  std::lock_guard<std::mutex> lock(group->mutex);
+  const auto member = group->members.find(request);
+  if (member == group->members.end() || member->second.sequence.length <= from) return copy;
+  copy.resize(member->second.sequence.length - from);
+  group->text.copy_tokens(member->second.sequence, static_cast<std::uint32_t>(from),
+                          static_cast<std::uint32_t>(copy.size()), copy.data());
+  return copy;
+}
+
+std::uint32_t DraftIndex::count(GroupId group_id, const Token* pattern, std::size_t size) const {
+  const GroupPtr group = find(group_id);
+  if (group == nullptr || size == 0) return 0;
+  std::lock_guard<std::mutex> lock(group->mutex);
+  State state = kRoot;
+  for (std::size_t i = 0; i < size && state != kNone; ++i) state = group->text.step(state, pattern[i]);
+  return state == kNone ? 0 : group->text.count(state);
+}
+
+std::vector<SuffixAutomaton::Follower> DraftIndex::followers(GroupId group_id, const Token* pattern,
+                                                             std::size_t size) const {
+  std::vector<SuffixAutomaton::Follower> found;
+  const GroupPtr group = find(group_id);
+  if (group == nullptr || size == 0) return found;
+  std::lock_guard<std::mutex> lock(group->mutex);
+  State state = kRoot;
+  for (std::size_t i = 0; i < size && state != kNone; ++i) state = group->text.step(state, pattern[i]);
+  if (state == kNone) return found;
+  found.resize(SuffixAutomaton::kMaxFollowers);
+  std::uint32_t total;
+  found.resize(static_cast<std::size_t>(group->text.followers(state, found.data(), &total)));
+  return found;
+}
+
+std::uint32_t DraftIndex::anchor_length(GroupId group_id, RequestId request) const {
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return 0;
+  std::lock_guard<std::mutex> lock(group->mutex);
+  const auto member = group->members.find(request);
+  if (member == group->members.end()) return 0;
+  return group->text.length(group->text.link(member->second.sequence.tail));
+}
+
+std::string DraftIndex::check_integrity(GroupId group_id) const {
+  const GroupPtr group = find(group_id);
+  if (group == nullptr) return "no such group";
+  std::lock_guard<std::mutex> lock(group->mutex);
+  return group->text.check_integrity();
+}
+
+}  // namespace seer::drafting

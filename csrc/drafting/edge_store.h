@@ -1,0 +1,116 @@
+// Outgoing edges of branch states: token -> target state, with the counts' top-8 for wide states.
+//
+// Most branches have one or two followers, a few (the root above all) have thousands. So edges are contiguous
+// arrays in size classes 1, 2, 4, 8, 16, 32, searched linearly, and open-addressed tables above that. An array that
+// is outgrown goes to the free list of its class.
+//
+//   class 0..5   array of 2^class edges, the first `degree` of them in use, in order of discovery
+//   class 7..    hash table of 2^class slots, at most 70% full; an empty slot has token kNoToken
+//   kNoEdges     nothing allocated
+//
+// From class 5 on (more than 16 followers) the array is preceded by a header of kTop entries {token, count}: the
+// followers with the largest counts. Scanning all followers would make drafts slow and scanning some of them costs up
+// to 5% of the accepted length. Counts only grow, so testing the one follower that just grew keeps the header exact.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "growing_array.h"
+
+namespace seer::drafting {
+
+constexpr std::int32_t kNoToken = INT32_MIN;
+
+struct Edge {
+  std::int32_t token;
+  std::int32_t target;  // a state; in a header entry instead: the follower's count
+};
+
+// Where the edges of one branch are. Held inside the branch, written only by EdgeStore.
+struct EdgeList {
+  static constexpr std::uint32_t kNoEdges = 255;
+
+  std::uint32_t offset = 0;         // index of the first edge (after the header, if there is one)
+  std::uint32_t degree : 24;        // edges in use
+  std::uint32_t size_class : 8;     // see above
+
+  EdgeList() : degree(0), size_class(kNoEdges) {}
+  bool wide() const { return size_class != kNoEdges && size_class >= 5; }
+};
+
+class EdgeStore {
+ public:
+  static constexpr int kTop = 8;
+
+  // The edge with this token, or null. Valid until the next insert or copy.
+  Edge* find(const EdgeList& list, std::int32_t token);
+  const Edge* find(const EdgeList& list, std::int32_t token) const {
+    return const_cast<EdgeStore*>(this)->find(list, token);
+  }
+
+  // Adds an edge that is not there yet. `count_of(target)` is asked only when the list becomes wide.
+  template <class CountOf>
+  void insert(EdgeList& list, Edge edge, CountOf&& count_of);
+
+  // A separate copy of the list, as tight as its class allows.
+  EdgeList copy(const EdgeList& list);
+
+  // Wide lists only: the follower `token` now has this count.
+  void raise_top(const EdgeList& list, std::int32_t token, std::uint32_t count);
+
+  // Wide lists only: the header, kTop entries; unused ones have count 0.
+  const Edge* top(const EdgeList& list) const { return &edges_[list.offset - kTop]; }
+
+  // Narrow lists only: the edges, `degree` of them.
+  const Edge* narrow(const EdgeList& list) const { return &edges_[list.offset]; }
+
+  // Calls visit(edge) for every edge of the list.
+  template <class Visit>
+  void each(const EdgeList& list, Visit&& visit) const {
+    if (list.size_class == EdgeList::kNoEdges) return;
+    const bool table = list.size_class > kLastArrayClass;
+    const std::uint32_t slots = table ? 1u << list.size_class : list.degree;
+    for (std::uint32_t i = 0; i < slots; ++i) {
+      const Edge& edge = edges_[list.offset + i];
+      if (edge.token != kNoToken) visit(edge);
+    }
+  }
+
+  std::size_t bytes() const { return edges_.bytes(); }
+
+ private:
+  static constexpr std::uint32_t kLastArrayClass = 5;   // 32 edges: where a linear search stops paying
+  static constexpr std::uint32_t kFirstTableClass = 7;  // 128 slots hold the 33rd edge well below the fill limit
+  static constexpr std::uint32_t kFirstWideClass = 5;
+  static constexpr std::uint32_t kClasses = 32;
+
+  std::uint32_t allocate(std::uint32_t size_class);
+  void grow(EdgeList& list);
+  void fill_table(std::uint32_t offset, std::uint32_t size_class, const EdgeList& from);
+  void put(std::uint32_t offset, std::uint32_t size_class, Edge edge);
+  bool full(const EdgeList& list) const;
+  static std::uint32_t slot(std::int32_t token, std::uint32_t size_class) {
+    return (static_cast<std::uint32_t>(token) * 2654435769u) >> (32 - size_class);
+  }
+
+  GrowingArray<Edge> edges_;
+  std::vector<std::uint32_t> free_[kClasses];  // offsets of arrays given back, by class
+};
+
+template <class CountOf>
+void EdgeStore::insert(EdgeList& list, Edge edge, CountOf&& count_of) {
+  const bool was_wide = list.wide();
+  if (full(list)) grow(list);
+  if (list.size_class > kLastArrayClass) {
+    put(list.offset, list.size_class, edge);
+  } else {
+    edges_[list.offset + list.degree] = edge;
+  }
+  list.degree = list.degree + 1;
+  if (was_wide || !list.wide()) return;
+  for (int i = 0; i < kTop; ++i) edges_[list.offset - kTop + i] = Edge{kNoToken, 0};
+  each(list, [&](const Edge& e) { raise_top(list, e.token, count_of(e.target)); });
+}
+
+}  // namespace seer::drafting

@@ -1,0 +1,477 @@
+#include "kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+// One copy of each kernel per instruction set, chosen when the module is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SEER_KERNEL __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define SEER_KERNEL
+#endif
+#define SEER_INLINE static inline __attribute__((always_inline))
+
+namespace seer::engine {
+namespace {
+
+constexpr int64_t kLanes = 16;  // sums run in this many interleaved parts whatever the instruction set
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+
+// exp and log as short polynomials (after Cephes) without branches, so that they vectorise and round alike everywhere.
+SEER_INLINE float fast_exp(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 88.0f ? 88.0f : x;
+  const float n = std::floor(x * 1.44269504088896341f + 0.5f);
+  float r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  float y = 1.9875691500e-4f;
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return y * scale;
+}
+
+// For positive normal x.
+SEER_INLINE float fast_log(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  int32_t exponent = ((bits >> 23) & 0xff) - 126;
+  bits = (bits & 0x007fffff) | 0x3f000000;
+  float m;
+  std::memcpy(&m, &bits, sizeof m);  // in [0.5, 1)
+  const bool low = m < 0.707106781186547524f;
+  exponent = low ? exponent - 1 : exponent;
+  m = low ? m + m - 1.0f : m - 1.0f;
+  const float z = m * m;
+  float y = 7.0376836292e-2f;
+  y = y * m - 1.1514610310e-1f;
+  y = y * m + 1.1676998740e-1f;
+  y = y * m - 1.2420140846e-1f;
+  y = y * m + 1.4249322787e-1f;
+  y = y * m - 1.6668057665e-1f;
+  y = y * m + 2.0000714765e-1f;
+  y = y * m - 2.4999993993e-1f;
+  y = y * m + 3.3333331174e-1f;
+  y = y * m * z;
+  const float e = static_cast<float>(exponent);
+  y = y - 2.12194440e-4f * e;
+  y = y - 0.5f * z;
+  return m + y + 0.693359375f * e;
+}
+
+SEER_INLINE uint32_t mix32(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
+  return x;
+}
+
+uint64_t mix64(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// 64 bits of key per (seed, position); the noise of token v then needs 32-bit arithmetic only.
+uint64_t noise_key(uint64_t seed, uint64_t position) { return mix64(mix64(seed) ^ position); }
+
+SEER_INLINE float gumbel_of(uint32_t token, uint32_t low, uint32_t high) {
+  const uint32_t bits = mix32(mix32(token ^ low) + high);
+  // Two 16-bit halves: a signed conversion vectorises on every instruction set, and 2^-32 steps near 0 keep the
+  // probability of rare tokens right (E below is small exactly for the tokens that win).
+  const float v = static_cast<float>(static_cast<int32_t>(bits >> 16)) * 0x1p-16f +
+                  (static_cast<float>(static_cast<int32_t>(bits & 0xffff)) + 0.5f) * 0x1p-32f;
+  const float capped = v < 0.99999994f ? v : 0.99999994f;
+  const float w = 1.0f - capped;
+  // -log1p(-v) from log alone: the quotient cancels the rounding of 1 - v.
+  const float delta = w - 1.0f;
+  const float safe = delta == 0.0f ? -1.0f : delta;
+  const float exponential = delta == 0.0f ? capped : fast_log(w) * (capped / safe);
+  return -fast_log(exponential);
+}
+
+SEER_INLINE float sum_lanes(const float* lanes) {
+  float total = 0.0f;
+  for (int64_t i = 0; i < kLanes; ++i) total += lanes[i];
+  return total;
+}
+
+// s[r][0..W) = q[r] . keys[:, 0..W) for R query rows; each dot product adds over d in order.
+template <int W, int R>
+SEER_INLINE void score_strip(const float* const* q, const float* keys, int64_t stride, int64_t head_dim, float* const* s) {
+  float acc[R][W];
+  for (int r = 0; r < R; ++r)
+    for (int w = 0; w < W; ++w) acc[r][w] = 0.0f;
+  for (int64_t d = 0; d < head_dim; ++d) {
+    const float* k = keys + d * stride;
+    for (int r = 0; r < R; ++r) {
+      const float x = q[r][d];
+      for (int w = 0; w < W; ++w) acc[r][w] += x * k[w];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int w = 0; w < W; ++w) s[r][w] = acc[r][w];
+}
+
+template <int W>
+SEER_INLINE void score_rows(const float* const* q, int64_t rows, const float* keys, int64_t stride, int64_t head_dim,
+                            float* const* s) {
+  int64_t r = 0;
+  for (; r + 6 <= rows; r += 6) score_strip<W, 6>(q + r, keys, stride, head_dim, s + r);
+  for (; r + 3 <= rows; r += 3) score_strip<W, 3>(q + r, keys, stride, head_dim, s + r);
+  for (; r < rows; ++r) score_strip<W, 1>(q + r, keys, stride, head_dim, s + r);
+}
+
+// exp((s - max s) * scale) in place over s[0..n); returns the sum. s has room up to a multiple of kLanes.
+SEER_INLINE float softmax_row(float* s, int64_t n, float scale) {
+  const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = n; i < padded; ++i) s[i] = kMinusInf;
+  float top[kLanes], sum[kLanes];
+  for (int64_t l = 0; l < kLanes; ++l) top[l] = kMinusInf, sum[l] = 0.0f;
+  for (int64_t i = 0; i < padded; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) top[l] = s[i + l] > top[l] ? s[i + l] : top[l];
+  float m = top[0];
+  for (int64_t l = 1; l < kLanes; ++l) m = top[l] > m ? top[l] : m;
+  for (int64_t i = 0; i < padded; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) {
+      const float p = fast_exp((s[i + l] - m) * scale);
+      s[i + l] = p;
+      sum[l] += p;
+    }
+  return sum_lanes(sum);
+}
+
+// out[0..D) += sum over j of p[j] * values[j], j in order.
+template <int D>
+SEER_INLINE void add_values(const float* p, const float* values, int64_t count, float* out) {
+  float acc[D];
+  for (int d = 0; d < D; ++d) acc[d] = out[d];
+  for (int64_t j = 0; j < count; ++j) {
+    const float x = p[j];
+    const float* v = values + j * D;
+    for (int d = 0; d < D; ++d) acc[d] += x * v[d];
+  }
+  for (int d = 0; d < D; ++d) out[d] = acc[d];
+}
+
+SEER_INLINE void add_values_any(const float* p, const float* values, int64_t count, int64_t head_dim, float* out) {
+  if (head_dim == 64) return add_values<64>(p, values, count, out);
+  if (head_dim == 128) {  // halves: 8 vectors of accumulators each, which stay in registers
+    for (int64_t j = 0; j < count; ++j) {
+      const float x = p[j];
+      const float* v = values + j * 128;
+      for (int d = 0; d < 128; ++d) out[d] += x * v[d];
+    }
+    return;
+  }
+  for (int64_t j = 0; j < count; ++j)
+    for (int64_t d = 0; d < head_dim; ++d) out[d] += p[j] * values[j * head_dim + d];
+}
+
+// What attention needs for one tile: the query rows of one KV head and a few consecutive tokens of one segment.
+struct Tile {
+  const float* const* q;
+  float* const* s;
+  float* const* out;
+  const int64_t* num_visible;
+  int64_t rows;
+  int64_t max_visible;
+};
+
+template <int W>
+SEER_INLINE void score_table(const Tile& tile, const Shape& shape, const float* keys_of_block0, int64_t block_size,
+                             const int32_t* table, float** s_at) {
+  const int64_t tokens = shape.block_tokens;
+  for (int64_t start = 0; start < tile.max_visible; start += W) {
+    const float* keys = keys_of_block0 + table[start / tokens] * block_size + start % tokens;
+    for (int64_t r = 0; r < tile.rows; ++r) s_at[r] = tile.s[r] + start;
+    score_rows<W>(tile.q, tile.rows, keys, tokens, shape.head_dim, s_at);
+  }
+}
+
+SEER_KERNEL void score_tile(const Tile& tile, const Shape& shape, const float* keys_of_block0, int64_t block_size,
+                            const int32_t* table, float** s_at) {
+  if (shape.block_tokens % 16 == 0) return score_table<16>(tile, shape, keys_of_block0, block_size, table, s_at);
+  if (shape.block_tokens % 8 == 0) return score_table<8>(tile, shape, keys_of_block0, block_size, table, s_at);
+  if (shape.block_tokens % 4 == 0) return score_table<4>(tile, shape, keys_of_block0, block_size, table, s_at);
+  score_table<1>(tile, shape, keys_of_block0, block_size, table, s_at);
+}
+
+// Scores of one row against keys gathered as [head_dim][16].
+SEER_KERNEL void score_path(const float* q, const float* keys, int64_t head_dim, float* s) {
+  const float* qs[1] = {q};
+  float* ss[1] = {s};
+  score_strip<16, 1>(qs, keys, 16, head_dim, ss);
+}
+
+SEER_KERNEL float softmax_one(float* s, int64_t n, float scale) { return softmax_row(s, n, scale); }
+
+SEER_KERNEL void add_table_values(const Tile& tile, const Shape& shape, const float* values_of_block0, int64_t block_size,
+                                  const int32_t* table) {
+  const int64_t tokens = shape.block_tokens;
+  for (int64_t start = 0; start < tile.max_visible; start += tokens) {
+    const float* values = values_of_block0 + table[start / tokens] * block_size;
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const int64_t count = std::min(tokens, tile.num_visible[r] - start);
+      if (count > 0) add_values_any(tile.s[r] + start, values, count, shape.head_dim, tile.out[r]);
+    }
+  }
+}
+
+SEER_KERNEL void add_path_values(const float* p, const float* values, int64_t head_dim, float* out) {
+  add_values_any(p, values, 1, head_dim, out);
+}
+
+SEER_KERNEL void rms_rows(const float* x, float* residual, const float* weight, float* out, int64_t rows, int64_t dim,
+                          float eps) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* h = residual + r * dim;
+    if (x != nullptr) {
+      const float* add = x + r * dim;
+      for (int64_t d = 0; d < dim; ++d) h[d] += add[d];
+    }
+    float lanes[kLanes] = {};
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes)
+      for (int64_t l = 0; l < kLanes; ++l) lanes[l] += h[d + l] * h[d + l];
+    float tail = 0.0f;
+    for (; d < dim; ++d) tail += h[d] * h[d];
+    const float scale = 1.0f / std::sqrt((sum_lanes(lanes) + tail) / static_cast<float>(dim) + eps);
+    float* o = out + r * dim;
+    for (int64_t i = 0; i < dim; ++i) o[i] = h[i] * scale * weight[i];
+  }
+}
+
+SEER_KERNEL void silu_rows(const float* gate_up, float* out, int64_t rows, int64_t inner) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* gate = gate_up + r * 2 * inner;
+    const float* up = gate + inner;
+    float* o = out + r * inner;
+    for (int64_t i = 0; i < inner; ++i) o[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+  }
+}
+
+SEER_INLINE void rotate_head(float* head, const float* cosine, const float* sine, const float* norm, int64_t dim, float eps) {
+  if (norm != nullptr) {
+    float lanes[kLanes] = {};
+    for (int64_t d = 0; d < dim; ++d) lanes[d % kLanes] += head[d] * head[d];
+    const float scale = 1.0f / std::sqrt(sum_lanes(lanes) / static_cast<float>(dim) + eps);
+    for (int64_t d = 0; d < dim; ++d) head[d] = head[d] * scale * norm[d];
+  }
+  const int64_t half = dim / 2;
+  for (int64_t d = 0; d < half; ++d) {
+    const float a = head[d], b = head[d + half];
+    head[d] = a * cosine[d] - b * sine[d];
+    head[d + half] = b * cosine[d] + a * sine[d];
+  }
+}
+
+SEER_KERNEL void rotate_row(float* heads, int64_t count, const float* cosine, const float* sine, const float* norm,
+                            int64_t dim, float eps) {
+  for (int64_t h = 0; h < count; ++h) rotate_head(heads + h * dim, cosine, sine, norm, dim, eps);
+}
+
+SEER_KERNEL float log_sum_exp(const float* x, int64_t n) {
+  float top[kLanes], sum[kLanes];
+  for (int64_t l = 0; l < kLanes; ++l) top[l] = kMinusInf, sum[l] = 0.0f;
+  const int64_t whole = n / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) top[l] = x[i + l] > top[l] ? x[i + l] : top[l];
+  for (int64_t i = whole; i < n; ++i) top[0] = x[i] > top[0] ? x[i] : top[0];
+  float m = top[0];
+  for (int64_t l = 1; l < kLanes; ++l) m = top[l] > m ? top[l] : m;
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) sum[l] += x[i + l] - m < -87.0f ? 0.0f : fast_exp(x[i + l] - m);
+  for (int64_t i = whole; i < n; ++i) sum[0] += x[i] - m < -87.0f ? 0.0f : fast_exp(x[i] - m);
+  return m + std::log(sum_lanes(sum));
+}
+
+struct Best {
+  float score, second;
+  int64_t token;
+};
+
+SEER_INLINE Best best_of(const float* x, int64_t n, uint32_t low, uint32_t high, bool noisy) {
+  float best[kLanes], second[kLanes];
+  int32_t token[kLanes];
+  for (int64_t l = 0; l < kLanes; ++l) best[l] = second[l] = kMinusInf, token[l] = -1;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    float score[kLanes];
+    const int64_t count = std::min(kLanes, n - i);
+    if (count < kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) score[l] = l < count ? x[i + l] : kMinusInf;
+    } else {
+      for (int64_t l = 0; l < kLanes; ++l) score[l] = x[i + l];
+    }
+    if (noisy)
+      for (int64_t l = 0; l < kLanes; ++l) score[l] += gumbel_of(static_cast<uint32_t>(i + l), low, high);
+    for (int64_t l = 0; l < kLanes; ++l) {
+      const bool wins = score[l] > best[l];
+      const float loser = wins ? best[l] : score[l];
+      second[l] = loser > second[l] ? loser : second[l];
+      token[l] = wins ? static_cast<int32_t>(i + l) : token[l];
+      best[l] = wins ? score[l] : best[l];
+    }
+  }
+  Best all{best[0], second[0], token[0]};
+  for (int64_t l = 1; l < kLanes; ++l) {
+    const bool wins = best[l] > all.score || (best[l] == all.score && token[l] < all.token && token[l] >= 0);
+    const float loser = wins ? all.score : best[l];
+    all.second = std::max(all.second, std::max(loser, wins ? second[l] : kMinusInf));
+    if (wins) all.score = best[l], all.token = token[l];
+  }
+  return all;
+}
+
+SEER_KERNEL void find_best(const float* x, int64_t n, uint32_t low, uint32_t high, Best* out) {
+  *out = best_of(x, n, low, high, true);
+}
+
+SEER_KERNEL void find_greatest(const float* x, int64_t n, Best* out) { *out = best_of(x, n, 0, 0, false); }
+
+SEER_KERNEL void fill_gumbel(uint32_t low, uint32_t high, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = gumbel_of(static_cast<uint32_t>(i), low, high);
+}
+
+}  // namespace
+
+void add_rms_norm(const float* x, float* residual, const float* weight, float* out, int64_t rows, int64_t dim, float eps) {
+  rms_rows(x, residual, weight, out, rows, dim, eps);
+}
+
+void silu_mul(const float* gate_up, float* out, int64_t rows, int64_t inner) { silu_rows(gate_up, out, rows, inner); }
+
+void Kernels::rotate_store(int64_t layer, float* qkv, const float* q_norm, const float* k_norm, float eps) {
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens, heads = shape_.num_heads, kv = shape_.num_kv_heads;
+  for (int64_t r = 0; r < step_.num_rows; ++r) {
+    float* row = qkv + r * shape_.qkv_width();
+    const float* cosine = step_.cosine + r * (dim / 2);
+    const float* sine = step_.sine + r * (dim / 2);
+    rotate_row(row, heads, cosine, sine, q_norm, dim, eps);
+    rotate_row(row + heads * dim, kv, cosine, sine, k_norm, dim, eps);
+    const int64_t block = step_.slots[r] / tokens, offset = step_.slots[r] % tokens;
+    float* keys = half(block, layer, 0);
+    float* values = half(block, layer, 1);
+    const float* k = row + heads * dim;
+    const float* v = k + kv * dim;
+    for (int64_t h = 0; h < kv; ++h)
+      for (int64_t d = 0; d < dim; ++d) keys[(h * dim + d) * tokens + offset] = k[h * dim + d];
+    for (int64_t h = 0; h < kv; ++h)
+      std::memcpy(values + (h * tokens + offset) * dim, v + h * dim, static_cast<size_t>(dim) * sizeof(float));
+  }
+}
+
+void Kernels::attend(int64_t layer, const float* qkv, float* out) {
+  constexpr int64_t kTileTokens = 16;  // 48 rows of scores for three heads per group: in L2 up to 4,000 positions
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens, group = shape_.group();
+  const int64_t width = shape_.qkv_width(), out_width = shape_.num_heads * dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  std::vector<const float*> q(kTileTokens * group);
+  std::vector<float*> s(kTileTokens * group), s_at(kTileTokens * group), o(kTileTokens * group);
+  std::vector<int64_t> visible(kTileTokens * group);
+  for (int64_t seg = 0; seg < step_.num_segments; ++seg) {
+    const int32_t* table = step_.tables + step_.segment_lanes[seg] * step_.table_width;
+    for (int64_t first = step_.segment_rows[seg]; first < step_.segment_rows[seg + 1]; first += kTileTokens) {
+      const int64_t last = std::min<int64_t>(first + kTileTokens, step_.segment_rows[seg + 1]);
+      int64_t max_visible = 0, max_path = 0;
+      for (int64_t r = first; r < last; ++r) {
+        max_visible = std::max<int64_t>(max_visible, step_.num_visible[r]);
+        max_path = std::max<int64_t>(max_path, step_.path_start[r + 1] - step_.path_start[r]);
+      }
+      // Room for whole strips past the table's last position, for the path, and for padding to whole lanes.
+      const int64_t room = (max_visible + max_path + 3 * kLanes) / kLanes * kLanes;
+      const int64_t rows = (last - first) * group;
+      if (static_cast<int64_t>(scores_.size()) < rows * room) scores_.resize(static_cast<size_t>(rows * room));
+      for (int64_t h = 0; h < shape_.num_kv_heads; ++h) {
+        for (int64_t i = 0; i < rows; ++i) {
+          const int64_t r = first + i / group, head = h * group + i % group;
+          q[i] = qkv + r * width + head * dim;
+          o[i] = out + r * out_width + head * dim;
+          s[i] = scores_.data() + i * room;
+          visible[i] = step_.num_visible[r];
+          std::fill(o[i], o[i] + dim, 0.0f);
+        }
+        const Tile tile{q.data(), s.data(), o.data(), visible.data(), rows, max_visible};
+        score_tile(tile, shape_, half(0, layer, 0) + h * dim * tokens, shape_.block_size(), table, s_at.data());
+        sums_.resize(static_cast<size_t>(rows));
+        for (int64_t i = 0; i < rows; ++i) {
+          const int64_t r = first + i / group;
+          const int64_t* path = step_.path_slots + step_.path_start[r];
+          const int64_t depth = step_.path_start[r + 1] - step_.path_start[r];
+          path_keys_.resize(static_cast<size_t>(dim * kLanes));
+          for (int64_t start = 0; start < depth; start += kLanes) {
+            const int64_t count = std::min(kLanes, depth - start);
+            float scores[kLanes];
+            for (int64_t j = 0; j < count; ++j) {
+              const float* keys = half(path[start + j] / tokens, layer, 0) + h * dim * tokens + path[start + j] % tokens;
+              for (int64_t d = 0; d < dim; ++d) path_keys_[d * kLanes + j] = keys[d * tokens];
+            }
+            score_path(q[i], path_keys_.data(), dim, scores);
+            std::copy(scores, scores + count, s[i] + visible[i] + start);
+          }
+          sums_[i] = softmax_one(s[i], visible[i] + depth, scale);
+        }
+        add_table_values(tile, shape_, half(0, layer, 1) + h * tokens * dim, shape_.block_size(), table);
+        for (int64_t i = 0; i < rows; ++i) {
+          const int64_t r = first + i / group;
+          for (int64_t j = step_.path_start[r]; j < step_.path_start[r + 1]; ++j) {
+            const int64_t slot = step_.path_slots[j];
+            const float* value = half(slot / tokens, layer, 1) + (h * tokens + slot % tokens) * dim;
+            add_path_values(s[i] + visible[i] + (j - step_.path_start[r]), value, dim, o[i]);
+          }
+          const float total = 1.0f / sums_[i];
+          for (int64_t d = 0; d < dim; ++d) o[i][d] *= total;
+        }
+      }
+    }
+  }
+}
+
+void Kernels::move(const int64_t* from, const int64_t* to, int64_t count) {
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t a = from[i] % tokens, b = to[i] % tokens;
+    for (int64_t layer = 0; layer < shape_.num_layers; ++layer) {
+      const float* keys = half(from[i] / tokens, layer, 0);
+      float* new_keys = half(to[i] / tokens, layer, 0);
+      for (int64_t d = 0; d < shape_.num_kv_heads * dim; ++d) new_keys[d * tokens + b] = keys[d * tokens + a];
+      const float* values = half(from[i] / tokens, layer, 1);
+      float* new_values = half(to[i] / tokens, layer, 1);
+      for (int64_t h = 0; h < shape_.num_kv_heads; ++h)
+        std::memcpy(new_values + (h * tokens + b) * dim, values + (h * tokens + a) * dim,
+                    static_cast<size_t>(dim) * sizeof(float));
+    }
+  }
+}
+
+Drawn draw(const float* raw, const float* processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy) {
+  const uint64_t key = noise_key(seed, position);
+  Best best;
+  if (greedy) {
+    find_greatest(processed, vocab, &best);
+  } else {
+    find_best(processed, vocab, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), &best);
+  }
+  const float raw_total = log_sum_exp(raw, vocab);
+  Drawn drawn{best.token, 0.0f, raw[best.token] - raw_total, best.score - best.second};
+  if (!greedy) drawn.logprob = processed == raw ? drawn.raw_logprob : processed[best.token] - log_sum_exp(processed, vocab);
+  return drawn;
+}
+
+void gumbel(uint64_t seed, uint64_t position, float* out, int64_t vocab) {
+  const uint64_t key = noise_key(seed, position);
+  fill_gumbel(static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), out, vocab);
+}
+
+}  // namespace seer::engine

@@ -1,0 +1,304 @@
+"""The request buffer: the one entry point of rollout work and the only owner of request state.
+
+    admit ──> WAITING ──start──> IN_FLIGHT ──apply(limit)──> WAITING ...
+                 │                  │  └──apply(stop | length)──> FINISHED
+                 │                  └──lose (its instance died)──> WAITING, with every token received so far
+                 └──────cancel──────┴──────────────────────────> FINISHED (cancelled)
+                        fail  ──────────────────────────────────> FAILED
+
+Everybody else may read a `Request`; only this module writes one.
+
+Invariants
+  1. Every admitted request ends in exactly one terminal state, FINISHED or FAILED, and never leaves it.
+  2. A token is counted once: outputs of a superseded attempt are ignored, and an attempt's outputs never exceed its limit.
+  3. num_admitted == num_waiting + num_in_flight + num_ended at all times.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Response, TokenSpan
+
+
+class RequestState(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    IN_FLIGHT = "in flight"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Request:
+    """One response of a group, from prompt to its end. Read it anywhere; only the buffer writes it."""
+
+    __slots__ = (
+        "attempt",
+        "chunk_remaining",
+        "error",
+        "finished_s",
+        "group",
+        "id",
+        "index",
+        "instance",
+        "last_instance",
+        "num_chunks",
+        "num_generated",
+        "num_migrations",
+        "queued_s",
+        "reason",
+        "spans",
+        "started_s",
+        "state",
+    )
+
+    def __init__(self, id: int, group: Group, index: int, queued_s: float) -> None:
+        self.id = id
+        self.group = group
+        self.index = index
+        self.state = RequestState.WAITING
+        self.num_generated = 0
+        self.spans: list[TokenSpan] = []
+        self.attempt = 0
+        self.instance: int | None = None
+        """Where it runs now."""
+        self.last_instance: int | None = None
+        """Where its newest KV was computed."""
+        self.chunk_remaining = 0
+        """Tokens the running chunk may still generate."""
+        self.num_chunks = 0
+        self.num_migrations = 0
+        self.queued_s = queued_s
+        self.started_s: float | None = None
+        self.finished_s = 0.0
+        self.reason: FinishReason | None = None
+        self.error: str | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens this request may generate in all."""
+        return self.group.sampling.max_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens: what its KV covers."""
+        return self.group.num_prompt_tokens + self.num_generated
+
+    @property
+    def remaining_limit(self) -> int:
+        """Tokens it may still generate at most."""
+        return self.group.sampling.max_tokens - self.num_generated
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it is the one that runs first, to teach its group's length."""
+        return self.index == 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is in a terminal state."""
+        return self.state is RequestState.FINISHED or self.state is RequestState.FAILED
+
+    def __repr__(self) -> str:
+        return f"Request({self.id}, group {self.group.id}, {self.state.value}, {self.num_generated} tokens)"
+
+
+class RequestBuffer:
+    """All requests of one rollout and the legal moves between their states."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self._requests: list[Request] = []
+        self._unfinished_of_group: dict[int, int] = {}
+        self._requests_of_group: dict[int, list[Request]] = {}
+        self._complete_groups: list[int] = []
+        self.num_waiting = 0
+        self.num_in_flight = 0
+        self.num_ended = 0
+
+    @property
+    def num_admitted(self) -> int:
+        """Requests ever admitted."""
+        return len(self._requests)
+
+    @property
+    def drained(self) -> bool:
+        """Whether every admitted request has ended."""
+        return self.num_ended == len(self._requests)
+
+    def __getitem__(self, request: int) -> Request:
+        return self._requests[request]
+
+    def requests(self) -> Iterable[Request]:
+        """All requests, in order of admission."""
+        return iter(self._requests)
+
+    def admit(self, groups: Iterable[Group], now_s: float) -> list[Request]:
+        """Take groups in; each becomes `num_requests` waiting requests, the first of them its probe."""
+        admitted = []
+        for group in groups:
+            assert group.id not in self._requests_of_group, f"group {group.id} was admitted before"
+            members = [
+                Request(len(self._requests) + index, group, index, now_s) for index in range(group.num_requests)
+            ]
+            self._requests.extend(members)
+            self._requests_of_group[group.id] = members
+            self._unfinished_of_group[group.id] = len(members)
+            admitted.extend(members)
+        self.num_waiting += len(admitted)
+        return admitted
+
+    def siblings(self, request: Request) -> list[Request]:
+        """All requests of the same group, itself included."""
+        return self._requests_of_group[request.group.id]
+
+    def start(self, request: Request, instance: int, max_tokens: int, load_kv: bool, now_s: float) -> Chunk:
+        """Move a waiting request in flight and say what its instance is to do."""
+        self._expect(request, RequestState.WAITING, "start")
+        assert 1 <= max_tokens <= request.remaining_limit, f"chunk of {max_tokens} tokens for {request}"
+        request.state = RequestState.IN_FLIGHT
+        request.attempt += 1
+        request.instance = instance
+        request.chunk_remaining = max_tokens
+        request.num_chunks += 1
+        if request.started_s is None:
+            request.started_s = now_s
+        elif request.last_instance is not None and request.last_instance != instance:
+            request.num_migrations += 1
+        self.num_waiting -= 1
+        self.num_in_flight += 1
+        group = request.group
+        return Chunk(
+            request=request.id,
+            group=group.id,
+            attempt=request.attempt,
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_generated_tokens=request.num_generated,
+            max_tokens=max_tokens,
+            sampling=group.sampling,
+            seed=request_seed(group.seed, request.index),
+            epoch=self.epoch,
+            prompt=group.prompt,
+            spans=tuple(request.spans),
+            is_probe=request.is_probe,
+            load_kv=load_kv,
+        )
+
+    def apply(self, output: ChunkOutput, now_s: float) -> Request | None:
+        """Add an output's tokens to its request and make the move its end calls for; None if it was superseded."""
+        request = self._requests[output.request]
+        if request.state is not RequestState.IN_FLIGHT or output.attempt != request.attempt:
+            return None
+        assert output.num_tokens <= request.chunk_remaining, (
+            f"{output.num_tokens} tokens from instance {output.instance}, {request.chunk_remaining} allowed: {request}"
+        )
+        if output.num_tokens:
+            request.num_generated += output.num_tokens
+            request.chunk_remaining -= output.num_tokens
+            if output.span is not None:
+                assert output.span.epoch == self.epoch, f"tokens of epoch {output.span.epoch}, rollout of {self.epoch}"
+                request.spans.append(output.span)
+        if output.end is None:
+            return request
+        if output.end is ChunkEnd.STOP:
+            self._end(request, RequestState.FINISHED, FinishReason.STOP, now_s)
+        elif request.remaining_limit == 0:
+            self._end(request, RequestState.FINISHED, FinishReason.LENGTH, now_s)
+        else:
+            self._to_waiting(request)
+        return request
+
+    def lose(self, request: Request) -> None:
+        """Its instance is gone: wait again, with every token that had arrived."""
+        self._expect(request, RequestState.IN_FLIGHT, "lose")
+        self._to_waiting(request)
+        request.last_instance = None
+
+    def cancel(self, request: Request, now_s: float) -> None:
+        """End it early on the user's word; what it generated is kept."""
+        if not request.ended:
+            self._end(request, RequestState.FINISHED, FinishReason.CANCELLED, now_s)
+
+    def fail(self, request: Request, error: str, now_s: float) -> None:
+        """End it because nothing more can be done for it."""
+        assert not request.ended, f"{request} fails after its end"
+        request.error = error
+        self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s)
+
+    def take_complete_groups(self) -> list[GroupResult]:
+        """Groups whose last request has ended since the last call, in that order."""
+        complete, self._complete_groups = self._complete_groups, []
+        return [
+            GroupResult(members[0].group, tuple(_response(member) for member in members))
+            for members in (self._requests_of_group[group] for group in complete)
+        ]
+
+    def check(self) -> None:
+        """Assert the invariants; linear, for tests and for idle moments."""
+        states = [request.state for request in self._requests]
+        assert self.num_waiting == states.count(RequestState.WAITING), "waiting requests miscounted"
+        assert self.num_in_flight == states.count(RequestState.IN_FLIGHT), "requests in flight miscounted"
+        assert self.num_ended == sum(request.ended for request in self._requests), "ended requests miscounted"
+        for request in self._requests:
+            assert 0 <= request.num_generated <= request.max_tokens, f"{request} is over its limit"
+            assert (request.reason is not None) == request.ended, f"{request} has reason {request.reason}"
+            assert (request.instance is not None) == (request.state is RequestState.IN_FLIGHT), f"{request} has a place"
+            if request.spans:
+                assert sum(len(span.ids) for span in request.spans) == request.num_generated, f"{request} lost tokens"
+
+    def _to_waiting(self, request: Request) -> None:
+        request.state = RequestState.WAITING
+        request.last_instance, request.instance = request.instance, None
+        request.chunk_remaining = 0
+        self.num_in_flight -= 1
+        self.num_waiting += 1
+
+    def _end(self, request: Request, state: RequestState, reason: FinishReason, now_s: float) -> None:
+        if request.state is RequestState.IN_FLIGHT:
+            self.num_in_flight -= 1
+            request.last_instance, request.instance = request.instance, None
+        else:
+            self._expect(request, RequestState.WAITING, "end")
+            self.num_waiting -= 1
+        request.state = state
+        request.reason = reason
+        request.finished_s = now_s
+        request.chunk_remaining = 0
+        self.num_ended += 1
+        group = request.group.id
+        self._unfinished_of_group[group] -= 1
+        if self._unfinished_of_group[group] == 0:
+            self._complete_groups.append(group)
+
+    @staticmethod
+    def _expect(request: Request, state: RequestState, move: str) -> None:
+        assert request.state is state, f"cannot {move} {request}: it is {request.state.value}, not {state.value}"
+
+
+def request_seed(group_seed: int, index: int) -> int:
+    """The seed of one request: distinct within a group, and a function of nothing else."""
+    # splitmix64's finaliser: neighbouring inputs give unrelated seeds.
+    x = (group_seed * 0x9E3779B97F4A7C15 + index + 1) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (x ^ (x >> 31)) >> 1  # fits a signed 64-bit integer
+
+
+def _response(request: Request) -> Response:
+    assert request.reason is not None, f"{request} has not ended"
+    return Response(
+        request=request.id,
+        group=request.group.id,
+        index=request.index,
+        reason=request.reason,
+        num_tokens=request.num_generated,
+        spans=tuple(request.spans),
+        error=request.error,
+        queued_s=request.queued_s,
+        started_s=request.started_s,
+        finished_s=request.finished_s,
+        num_chunks=request.num_chunks,
+        num_migrations=request.num_migrations,
+    )

@@ -1,0 +1,61 @@
+"""What the groups have taught us so far in this iteration: how long their responses are.
+
+The paper's estimate, exactly: until a request of the group has finished, the group is taken to be as long as it may be
+(`max_tokens`), so that it is not the one everybody waits for at the end; the first finish replaces that bound, and from
+then on the estimate is the longest finished response. A prior (the group's estimate in an earlier epoch) takes the
+bound's place where there is one.
+
+`service` counts the tokens granted to a group, for the guard against starvation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seer.buffer import Request
+from seer.types import Group
+
+
+class Context:
+    """Length estimate and service of each group."""
+
+    def __init__(self, priors: Mapping[str, int] | None = None) -> None:
+        self._priors = priors or {}
+        """Longest response of a prompt in an earlier epoch, by `Group.key`."""
+        self._longest_finished: dict[int, int] = {}
+        self._service: dict[int, int] = {}
+
+    def expected_tokens(self, group: Group) -> int:
+        """The paper's estimate of how long the group's responses are."""
+        longest = self._longest_finished.get(group.id)
+        if longest is not None:
+            return longest
+        if group.key is not None and group.key in self._priors:
+            return min(self._priors[group.key], group.sampling.max_tokens)
+        return group.sampling.max_tokens
+
+    def knows(self, group: Group) -> bool:
+        """Whether a request of the group has finished in this iteration."""
+        return group.id in self._longest_finished
+
+    def observe_finished(self, request: Request) -> None:
+        """A request ended by itself: its length is evidence. Cancelled and failed requests are not."""
+        group = request.group.id
+        self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
+
+    def grant(self, request: Request, num_tokens: int) -> None:
+        """The request was given a chunk of this many tokens."""
+        group = request.group.id
+        self._service[group] = self._service.get(group, 0) + num_tokens
+
+    def service_tokens(self, group: Group) -> int:
+        """Tokens granted to the group so far."""
+        return self._service.get(group.id, 0)
+
+    def as_priors(self, groups: Mapping[int, Group]) -> dict[str, int]:
+        """What this iteration taught, for the next epoch of the same prompts."""
+        return {
+            key: longest
+            for group, longest in self._longest_finished.items()
+            if (key := groups[group].key) is not None
+        }

@@ -1,0 +1,1 @@
+"""Grouped drafting: siblings of a prompt group are each other's drafts."""

@@ -1,0 +1,85 @@
+"""What an instance is: one running inference engine with its own KV memory.
+
+The rollout loop talks to instances through this protocol only, be they our PyTorch engine, vLLM or a cost model in
+virtual time. tests/contract holds the suite that every implementation passes.
+
+Rules of the protocol
+  1. `submit` either raises (nothing was started) or leads to exactly one output with `end` set for that attempt.
+  2. Outputs of one request arrive in order; their tokens are disjoint, gapless and at most `chunk.max_tokens` in all.
+  3. Every token comes with its log-probability and the epoch of the weights it was sampled under.
+  4. What an instance computes for one request does not depend on the other requests it runs.
+  5. All methods are called from the event loop's thread, and the sink is called there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from seer.types import Chunk, ChunkOutput, InstanceLimits
+
+__all__ = ["Instance", "InstanceLimits", "InstanceView", "OutputSink", "Weights"]
+
+OutputSink = Callable[[ChunkOutput], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceView:
+    """What an instance says of itself at one moment; for people and metrics, never trusted for admission."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    used_kv_blocks: int = 0
+    """Held by running requests."""
+    cached_kv_blocks: int = 0
+    """Held by nobody, kept for reuse until the room is needed."""
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    epoch: int = 0
+
+
+Weights = Path | Mapping[str, Any]
+"""New weights: a folder or safetensors file, or tensors by name."""
+
+
+class Instance(Protocol):
+    """One running inference engine."""
+
+    @property
+    def id(self) -> int:
+        """Dense and unique within a rollout."""
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """What it can hold."""
+
+    async def start(self, sink: OutputSink) -> None:
+        """Get ready to take chunks; outputs go to `sink` from now on."""
+
+    def submit(self, chunk: Chunk) -> None:
+        """Take a chunk in hand. Raises `Overloaded` or `InstanceError`, and then nothing was started."""
+
+    def abort(self, request: int) -> None:
+        """Stop working on a request soon; its last output has `end=ABORTED`. Unknown requests are ignored."""
+
+    def view(self) -> InstanceView:
+        """Say how it is doing, without waiting."""
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """How many leading tokens of the chunk's context are in this instance's own KV memory."""
+
+    async def update_weights(self, weights: Weights, epoch: int) -> None:
+        """Switch to a newer epoch; refused while chunks run. KV of the old epoch is unreachable afterwards."""
+
+    async def pause(self) -> None:
+        """Stop stepping; chunks stay where they are."""
+
+    async def resume(self) -> None:
+        """Step again."""
+
+    async def close(self) -> None:
+        """Free everything; chunks still running end as `ABORTED`."""

@@ -1,0 +1,1 @@
+"""The global KV pool: blocks of KV by key, shared by all instances (DRAM over SSD)."""

@@ -1,0 +1,169 @@
+"""The global KV pool, seen by those who use it: one protocol, three backends (`local`, `mooncake`, `none`).
+
+The pool holds blocks of KV bytes by key (see keys.py) so that any instance can continue any request. Calls
+are batched; the caller supplies every buffer; a call that fails is a miss, and a miss means "compute it
+again", never an exception in the middle of a rollout. Only opening a pool, or using it wrongly (buffers that
+do not match the keys), raises.
+
+Each hot call has two forms: a coroutine (`put`, `get`, `lookup`), for the rollout loop, and a synchronous
+twin with `_now` (`put_now`, ...), for an engine's own step loop. The coroutine never blocks the event loop.
+
+Invariants, each checked by tests/contract/test_pool_contract.py over every backend
+  1. `get` fills a buffer with exactly the bytes that were put under that key, or reports False. When it
+     reports False the buffer's content is undefined and must not be used.
+  2. A `put` that reported True is held until it is freed, its epoch is dropped, it is found corrupt, or the
+     pool is full and the block is neither pinned nor recently used. (`mooncake` promises less: see its
+     header.)
+  3. A pinned block is never evicted. Pins belong to the request and not to the process that asked for them,
+     so they outlive it: a request moves between instances, and its KV stays.
+  4. After `drop_epoch(e)` returned, no call that starts later hits a block of epoch `e`, and no put of it is
+     kept.
+  5. `put` of a key that is held changes nothing and reports True: equal keys name equal bytes.
+  6. No call waits longer than the pool's deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
+
+import msgspec
+
+from seer.kvpool.keys import Keys
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Buffers: TypeAlias = "Sequence[Any] | NDArray[np.generic]"
+"""One buffer per key: anything with the buffer protocol or DLPack that is contiguous and in host memory
+(numpy, memoryview, bytearray, a CPU tensor of torch), or one array whose first axis has a row per key."""
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of one kind of call, over all processes that share the pool."""
+
+    num_calls: int = 0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    """Upper edges of the power-of-two bucket the percentile falls in."""
+
+
+class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pool holds and what it has done, counted over all processes that share it unless stated
+    otherwise.
+    """
+
+    backend: str
+    num_blocks: int = 0
+    num_pinned_blocks: int = 0
+    dram_bytes: int = 0
+    """Bytes of blocks in DRAM now."""
+    dram_capacity_bytes: int = 0
+    ssd_bytes: int = 0
+    """Bytes of blocks on SSD now; a block promoted to DRAM may count in both."""
+    ssd_capacity_bytes: int = 0
+
+    num_put: int = 0
+    """Blocks accepted, those already held included."""
+    num_duplicate: int = 0
+    """Of these, blocks already held: nothing was copied."""
+    num_refused: int = 0
+    """Blocks not accepted: the pool was full of pinned blocks, the epoch was dropped, or a deadline passed.
+    """
+    num_hit_dram: int = 0
+    num_hit_ssd: int = 0
+    num_miss: int = 0
+    num_corrupt: int = 0
+    """Blocks whose checksum did not match when read; each was dropped and reported as a miss."""
+    num_spilled: int = 0
+    """Blocks copied from DRAM to SSD."""
+    num_promoted: int = 0
+    """Blocks copied from SSD to DRAM."""
+    num_evicted: int = 0
+    """Blocks dropped to make room; never a pinned one."""
+    num_freed: int = 0
+    """Blocks dropped because their last request finished or their epoch ended."""
+    num_failed: int = 0
+    """Calls, or blocks of a call, that the pool could not serve; the caller recomputes."""
+    num_repaired: int = 0
+    """Times the index was rebuilt: a process died inside it, or damage was found in it."""
+    bytes_put: int = 0
+    bytes_got: int = 0
+    latency: dict[str, Latency] = {}
+    """By call: put, get, lookup."""
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """A pool of KV blocks; see the module's header for what every method promises."""
+
+    name: str
+    """Which backend this is."""
+
+    async def lookup(self, keys: Keys) -> int:
+        """Count the leading keys that are held: the longest prefix that need not be computed."""
+        ...
+
+    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Store one block per key, True where it is held; with `request_id` each is pinned in the same step."""
+        ...
+
+    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Fill one buffer per key; False is a miss: absent, corrupt, of another size, or the pool failed."""
+        ...
+
+    def lookup_now(self, keys: Keys) -> int:
+        """`lookup`, in the calling thread."""
+        ...
+
+    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """`put`, in the calling thread."""
+        ...
+
+    def get_now(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """`get`, in the calling thread."""
+        ...
+
+    def pin(self, request_id: str, keys: Keys) -> int:
+        """Keep the leading run of held keys for this request; returns its length. Pinning twice is pinning
+        once.
+        """
+        ...
+
+    def release(self, request_id: str) -> int:
+        """Undo every pin of the request and keep its blocks while there is room; returns how many pins it
+        had.
+        """
+        ...
+
+    def free(self, request_id: str) -> int:
+        """The request is finished: undo its pins and drop the blocks no other request has pinned; returns how
+        many.
+        """
+        ...
+
+    def prefetch(self, keys: Keys) -> None:
+        """Bring blocks of a request that runs soon from SSD to DRAM, in the background; a hint, never an
+        error.
+        """
+        ...
+
+    def drop_epoch(self, epoch: int) -> int:
+        """Drop every block of an epoch and refuse its later puts; returns how many blocks went."""
+        ...
+
+    def stats(self) -> PoolStats:
+        """What the pool holds and has done."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the pool; what others hold in it stays. Calling it twice is calling it once."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

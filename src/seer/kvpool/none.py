@@ -1,0 +1,90 @@
+"""The pool that holds nothing, for ablation: every request recomputes its KV on every instance it visits.
+
+The same code path as with a real pool: puts are taken and forgotten, so nothing above this file asks which
+pool it has.
+
+Invariants
+  1. No call has an effect other than on the counters, and none fails.
+  2. `put` reports False: a block that is not held must not be reported as held.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from seer.kvpool.base import Buffers, PoolStats
+from seer.kvpool.keys import Keys, as_key_array
+
+
+class NonePool:
+    """Holds nothing."""
+
+    name = "none"
+
+    def __init__(self) -> None:
+        self._num_refused = 0
+        self._num_miss = 0
+
+    async def lookup(self, keys: Keys) -> int:
+        """Always 0."""
+        return self.lookup_now(keys)
+
+    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Refuse every block."""
+        return self.put_now(keys, buffers, request_id)
+
+    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Miss every block."""
+        return self.get_now(keys, buffers)
+
+    def lookup_now(self, keys: Keys) -> int:
+        """Always 0."""
+        as_key_array(keys)
+        return 0
+
+    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Refuse every block."""
+        num = len(as_key_array(keys))
+        self._num_refused += num
+        return [False] * num
+
+    def get_now(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Miss every block."""
+        num = len(as_key_array(keys))
+        self._num_miss += num
+        return [False] * num
+
+    def pin(self, request_id: str, keys: Keys) -> int:
+        """Nothing is held, so nothing is pinned."""
+        return 0
+
+    def release(self, request_id: str) -> int:
+        """No request has a pin."""
+        return 0
+
+    def free(self, request_id: str) -> int:
+        """No request has a block."""
+        return 0
+
+    def prefetch(self, keys: Keys) -> None:
+        """Nothing to bring."""
+
+    def drop_epoch(self, epoch: int) -> int:
+        """Nothing to drop."""
+        return 0
+
+    def stats(self) -> PoolStats:
+        """Only what was asked in vain."""
+        return PoolStats(backend=self.name, num_refused=self._num_refused, num_miss=self._num_miss)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

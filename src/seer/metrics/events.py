@@ -1,0 +1,106 @@
+"""The one event schema: every request's life and every instance's state, as it happened.
+
+The rollout loop and the instances emit these; everything that is reported (tables, plots, traces, the HTML page) is
+computed from them and from nothing else. Times are seconds on the event loop's clock.
+
+    Queued ──> Started ──> [Prefilling ──> Decoding ──> (Preempted ──> Prefilling ...)] ──> Stopped ──> ... ──> Ended
+               one per chunk; the part in brackets comes from the instance
+
+A file of them is JSON lines, one event each, told apart by `kind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class _Event(msgspec.Struct, frozen=True, gc=False, array_like=False, tag_field="kind", tag=str.lower):
+    t_s: float
+
+
+class Queued(_Event, frozen=True, gc=False):
+    """A request was admitted."""
+
+    request: int
+    group: int
+    index: int
+    num_prompt_tokens: int
+
+
+class Started(_Event, frozen=True, gc=False):
+    """A chunk of it was handed to an instance."""
+
+    request: int
+    instance: int
+    max_tokens: int
+    moved_from: int | None
+    """The instance of its last chunk, if there was one."""
+    load_kv: bool
+
+
+class Prefilling(_Event, frozen=True, gc=False):
+    """The instance began to compute tokens it has no KV for."""
+
+    request: int
+    instance: int
+    num_tokens: int
+    num_recomputed: int
+    """Of these, tokens whose KV had been computed before, here or elsewhere."""
+    num_loaded: int
+    """Tokens whose KV came from the pool instead."""
+
+
+class Decoding(_Event, frozen=True, gc=False):
+    """The instance began to generate."""
+
+    request: int
+    instance: int
+
+
+class Preempted(_Event, frozen=True, gc=False):
+    """The instance ran out of KV memory and dropped the request's; it will be recomputed."""
+
+    request: int
+    instance: int
+
+
+class Stopped(_Event, frozen=True, gc=False):
+    """A chunk ended: the model stopped, its limit was reached, it was aborted, failed, cancelled or lost."""
+
+    request: int
+    instance: int
+    num_generated: int
+    """By the request so far, all chunks together."""
+    reason: str
+
+
+class Ended(_Event, frozen=True, gc=False):
+    """The request reached its terminal state."""
+
+    request: int
+    num_generated: int
+    reason: str
+
+
+class InstanceState(_Event, frozen=True, gc=False):
+    """How an instance is doing from now on, until its next such event."""
+
+    instance: int
+    num_running: int
+    num_waiting: int
+    kv_tokens: int
+    """Tokens of running requests in its KV memory."""
+    draft_tokens: float = 0.0
+    """Draft tokens verified per request and step."""
+    accepted_per_step: float = 1.0
+    """Tokens gained per request and step, the bonus token included."""
+
+
+Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState
+EventSink = Callable[[Event], None]
+
+
+def discard(event: Event) -> None:
+    """An event sink that keeps nothing."""

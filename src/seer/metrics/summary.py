@@ -1,0 +1,111 @@
+"""What a run came to, computed from its events and nothing else.
+
+Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r:
+    makespan_s            max t_r - t_0
+    throughput_tokens_s   generated tokens / makespan_s
+    tail_s                makespan_s - time at which 90% of the requests had ended (the paper's tail)
+    preemptions           `Preempted` events
+    recomputed_tokens     prefilled tokens whose KV had been computed before
+    migrations            chunks started on another instance than the request's last one; migrated_tokens: KV pulled
+    idle_share            mean over instances of the time with nothing running, as a share of the makespan
+    mean_accepted         tokens gained per request and step, weighted by request-steps' time share
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from seer.metrics.events import Ended, Event, InstanceState, Preempted, Prefilling, Queued, Started
+
+TAIL_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The numbers that tables and comparisons show."""
+
+    num_requests: int
+    num_tokens: int
+    makespan_s: float
+    throughput_tokens_s: float
+    tail_s: float
+    preemptions: int
+    recomputed_tokens: int
+    migrations: int
+    migrated_tokens: int
+    idle_share: float
+    mean_accepted: float
+
+
+class Summarizer:
+    """An event sink that adds up; memory grows only with the number of requests (their end times)."""
+
+    def __init__(self, num_instances: int) -> None:
+        self._first_s = math.inf
+        self._ends_s: list[float] = []
+        self._num_tokens = 0
+        self._preemptions = 0
+        self._recomputed = 0
+        self._migrations = 0
+        self._migrated_tokens = 0
+        self._state_since_s = [0.0] * num_instances
+        self._running = [0] * num_instances
+        self._accepted = [1.0] * num_instances
+        self._busy_s = [0.0] * num_instances
+        self._request_seconds = 0.0
+        self._accepted_request_seconds = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Take one event into account."""
+        kind = type(event)
+        if kind is InstanceState:
+            assert isinstance(event, InstanceState)
+            self._account(event.instance, event.t_s)
+            self._running[event.instance] = event.num_running
+            self._accepted[event.instance] = event.accepted_per_step
+        elif isinstance(event, Started):
+            self._migrations += event.moved_from is not None and event.moved_from != event.instance
+        elif isinstance(event, Ended):
+            self._ends_s.append(event.t_s)
+            self._num_tokens += event.num_generated
+        elif isinstance(event, Prefilling):
+            self._recomputed += event.num_recomputed
+            self._migrated_tokens += event.num_loaded
+        elif isinstance(event, Queued):
+            self._first_s = min(self._first_s, event.t_s)
+        elif isinstance(event, Preempted):
+            self._preemptions += 1
+
+    def summary(self) -> Summary:
+        """The numbers of a finished run."""
+        assert self._ends_s, "no request has ended"
+        ends = sorted(self._ends_s)
+        makespan_s = ends[-1] - self._first_s
+        # The first end at or after which at most a tenth of the requests is still running.
+        tail_starts_s = ends[math.ceil(len(ends) * (1.0 - TAIL_SHARE)) - 1]
+        for instance in range(len(self._running)):
+            self._account(instance, ends[-1])
+        busy = sum(self._busy_s) / len(self._busy_s)
+        return Summary(
+            num_requests=len(ends),
+            num_tokens=self._num_tokens,
+            makespan_s=makespan_s,
+            throughput_tokens_s=self._num_tokens / makespan_s if makespan_s else 0.0,
+            tail_s=ends[-1] - tail_starts_s,
+            preemptions=self._preemptions,
+            recomputed_tokens=self._recomputed,
+            migrations=self._migrations,
+            migrated_tokens=self._migrated_tokens,
+            idle_share=max(0.0, 1.0 - busy / makespan_s) if makespan_s else 0.0,
+            mean_accepted=self._accepted_request_seconds / self._request_seconds if self._request_seconds else 1.0,
+        )
+
+    def _account(self, instance: int, now_s: float) -> None:
+        elapsed_s = now_s - self._state_since_s[instance]
+        self._state_since_s[instance] = now_s
+        running = self._running[instance]
+        if running:
+            self._busy_s[instance] += elapsed_s
+            self._request_seconds += running * elapsed_s
+            self._accepted_request_seconds += running * elapsed_s * self._accepted[instance]

@@ -1,0 +1,188 @@
+"""Where a chunk runs: what each instance has been promised, and which one to promise it to.
+
+Placement is apart from ordering: a policy says which request is next, this says where it fits.
+
+The paper's rule: an instance is a candidate if it can hold the request's KV at the chunk's *end*. While the load is
+balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight requests
+exceeds a threshold, take the least loaded. Where the chosen instance holds much less than the best one, the missing KV is
+pulled from the pool; a small gap is recomputed.
+
+Invariants
+  1. Promised blocks never exceed an instance's blocks, so no instance ever has to preempt.
+  2. Every promise is given back exactly once.
+  3. Equal inputs give equal placements: ties break on instance id.
+  4. Cost is logarithmic in the number of instances, as long as the least loaded of them usually has room.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seer.buffer import Request
+from seer.errors import ConfigError
+from seer.types import InstanceLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementConfig:
+    """When to prefer cached KV, when to prefer an idle instance, and when to move KV."""
+
+    imbalance_threshold: int = 32
+    """Spread of in-flight requests up to which the longest cached prefix decides."""
+    pull_margin_tokens: int = 512
+    """KV is pulled when the chosen instance lacks more than this many tokens; below, it is recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An instance for a chunk, and whether to pull its KV."""
+
+    instance: int
+    load_kv: bool
+
+
+class Fleet:
+    """The promises made to each instance: KV blocks and in-flight requests."""
+
+    def __init__(self, limits: Sequence[InstanceLimits]) -> None:
+        if not limits:
+            raise ConfigError("a rollout needs at least one instance, got 0", hint="--instances 1 or more")
+        self.limits = list(limits)
+        self._free = [limit.kv_blocks for limit in limits]
+        self._in_flight = [0] * len(limits)
+        self._promise: dict[int, tuple[int, int]] = {}  # request -> (instance, blocks)
+        self._alive = [True] * len(limits)
+        # Kept sorted, so that the extremes are at the ends and a change costs two bisections.
+        self._by_load = [(0, instance) for instance in range(len(limits))]
+        self._by_free = sorted((free, instance) for instance, free in enumerate(self._free))
+        self._prompt_home: dict[int, int] = {}  # group -> instance that computed its prompt last
+
+    def __len__(self) -> int:
+        return len(self.limits)
+
+    @property
+    def num_alive(self) -> int:
+        """Instances that can be given work."""
+        return len(self._by_load)
+
+    @property
+    def spread(self) -> int:
+        """Most minus fewest in-flight requests over the instances."""
+        return self._by_load[-1][0] - self._by_load[0][0] if self._by_load else 0
+
+    def alive(self, instance: int) -> bool:
+        """Whether the instance can be given work."""
+        return self._alive[instance]
+
+    def in_flight(self, instance: int) -> int:
+        """Requests promised to the instance and not given back."""
+        return self._in_flight[instance]
+
+    def free_blocks(self, instance: int) -> int:
+        """Blocks of the instance that nobody was promised."""
+        return self._free[instance]
+
+    def has_room(self, instance: int, num_blocks: int) -> bool:
+        """Whether one more request of this size can be promised to the instance."""
+        return (
+            self._alive[instance]
+            and self._free[instance] >= num_blocks
+            and self._in_flight[instance] < self.limits[instance].max_running
+        )
+
+    def least_loaded(self, num_blocks: int | None = None) -> int | None:
+        """The instance with the fewest in-flight requests, among those with room where blocks are given."""
+        if num_blocks is None:
+            return self._by_load[0][1] if self._by_load else None
+        if not self._by_free or self._by_free[-1][0] < num_blocks:
+            return None
+        for _, instance in self._by_load:
+            if self.has_room(instance, num_blocks):
+                return instance
+        return None
+
+    def most_free_blocks(self) -> int:
+        """Free blocks of the instance that has most of them."""
+        return self._by_free[-1][0] if self._by_free else 0
+
+    def promise(self, request: Request, instance: int, num_blocks: int, *, overcommit: bool = False) -> None:
+        """Set blocks aside. `overcommit` is for policies that leave memory to the engine, as verl's do."""
+        assert request.id not in self._promise, f"{request} holds a promise already"
+        assert overcommit or self._free[instance] >= num_blocks, (
+            f"instance {instance} has {self._free[instance]} free blocks, {num_blocks} promised for {request}"
+        )
+        self._promise[request.id] = (instance, num_blocks)
+        self._prompt_home[request.group.id] = instance
+        self._move(instance, num_blocks, 1)
+
+    def give_back(self, request: Request) -> None:
+        """The chunk has ended: its blocks are free again."""
+        instance, num_blocks = self._promise.pop(request.id)
+        self._move(instance, -num_blocks, -1)
+
+    def lose(self, instance: int) -> list[int]:
+        """The instance is gone. Returns the requests that were promised to it, promises withdrawn."""
+        lost = [request for request, (where, _) in self._promise.items() if where == instance]
+        for request in lost:
+            _, num_blocks = self._promise.pop(request)
+            self._move(instance, -num_blocks, -1)
+        self._remove(instance)
+        self._alive[instance] = False
+        self._prompt_home = {group: where for group, where in self._prompt_home.items() if where != instance}
+        return lost
+
+    def join(self, instance: int) -> None:
+        """The instance is (again) ready for work, with nothing in its memory."""
+        assert not self._alive[instance], f"instance {instance} is in the fleet already"
+        self._alive[instance] = True
+        insort(self._by_load, (self._in_flight[instance], instance))
+        insort(self._by_free, (self._free[instance], instance))
+
+    def prompt_home(self, request: Request) -> int | None:
+        """An instance that computed this group's prompt, if it is alive."""
+        return self._prompt_home.get(request.group.id)
+
+    def check(self) -> None:
+        """Assert the invariants; linear, for tests."""
+        for instance, limit in enumerate(self.limits):
+            promised = [blocks for where, blocks in self._promise.values() if where == instance]
+            assert self._free[instance] == limit.kv_blocks - sum(promised), f"instance {instance} miscounts its blocks"
+            assert self._in_flight[instance] == len(promised), f"instance {instance} miscounts its requests"
+        living = [instance for instance in range(len(self)) if self._alive[instance]]
+        assert self._by_load == sorted((self._in_flight[i], i) for i in living), "load order is stale"
+        assert self._by_free == sorted((self._free[i], i) for i in living), "memory order is stale"
+
+    def _move(self, instance: int, num_blocks: int, num_requests: int) -> None:
+        alive = self._alive[instance]
+        if alive:
+            self._remove(instance)
+        self._free[instance] -= num_blocks
+        self._in_flight[instance] += num_requests
+        if alive:
+            insort(self._by_load, (self._in_flight[instance], instance))
+            insort(self._by_free, (self._free[instance], instance))
+
+    def _remove(self, instance: int) -> None:
+        del self._by_load[bisect_left(self._by_load, (self._in_flight[instance], instance))]
+        del self._by_free[bisect_left(self._by_free, (self._free[instance], instance))]
+
+
+def place(request: Request, chunk_tokens: int, fleet: Fleet, config: PlacementConfig) -> Place | None:
+    """The instance for the request's next chunk, or None if no instance has the memory now."""
+    num_blocks = fleet.limits[0].blocks(request.num_tokens + chunk_tokens)
+    home = request.last_instance if request.last_instance is not None else fleet.prompt_home(request)
+    if home is not None and fleet.spread <= config.imbalance_threshold and fleet.has_room(home, num_blocks):
+        return Place(home, load_kv=False)
+    instance = fleet.least_loaded(num_blocks)
+    if instance is None:
+        return None
+    return Place(instance, load_kv=_gap_tokens(request, instance) > config.pull_margin_tokens)
+
+
+def _gap_tokens(request: Request, instance: int) -> int:
+    """Tokens whose KV some other instance computed and this one lacks."""
+    if request.last_instance is None or request.last_instance == instance:
+        return 0
+    return request.num_tokens

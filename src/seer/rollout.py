@@ -1,0 +1,197 @@
+"""The rollout loop: the story of the system on one page.
+
+Admit the groups. Let the policy fill the instances with chunks. Wait for outputs; apply each to its request, and learn
+from it. A request whose chunk ended rests in the buffer, tied to no instance, until the policy picks it again. Groups are
+handed out as they complete, so that rewards can start early.
+
+The loop knows neither real time nor any engine: on an event loop whose clock is virtual, with instances that are cost
+models, the same lines are the simulator.
+
+Waits for                                    unblocked by
+  outputs (`_news`)                            an instance's sink, `cancel`, or the stall deadline
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from seer.buffer import Request, RequestBuffer, RequestState
+from seer.context import Context
+from seer.engine.base import Instance
+from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.metrics.events import Ended, EventSink, Queued, Started, Stopped, discard
+from seer.placement import Fleet
+from seer.scheduling.base import Policy
+from seer.types import ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult
+
+
+class RolloutLoop:
+    """Carries out a policy over a set of instances, for one epoch of the weights."""
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        policy: Policy,
+        context: Context,
+        *,
+        epoch: int = 0,
+        events: EventSink = discard,
+        max_failures: int = 3,
+        stall_deadline_s: float | None = None,
+    ) -> None:
+        self.instances = instances
+        self.policy = policy
+        self.context = context
+        self.buffer = RequestBuffer(epoch)
+        self.fleet = Fleet([instance.limits for instance in instances])
+        self._events = events
+        self._max_failures = max_failures
+        """A request that failed on this many chunks is given up."""
+        self._stall_deadline_s = stall_deadline_s
+        """The longest silence of all instances together that is believed to be work."""
+        self._failures: dict[int, int] = {}
+        self._outputs: list[ChunkOutput] = []
+        self._news = asyncio.Event()
+
+    async def run(self, groups: Iterable[Group], *, enough_groups: int | None = None) -> AsyncIterator[GroupResult]:
+        """Roll every group out to its end, or cancel the rest once `enough_groups` are whole (off-policy!)."""
+        self._admit(list(groups))
+        num_whole = 0
+        while not self.buffer.drained:
+            self._fill_instances()
+            for output in await self._take_outputs():
+                self._apply(output)
+            for whole in self.buffer.take_complete_groups():
+                num_whole += 1
+                yield whole
+            if num_whole == enough_groups:
+                self.cancel()
+        for cancelled in self.buffer.take_complete_groups():
+            yield cancelled
+
+    def on_output(self, output: ChunkOutput) -> None:
+        """The sink that instances are started with."""
+        self._outputs.append(output)
+        self._news.set()
+
+    def cancel(self) -> None:
+        """End every request that has not ended; what they generated is returned."""
+        for request in self.buffer.requests():
+            if not request.ended:
+                self._cancel(request)
+        self._news.set()
+
+    def lose_instance(self, instance: int) -> None:
+        """The instance is gone: its requests wait again, with every token that had arrived."""
+        now_s = self._now_s()
+        for lost in self.fleet.lose(instance):
+            request = self.buffer[lost]
+            self.buffer.lose(request)
+            self._events(Stopped(now_s, lost, instance, request.num_generated, "lost"))
+            self.policy.requeue(request)
+        self._news.set()
+
+    def rejoin_instance(self, instance: int) -> None:
+        """The instance is back, with empty memory."""
+        self.fleet.join(instance)
+        self._news.set()
+
+    def _admit(self, groups: list[Group]) -> None:
+        largest = max(limit.kv_tokens for limit in self.fleet.limits)
+        longest = max(limit.max_context_tokens for limit in self.fleet.limits)
+        for group in groups:
+            needed = group.num_prompt_tokens + group.sampling.max_tokens
+            if needed > min(largest, longest):
+                raise ConfigError(
+                    f"group {group.id}: prompt and max_tokens make {needed} tokens, "
+                    f"an instance holds {min(largest, longest)}",
+                    hint="lower max_tokens, or give instances more KV memory",
+                )
+        now_s = self._now_s()
+        admitted = self.buffer.admit(groups, now_s)
+        for request in admitted:
+            self._events(Queued(now_s, request.id, request.group.id, request.index, request.group.num_prompt_tokens))
+        self.policy.admit(admitted, self.fleet)
+
+    def _fill_instances(self) -> None:
+        now_s = self._now_s()
+        while (plan := self.policy.next(self.fleet)) is not None:
+            request = plan.request
+            if request.ended:
+                continue
+            moved_from = request.last_instance
+            chunk = self.buffer.start(request, plan.instance, plan.max_tokens, plan.load_kv, now_s)
+            self.fleet.promise(request, plan.instance, plan.num_blocks, overcommit=plan.overcommit)
+            self._events(Started(now_s, request.id, plan.instance, plan.max_tokens, moved_from, plan.load_kv))
+            try:
+                self.instances[plan.instance].submit(chunk)
+            except InstanceError as error:
+                self.on_output(
+                    ChunkOutput(request.id, chunk.attempt, plan.instance, 0, end=ChunkEnd.FAILED, error=str(error))
+                )
+        assert self.buffer.num_in_flight or self.buffer.drained or self._outputs or not self.fleet.num_alive, (
+            f"{self.buffer.num_waiting} requests wait, none is in flight, and the policy starts none"
+        )
+
+    def _apply(self, output: ChunkOutput) -> None:
+        now_s = self._now_s()
+        request = self.buffer.apply(output, now_s)
+        if request is None:
+            return
+        if output.end is None:
+            self.policy.progressed(request)
+            return
+        self.fleet.give_back(request)
+        self._events(Stopped(now_s, request.id, output.instance, request.num_generated, output.end.value))
+        if request.state is RequestState.FINISHED:
+            self._learn(request, now_s)
+        elif output.end is ChunkEnd.FAILED and self._is_given_up(request):
+            self.buffer.fail(request, output.error or "the instance gave no reason", now_s)
+            self._learn(request, now_s)
+        else:
+            self.policy.requeue(request)
+
+    def _learn(self, request: Request, now_s: float) -> None:
+        if request.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.context.observe_finished(request)
+        assert request.reason is not None, f"{request} has no reason"
+        self._events(Ended(now_s, request.id, request.num_generated, request.reason.value))
+        self.policy.finished(request)
+
+    def _is_given_up(self, request: Request) -> bool:
+        self._failures[request.id] = self._failures.get(request.id, 0) + 1
+        return self._failures[request.id] >= self._max_failures
+
+    def _cancel(self, request: Request) -> None:
+        now_s = self._now_s()
+        if request.instance is not None:
+            self.instances[request.instance].abort(request.id)
+            self._events(Stopped(now_s, request.id, request.instance, request.num_generated, "cancelled"))
+            self.fleet.give_back(request)
+        self.buffer.cancel(request, now_s)
+        self._learn(request, now_s)
+
+    async def _take_outputs(self) -> list[ChunkOutput]:
+        if not self._outputs:
+            self._news.clear()
+            if self._stall_deadline_s is None:
+                await self._news.wait()
+            else:
+                try:
+                    await asyncio.wait_for(self._news.wait(), self._stall_deadline_s)
+                except TimeoutError:
+                    raise DeadlineExceeded(self._stall_cause(), self._stall_deadline_s) from None
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _stall_cause(self) -> str:
+        running = {request.instance for request in self.buffer.requests() if request.instance is not None}
+        return (
+            f"waiting for any output ({self.buffer.num_in_flight} requests in flight on instances {sorted(running)}, "
+            f"{self.buffer.num_waiting} waiting)"
+        )
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

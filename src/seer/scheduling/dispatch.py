@@ -1,0 +1,143 @@
+"""Placed once, run whole: what today's trainers do. Each request goes to one instance at once and stays there.
+
+Memory is left to the engines, which preempt when they run out. The three dispatchers differ only in the instance they
+choose; a lost instance's requests go to the least loaded of the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+
+from seer.buffer import Request
+from seer.placement import Fleet
+from seer.scheduling.base import Assignment, TrueLength
+
+
+class Dispatcher:
+    """Base: a queue of requests with the instances chosen for them."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Request, int | None]] = deque()
+
+    def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
+        """Choose an instance for every request."""
+        self._queue.extend(self.dispatch(requests, fleet))
+
+    def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
+        """Pair each request with an instance, in the order of submission; None means the least loaded when sent."""
+        raise NotImplementedError
+
+    def requeue(self, request: Request) -> None:
+        """Only a lost instance brings a request back; anywhere else will do."""
+        self._queue.append((request, None))
+
+    def finished(self, request: Request) -> None:
+        """Nothing is learned."""
+
+    def progressed(self, request: Request) -> None:
+        """Nothing is learned."""
+
+    def next(self, fleet: Fleet) -> Assignment | None:
+        """Submit the next request, whole, whatever memory its instance has."""
+        if not self._queue or not fleet.num_alive:
+            return None
+        request, instance = self._queue.popleft()
+        if instance is None or not fleet.alive(instance):
+            instance = fleet.least_loaded()
+            assert instance is not None, "a living instance is the least loaded"
+        return Assignment(
+            request,
+            instance,
+            request.remaining_limit,
+            load_kv=False,
+            num_blocks=fleet.limits[instance].blocks(request.num_tokens),
+            overcommit=True,
+        )
+
+
+def by_group(requests: Sequence[Request]) -> list[list[Request]]:
+    """The requests as groups, in order of arrival."""
+    return [list(members) for _, members in groupby(requests, key=lambda request: request.group.id)]
+
+
+class VerlSync(Dispatcher):
+    """`verl-sync`: contiguous blocks of whole groups per instance, all submitted at once. The paper's baseline."""
+
+    def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
+        """Group k of n goes to instance k*N//n."""
+        groups = by_group(requests)
+        return [
+            (request, position * len(fleet) // len(groups))
+            for position, members in enumerate(groups)
+            for request in members
+        ]
+
+
+class Verl(Dispatcher):
+    """`verl`: per request, sticky, to the instance with the fewest in flight. What verl does today."""
+
+    def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
+        """Decided when it is sent; all are sent at once, so the counts come out equal."""
+        return [(request, None) for request in requests]
+
+
+class WholeGroup(Dispatcher):
+    """`group`: a whole group to the instance with the fewest pending requests. What OpenRLHF does."""
+
+    def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
+        """Greedy over groups in order of arrival."""
+        pending = [0] * len(fleet)
+        pairs: list[tuple[Request, int | None]] = []
+        for members in by_group(requests):
+            instance = min(range(len(pending)), key=lambda i: (pending[i], i))
+            pending[instance] += len(members)
+            pairs.extend((request, instance) for request in members)
+        return pairs
+
+
+class StreamRLOracle(Dispatcher):
+    """`streamrl-oracle`: true lengths known; the long tail gets instances of its own, each runs longest first.
+
+    Follows StreamRL's skewness-aware dispatch: the longest fifth of the groups goes to dedicated instances at small
+    batches, the rest is spread over the others; the share of dedicated instances is the one that evens out the two
+    sides' estimated times. Within an instance, requests start in order of length, longest first.
+    """
+
+    LONG_SHARE = 0.2
+    """Share of groups treated as the long tail (StreamRL's evaluation separates the longest 20%)."""
+
+    def __init__(self, true_length: TrueLength) -> None:
+        super().__init__()
+        self._true_length = true_length
+
+    def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
+        """Split by length, then longest first to the instance with the least work on each side."""
+        groups = sorted(by_group(requests), key=lambda members: -self._group_length(members))
+        num_long = max(1, round(len(groups) * self.LONG_SHARE))
+        long = [request for members in groups[:num_long] for request in members]
+        regular = [request for members in groups[num_long:] for request in members]
+        num_dedicated = self._num_dedicated(long, regular, len(fleet))
+        sides = ((long, range(num_dedicated)), (regular, range(num_dedicated, len(fleet))))
+        if num_dedicated in (0, len(fleet)):
+            sides = ((long + regular, range(len(fleet))), ([], range(0)))
+        pairs: list[tuple[Request, int | None]] = []
+        for side, instances in sides:
+            work = dict.fromkeys(instances, 0)
+            for request in sorted(side, key=lambda r: (-self._true_length(r), r.id)):
+                instance = min(work, key=lambda i: (work[i], i))
+                work[instance] += self._true_length(request)
+                pairs.append((request, instance))
+        return pairs
+
+    def _group_length(self, members: Sequence[Request]) -> float:
+        return sum(map(self._true_length, members)) / len(members)
+
+    def _num_dedicated(self, long: Sequence[Request], regular: Sequence[Request], num_instances: int) -> int:
+        """Instances for the long side, in proportion to its tokens: both sides then take about as long."""
+        if num_instances == 1 or not regular:
+            return 0
+        tokens_long = sum(map(self._true_length, long))
+        share = tokens_long / max(1, tokens_long + sum(map(self._true_length, regular)))
+        return min(num_instances - 1, max(1, round(num_instances * share)))

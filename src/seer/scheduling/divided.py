@@ -1,0 +1,112 @@
+"""Divided rollout: requests run in chunks, each chunk anywhere its KV fits.
+
+The frame shared by every policy that divides: it asks an `Ordering` which request is best, a chunk length how far it may
+run, and `place` where it fits. If the best request fits nowhere, nothing is started (paper, Alg. 2): a smaller request
+must not overtake the one that everybody would wait for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Protocol
+
+from seer.buffer import Request
+from seer.placement import Fleet, PlacementConfig, place
+from seer.scheduling.base import Assignment
+
+
+class Ordering(Protocol):
+    """A priority queue of waiting requests whose priorities may move while they wait."""
+
+    def push(self, request: Request) -> None:
+        """The request waits."""
+
+    def peek(self) -> Request | None:
+        """The best waiting request."""
+
+    def pop(self) -> Request:
+        """Take the request that `peek` showed."""
+
+    def granted(self, request: Request, num_tokens: int) -> None:
+        """The request just taken was given a chunk of this many tokens."""
+
+    def finished(self, request: Request) -> None:
+        """A request has ended: its length is known."""
+
+    def progressed(self, request: Request) -> None:
+        """A running request is longer than when last heard of."""
+
+
+class Divided:
+    """`divided`: chunks and pool, with any ordering. The default ordering is first come, first served."""
+
+    def __init__(
+        self,
+        ordering: Ordering | None = None,
+        *,
+        chunk_tokens: int,
+        placement: PlacementConfig | None = None,
+    ) -> None:
+        self._ordering = ordering if ordering is not None else FirstComeFirstServed()
+        self._chunk_tokens = chunk_tokens
+        self._placement = placement or PlacementConfig()
+
+    def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
+        """All wait for their first chunk."""
+        for request in requests:
+            self._ordering.push(request)
+
+    def requeue(self, request: Request) -> None:
+        """It waits for its next chunk."""
+        self._ordering.push(request)
+
+    def finished(self, request: Request) -> None:
+        """Pass on what its length teaches."""
+        self._ordering.finished(request)
+
+    def progressed(self, request: Request) -> None:
+        """Pass on what its running length teaches."""
+        self._ordering.progressed(request)
+
+    def next(self, fleet: Fleet) -> Assignment | None:
+        """The best waiting request on the best instance that can hold its chunk."""
+        request = self._ordering.peek()
+        if request is None:
+            return None
+        max_tokens = min(self._chunk_tokens, request.remaining_limit)
+        where = place(request, max_tokens, fleet, self._placement)
+        if where is None:
+            return None
+        self._ordering.pop()
+        self._ordering.granted(request, max_tokens)
+        num_blocks = fleet.limits[where.instance].blocks(request.num_tokens + max_tokens)
+        return Assignment(request, where.instance, max_tokens, where.load_kv, num_blocks)
+
+
+class FirstComeFirstServed:
+    """Requests in order of admission; one that was begun goes on before one that was not."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[bool, int, Request]] = []
+
+    def push(self, request: Request) -> None:
+        """The request waits."""
+        heapq.heappush(self._heap, (request.num_generated == 0, request.id, request))
+
+    def peek(self) -> Request | None:
+        """The earliest admitted one."""
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> Request:
+        """Take it."""
+        return heapq.heappop(self._heap)[2]
+
+    def granted(self, request: Request, num_tokens: int) -> None:
+        """Order of arrival does not change."""
+
+    def finished(self, request: Request) -> None:
+        """Nothing is learned."""
+
+    def progressed(self, request: Request) -> None:
+        """Nothing is learned."""

@@ -1,0 +1,116 @@
+"""The policies by name, as users write them: `seer`, `verl-sync`, `context`, ... and `+sd` for plain speculation.
+
+| name            | requests             | order                                        | speculation  |
+|-----------------|----------------------|----------------------------------------------|--------------|
+| verl-sync       | whole, placed once   | contiguous blocks of groups per instance     | -            |
+| verl            | whole, placed once   | per request, fewest in flight                | -            |
+| group           | whole, placed once   | per group, fewest pending                    | -            |
+| streamrl-oracle | whole, placed once   | true lengths, long tail apart, longest first | -            |
+| partial         | as verl-sync         | twice the groups, stops when enough are whole| - (off-policy)|
+| divided         | chunks               | first come, first served                     | -            |
+| context         | chunks               | probes, then longest estimated group         | -            |
+| oracle          | chunks               | true lengths, longest remaining first        | -            |
+| seer-paper      | as context           |                                              | grouped      |
+| seer            | chunks that fit      | longest expected remaining first             | grouped      |
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from seer.context import Context
+from seer.errors import ConfigError
+from seer.placement import PlacementConfig
+from seer.scheduling.base import Policy, TrueLength
+from seer.scheduling.context_aware import ProbesThenLongestGroup
+from seer.scheduling.dispatch import StreamRLOracle, Verl, VerlSync, WholeGroup
+from seer.scheduling.divided import Divided
+from seer.scheduling.longest_first import LongestRemainingFirst
+
+Drafts = Literal["none", "own", "grouped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """What every policy may be given; each takes what it needs."""
+
+    chunk_tokens: int = 8192
+    """Tokens a request may generate before it returns to the buffer."""
+    placement: PlacementConfig = PlacementConfig()
+    starvation_period: int = 64
+    """One decision in so many goes to the least served group; 0 turns the guard off."""
+
+    def __post_init__(self) -> None:
+        """A chunk makes progress."""
+        if self.chunk_tokens < 1:
+            raise ConfigError(f"chunk_tokens={self.chunk_tokens}", hint="use at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy as a user named it."""
+
+    name: str
+    drafts: Drafts
+    oversample: int = 1
+    """Groups issued for each group wanted; above 1 the result is off-policy in its length distribution."""
+    needs_true_lengths: bool = False
+
+    @property
+    def off_policy(self) -> bool:
+        """Whether it changes which responses are trained on."""
+        return self.oversample > 1
+
+
+Factory = Callable[[PolicySettings, Context, TrueLength], Policy]
+
+
+def _divided(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+    return Divided(chunk_tokens=settings.chunk_tokens, placement=settings.placement)
+
+
+def _context(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+    ordering = ProbesThenLongestGroup(context, starvation_period=settings.starvation_period)
+    return Divided(ordering, chunk_tokens=settings.chunk_tokens, placement=settings.placement)
+
+
+def _oracle(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+    ordering = LongestRemainingFirst(lambda request: true_length(request) - request.num_generated)
+    return Divided(ordering, chunk_tokens=settings.chunk_tokens, placement=settings.placement)
+
+
+_FACTORIES: dict[str, Factory] = {
+    "verl-sync": lambda settings, context, true_length: VerlSync(),
+    "verl": lambda settings, context, true_length: Verl(),
+    "group": lambda settings, context, true_length: WholeGroup(),
+    "streamrl-oracle": lambda settings, context, true_length: StreamRLOracle(true_length),
+    "partial": lambda settings, context, true_length: VerlSync(),
+    "divided": _divided,
+    "context": _context,
+    "oracle": _oracle,
+    "seer-paper": _context,
+    "seer": _context,
+}
+NAMES = tuple(_FACTORIES)
+_GROUPED = ("seer", "seer-paper")
+_ORACLES = ("oracle", "streamrl-oracle")
+
+
+def parse_policy(name: str) -> PolicySpec:
+    """Read a policy's name, `+sd` included."""
+    base, plus, suffix = name.partition("+")
+    if base not in _FACTORIES or (plus and suffix != "sd"):
+        close = difflib.get_close_matches(base, NAMES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}; +sd adds plain speculation"
+        raise ConfigError(f"unknown policy {name!r}", hint=hint)
+    drafts: Drafts = "grouped" if base in _GROUPED else ("own" if plus else "none")
+    oversample = 2 if base == "partial" else 1
+    return PolicySpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES)
+
+
+def make_policy(spec: PolicySpec, settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+    """The policy itself."""
+    return _FACTORIES[spec.name.partition("+")[0]](settings, context, true_length)

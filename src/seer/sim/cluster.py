@@ -1,0 +1,137 @@
+"""Run one workload under one policy in virtual time: the production rollout loop over simulated instances."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from seer.buffer import Request
+from seer.context import Context
+from seer.metrics.events import Ended, Event, EventSink, Queued, Started, Stopped
+from seer.metrics.summary import Summarizer, Summary
+from seer.rollout import RolloutLoop
+from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+from seer.sim import virtual_time
+from seer.sim.instance import SimulatedInstance
+from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
+from seer.sim.workloads import Workload
+from seer.speculation.budget import Rule
+from seer.types import GroupResult
+
+Speculation = Literal["auto", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """One policy on one workload."""
+
+    workload: Workload
+    policy: str
+    off_policy: bool
+    summary: Summary
+    wall_s: float
+    """Real seconds the simulation took."""
+
+
+def simulate(
+    workload: Workload,
+    policy: str,
+    *,
+    speculation: Speculation = "auto",
+    settings: PolicySettings | None = None,
+    budget_rule: Rule = "marginal",
+    curve: AcceptanceCurve | None = None,
+    events: EventSink | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SimulationResult:
+    """Roll the workload out to the end; `events` also receives everything that happens."""
+    workload.check()
+    began_s = time.perf_counter()
+    spec = parse_policy(policy)
+    wanted_groups = len(workload.lengths)
+    if spec.oversample > 1:
+        workload = replace(workload, lengths=workload.lengths * spec.oversample)
+    flat = [length for row in workload.lengths for length in row]
+    model: SpeculationModel | None = None
+    if speculation == "auto" and spec.drafts != "none":
+        model = SpeculationModel(spec.drafts == "grouped", budget_rule, curve or AcceptanceCurve())
+    groups = GroupProgress()
+    summarizer = Summarizer(workload.num_instances)
+    sinks: list[EventSink] = [summarizer]
+    if model is not None:
+        sinks.append(_track(groups))
+    if events is not None:
+        sinks.append(events)
+    emit = sinks[0] if len(sinks) == 1 else _fan_out(sinks)
+
+    settings = settings or PolicySettings(chunk_tokens=workload.chunk_tokens)
+    context = Context()
+
+    def true_length(request: Request) -> int:
+        return flat[request.id]
+
+    async def rollout() -> int:
+        instances = [
+            SimulatedInstance(
+                i,
+                workload.cost,
+                workload.limits(),
+                flat.__getitem__,
+                speculation=model,
+                progress=groups,
+                events=emit,
+            )
+            for i in range(workload.num_instances)
+        ]
+        loop = RolloutLoop(instances, make_policy(spec, settings, context, true_length), context, events=emit)
+        for instance in instances:
+            await instance.start(loop.on_output)
+        whole: list[GroupResult] = []
+        enough = wanted_groups if spec.oversample > 1 else None
+        num_done = 0
+        async for _ in loop.run(workload.groups(), enough_groups=enough):
+            num_done += 1
+            if progress is not None:
+                progress(num_done, wanted_groups)
+        del whole
+        for instance in instances:
+            await instance.close()
+        return num_done
+
+    virtual_time.run(rollout())
+    return SimulationResult(
+        workload=workload,
+        policy=policy,
+        off_policy=spec.off_policy,
+        summary=summarizer.summary(),
+        wall_s=time.perf_counter() - began_s,
+    )
+
+
+def _fan_out(sinks: list[EventSink]) -> EventSink:
+    def emit(event: Event) -> None:
+        for sink in sinks:
+            sink(event)
+
+    return emit
+
+
+def _track(progress: GroupProgress) -> EventSink:
+    """Keep count of each group's finished and running members, as the draft server would know them."""
+    group_of: dict[int, int] = {}
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Queued):
+            group_of[event.request] = event.group
+        elif isinstance(event, Started):
+            group = group_of[event.request]
+            progress.num_running[group] = progress.num_running.get(group, 0) + 1
+        elif isinstance(event, Stopped):
+            progress.num_running[group_of[event.request]] -= 1
+        elif isinstance(event, Ended):
+            group = group_of[event.request]
+            progress.num_finished[group] = progress.num_finished.get(group, 0) + 1
+
+    return observe

@@ -1,0 +1,519 @@
+"""A simulated instance: continuous batching as vLLM does it, as a cost model in virtual time.
+
+Requests wait first come, first served; one is let in when its context's KV fits. Contexts without KV are computed in
+pieces beside the decoding of others. Every running request gains `rate` tokens a step (1, or more with speculation).
+When KV memory runs out, the request that was let in last is preempted: its KV is dropped and recomputed later.
+
+Between two changes of the batch a step's cost is linear in the context, so any number of steps has a closed form and the
+instance jumps from change to change. Steps are continuous quantities here; memory is counted in tokens, not blocks.
+
+    step k of a stretch costs   base + c·(S + R·k)          S: context tokens now, R: tokens gained per step
+    n steps cost                n·(base + c·S) + c·R·n²/2
+
+Invariants
+  1. KV of running requests never exceeds the capacity: preemption comes first.
+  2. Every submitted chunk gets exactly one output with an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
+from seer.sim.costs import InstanceCost, StepTime
+from seer.sim.speculation import GroupProgress, SpeculationModel
+from seer.speculation.budget import OFF, Depths, geometric_survival, tokens_per_step
+from seer.types import Chunk, ChunkEnd, ChunkOutput
+
+MAX_BATCHED_TOKENS = 8192
+"""Tokens one step may carry, prefill included (vLLM's default on large GPUs)."""
+DEPTH_REVIEW_S = 20.0
+"""Draft depths and acceptance are reviewed at least this often, and whenever the batch changed by an eighth."""
+_EPSILON_STEPS = 1e-6
+
+
+class _Run:
+    """A chunk in this instance's hands."""
+
+    __slots__ = (
+        "chunk",
+        "context",
+        "end_step",
+        "entered_step",
+        "is_last",
+        "prefill",
+        "produced",
+        "rate",
+        "ready_s",
+        "recompute",
+        "target",
+        "version",
+    )
+
+    def __init__(self, chunk: Chunk, target: int, is_last: bool) -> None:
+        self.chunk = chunk
+        self.target = target  # tokens this chunk will generate
+        self.is_last = is_last  # the model stops at the target
+        self.context = chunk.num_context_tokens  # when it last entered the batch
+        self.produced = 0.0  # of the target, up to entering the batch
+        self.rate = 1.0
+        self.entered_step = 0.0
+        self.end_step = 0.0
+        self.version = 0  # of its heap entry
+        self.prefill = 0  # tokens to compute before decoding
+        self.recompute = 0  # of these, tokens that had KV once
+        self.ready_s = 0.0  # when KV pulled from the pool has arrived
+
+
+class SimulatedInstance:
+    """Implements `seer.engine.base.Instance` in virtual time."""
+
+    def __init__(
+        self,
+        id: int,
+        cost: InstanceCost,
+        limits: InstanceLimits,
+        true_length: Callable[[int], int],
+        *,
+        speculation: SpeculationModel | None = None,
+        progress: GroupProgress | None = None,
+        events: EventSink = discard,
+        sample_state: bool = True,
+    ) -> None:
+        self._id = id
+        self._cost = cost
+        self._limits = limits
+        self._true_length = true_length
+        self._speculation = speculation
+        self._progress = progress or GroupProgress()
+        self._events = events
+        self._sample_state = sample_state
+        self._sink: OutputSink | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+        self._waiting: deque[_Run] = deque()
+        self._prefilling: deque[_Run] = deque()
+        self._prefill_end_step = math.inf
+        self._prefill_batch = 0
+        self._running: dict[int, _Run] = {}  # in order of admission
+        self._ends: list[tuple[float, int, int, _Run]] = []  # (end step, request, version, run)
+        self._num_probes = 0
+
+        self._steps = 0.0
+        self._at_s = 0.0
+        self._context = 0.0  # S, of running requests
+        self._gain = 0.0  # R
+        self._prefilling_tokens = 0
+        self._group_members: dict[int, int] = {}  # members with KV here; they share the prompt's
+        self._shared_tokens = 0.0
+        self._resting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # request -> (tokens, group), LRU
+        self._resting_tokens = 0
+        self._step_time = StepTime(0.0, 0.0)
+        self._depths: Depths = OFF
+        self._reviewed_batch = 0
+        self._reviewed_s = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._replan_pending = False
+        self._num_preemptions = 0
+        self._step_costs: dict[tuple[int, float, float], StepTime] = {}
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """Dense and unique within a rollout."""
+        return self._id
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """What it can hold."""
+        return self._limits
+
+    async def start(self, sink: OutputSink) -> None:
+        """Outputs go to `sink` from now on."""
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+        self._at_s = self._loop.time()
+
+    def submit(self, chunk: Chunk) -> None:
+        """Queue the chunk."""
+        assert self._loop is not None, "submit before start"
+        left = self._true_length(chunk.request) - chunk.num_generated_tokens
+        run = _Run(chunk, min(left, chunk.max_tokens), left <= chunk.max_tokens)
+        assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
+        if chunk.load_kv:
+            run.ready_s = self._loop.time() + self._cost.transfer_s(chunk.num_context_tokens)
+        self._waiting.append(run)
+        self._replan_soon()
+
+    def abort(self, request: int) -> None:
+        """End the request's chunk with what it has generated."""
+        self._advance()
+        run = self._running.get(request)
+        if run is not None:
+            self._leave(run)
+            produced = self._produced(run)
+        else:
+            waiting = [r for r in (*self._waiting, *self._prefilling) if r.chunk.request == request]
+            if not waiting:
+                return
+            run = waiting[0]
+            produced = run.produced
+            if run in self._prefilling:
+                self._prefilling.remove(run)
+                self._prefill_batch = 0
+                self._prefill_end_step = math.inf
+                self._prefilling_tokens -= run.context
+                self._drop_member(run.chunk)
+            else:
+                self._waiting.remove(run)
+        self._emit(run, int(produced), ChunkEnd.ABORTED)
+        self._replan_soon()
+
+    def view(self) -> InstanceView:
+        """How it is doing."""
+        return InstanceView(
+            num_running=len(self._running) + len(self._prefilling),
+            num_waiting=len(self._waiting),
+            used_kv_blocks=int(self._used_tokens()) // self._limits.block_tokens,
+            cached_kv_blocks=self._resting_tokens // self._limits.block_tokens,
+            num_preemptions=self._num_preemptions,
+        )
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """Tokens of the chunk's context with KV here."""
+        if chunk.request in self._resting:
+            return self._resting[chunk.request][0]
+        return chunk.num_prompt_tokens if chunk.group in self._group_members else 0
+
+    async def update_weights(self, weights: Weights, epoch: int) -> None:
+        """All KV is of the old epoch now."""
+        for request in list(self._resting):
+            self._forget_resting(request)
+
+    async def pause(self) -> None:
+        """A simulation has no one to pause for."""
+
+    async def resume(self) -> None:
+        """A simulation has no one to pause for."""
+
+    async def close(self) -> None:
+        """End what is left."""
+        for request in [r.chunk.request for r in (*self._running.values(), *self._waiting, *self._prefilling)]:
+            self.abort(request)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _used_tokens(self) -> float:
+        return self._context + self._prefilling_tokens - self._shared_tokens
+
+    def _add_member(self, chunk: Chunk) -> None:
+        members = self._group_members.get(chunk.group, 0)
+        self._group_members[chunk.group] = members + 1
+        if members:
+            self._shared_tokens += chunk.num_prompt_tokens
+
+    def _drop_member(self, chunk: Chunk) -> None:
+        members = self._group_members[chunk.group] - 1
+        if members:
+            self._group_members[chunk.group] = members
+            self._shared_tokens -= chunk.num_prompt_tokens
+        else:
+            del self._group_members[chunk.group]
+
+    def _forget_resting(self, request: int) -> int:
+        tokens, _ = self._resting.pop(request)
+        self._resting_tokens -= tokens
+        return tokens
+
+    def _make_room(self, num_tokens: float) -> bool:
+        """Drop resting KV, oldest first, until this many more tokens fit; False if they cannot."""
+        free = self._limits.kv_tokens - self._used_tokens()
+        if free < num_tokens:
+            return False
+        while self._resting and free - self._resting_tokens < num_tokens:
+            self._forget_resting(next(iter(self._resting)))
+        return True
+
+    # -- the batch ---------------------------------------------------------------------------------------------------
+
+    def _produced(self, run: _Run) -> float:
+        return min(float(run.target), run.produced + (self._steps - run.entered_step) * run.rate)
+
+    def _enter(self, run: _Run) -> None:
+        """Start decoding."""
+        chunk = run.chunk
+        run.entered_step = self._steps
+        run.rate = 1.0
+        if self._speculation is not None:
+            depth = self._depths.probes if chunk.is_probe else self._depths.others
+            acceptance = self._speculation.acceptance(self._progress, chunk.group)
+            run.rate = tokens_per_step(geometric_survival(acceptance), depth)
+        self._running[chunk.request] = run
+        self._num_probes += chunk.is_probe
+        self._context += run.context
+        self._gain += run.rate
+        self._push_end(run)
+        self._events(Decoding(self._at_s, chunk.request, self._id))
+
+    def _leave(self, run: _Run) -> None:
+        """Stop decoding, for whatever reason; its KV is the caller's to keep or drop."""
+        del self._running[run.chunk.request]
+        self._num_probes -= run.chunk.is_probe
+        self._context -= run.context + (self._produced(run) - run.produced)
+        self._gain -= run.rate
+        run.version += 1
+        if not self._running:
+            self._context = self._gain = 0.0  # sheds rounding errors
+        self._drop_member(run.chunk)
+
+    def _push_end(self, run: _Run) -> None:
+        run.version += 1
+        run.end_step = self._steps + (run.target - self._produced(run)) / run.rate
+        heapq.heappush(self._ends, (run.end_step, run.chunk.request, run.version, run))
+
+    def _next_end_step(self) -> float:
+        ends = self._ends
+        while ends and ends[0][2] != ends[0][3].version:
+            heapq.heappop(ends)
+        return ends[0][0] if ends else math.inf
+
+    def _admit_waiting(self) -> None:
+        """Let waiting requests in while their context fits, in order."""
+        while self._waiting and len(self._running) + len(self._prefilling) < self._limits.max_running:
+            run = self._waiting[0]
+            if run.ready_s > self._at_s:
+                return
+            chunk = run.chunk
+            resting = self._resting.get(chunk.request)
+            if resting is not None:
+                self._forget_resting(chunk.request)
+            shared = chunk.num_prompt_tokens if chunk.group in self._group_members else 0
+            if not self._make_room(run.context + 1 - shared):
+                if resting is not None:
+                    self._resting[chunk.request] = resting
+                    self._resting_tokens += resting[0]
+                return
+            self._waiting.popleft()
+            self._plan_prefill(run, resting is not None, shared)
+            self._add_member(chunk)
+            self._prefilling_tokens += run.context
+            self._prefilling.append(run)
+
+    def _plan_prefill(self, run: _Run, is_resting: bool, shared: int) -> None:
+        """How many tokens must be computed before it decodes, and how many of them for the second time."""
+        chunk = run.chunk
+        loaded = 0
+        if is_resting or run.ready_s:
+            run.prefill, run.recompute = 1, 0
+            loaded = 0 if is_resting else chunk.num_context_tokens
+            run.ready_s = 0.0  # if preempted later, it is recomputed
+        else:
+            run.prefill = max(1, run.context - shared)
+            begun = chunk.num_generated_tokens > 0 or run.produced > 0
+            run.recompute = run.prefill if begun else 0
+        self._events(
+            Prefilling(self._at_s, chunk.request, self._id, run.prefill, run.recompute, loaded)
+        )
+
+    def _preempt_last(self) -> None:
+        """Drop the KV of the request that was let in last; it goes to the head of the queue."""
+        request = next(reversed(self._running))
+        run = self._running[request]
+        produced = self._produced(run)
+        self._leave(run)
+        run.produced = produced
+        run.context = run.chunk.num_context_tokens + int(produced)
+        self._num_preemptions += 1
+        self._events(Preempted(self._at_s, request, self._id))
+        self._waiting.appendleft(run)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _seconds(self, num_steps: float) -> float:
+        time = self._step_time
+        flat = time.base_s + time.per_context_token_s * self._context
+        return num_steps * (flat + time.per_context_token_s * self._gain * num_steps / 2)
+
+    def _steps_in(self, seconds: float) -> float:
+        """Inverse of `_seconds`."""
+        time = self._step_time
+        flat = time.base_s + time.per_context_token_s * self._context
+        bend = time.per_context_token_s * self._gain
+        if bend <= 0.0:
+            return seconds / flat
+        return 2.0 * seconds / (flat + math.sqrt(flat * flat + 2.0 * bend * seconds))
+
+    def _advance(self) -> None:
+        """Bring the batch up to the present."""
+        assert self._loop is not None, "time passes only after start"
+        now_s = self._loop.time()
+        elapsed_s = now_s - self._at_s
+        self._at_s = now_s
+        if elapsed_s <= 0.0 or not (self._running or self._prefilling):
+            return
+        num_steps = self._steps_in(elapsed_s)
+        self._steps += num_steps
+        self._context += self._gain * num_steps
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._replan()
+
+    def _replan_soon(self) -> None:
+        """Replan once after everything that happens at this instant."""
+        if not self._replan_pending:
+            assert self._loop is not None, "replan before start"
+            self._replan_pending = True
+            self._loop.call_soon(self._replan)
+
+    def _replan(self) -> None:
+        """Apply what is due, let requests in, and set the alarm for the next change of the batch."""
+        self._replan_pending = False
+        self._advance()
+        changed = self._finish_due()
+        changed |= self._finish_prefill()
+        while self._running and not self._make_room(self._gain * _EPSILON_STEPS):
+            self._preempt_last()
+            changed = True
+        if not changed or self._used_tokens() < self._limits.kv_tokens - self._gain:
+            self._admit_waiting()
+        self._review_depths()
+        self._set_step_time()
+        if self._sample_state:
+            self._report()
+        self._set_alarm()
+
+    def _finish_due(self) -> bool:
+        due = self._steps + _EPSILON_STEPS
+        finished = False
+        while self._next_end_step() <= due:
+            run = heapq.heappop(self._ends)[3]
+            self._leave(run)
+            finished = True
+            if not run.is_last:
+                tokens = run.chunk.num_context_tokens + run.target
+                self._resting[run.chunk.request] = (tokens, run.chunk.group)
+                self._resting_tokens += tokens
+            self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
+        return finished
+
+    def _finish_prefill(self) -> bool:
+        if self._steps + _EPSILON_STEPS < self._prefill_end_step:
+            return False
+        for _ in range(self._prefill_batch):
+            run = self._prefilling.popleft()
+            self._prefilling_tokens -= run.context
+            self._enter(run)
+        self._prefill_batch = 0
+        self._prefill_end_step = math.inf
+        return True
+
+    def _set_step_time(self) -> None:
+        """Cost of the coming steps; a new piece of prefill starts if none is under way."""
+        num_running = len(self._running)
+        tokens_per_request = 1.0
+        if num_running and not self._depths.off:
+            drafted = self._num_probes * self._depths.probes
+            drafted += (num_running - self._num_probes) * self._depths.others
+            tokens_per_request += drafted / num_running
+        room = max(256.0, MAX_BATCHED_TOKENS - num_running * tokens_per_request)
+        if self._prefilling and not self._prefill_batch:
+            total = 0
+            for run in self._prefilling:
+                if self._prefill_batch and total + run.prefill > room:
+                    break
+                total += run.prefill
+                self._prefill_batch += 1
+            self._prefill_end_step = self._steps + max(1.0, total / room)
+        prefill = 0.0
+        if self._prefill_batch:
+            # A power of two near enough, so that step costs repeat and can be remembered.
+            prefill = min(room, 2.0 ** math.ceil(math.log2(sum(self._batch_prefill()))))
+        key = (num_running, round(tokens_per_request, 2), prefill)
+        if key not in self._step_costs:
+            self._step_costs[key] = self._cost.step(*key)
+        self._step_time = self._step_costs[key]
+
+    def _batch_prefill(self) -> list[int]:
+        return [self._prefilling[i].prefill for i in range(self._prefill_batch)]
+
+    def _set_alarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        assert self._loop is not None, "alarm before start"
+        when_s = math.inf
+        if self._running or self._prefilling:
+            num_steps = min(self._next_end_step(), self._prefill_end_step) - self._steps
+            if self._gain > 0.0:
+                free = self._limits.kv_tokens - self._used_tokens()
+                num_steps = min(num_steps, max(free, 0.0) / self._gain + 2 * _EPSILON_STEPS)
+            when_s = self._at_s + self._seconds(max(num_steps, 0.0))
+        if self._waiting and self._waiting[0].ready_s > self._at_s:
+            when_s = min(when_s, self._waiting[0].ready_s)
+        if self._speculation is not None and self._running:
+            when_s = min(when_s, self._reviewed_s + DEPTH_REVIEW_S)
+        if when_s < math.inf:
+            self._timer = self._loop.call_at(when_s, self._on_timer)
+
+    # -- speculation -------------------------------------------------------------------------------------------------
+
+    def _review_depths(self) -> None:
+        """Choose draft depths anew when the batch or the siblings have changed enough."""
+        if self._speculation is None or not self._running:
+            return
+        num_running = len(self._running)
+        steady = abs(num_running - self._reviewed_batch) * 8 <= self._reviewed_batch
+        if steady and self._at_s < self._reviewed_s + DEPTH_REVIEW_S:
+            return
+        self._reviewed_s, self._reviewed_batch = self._at_s, num_running
+        rates = {
+            group: self._speculation.acceptance(self._progress, group)
+            for group in {run.chunk.group for run in self._running.values()}
+        }
+        mean = sum(rates[run.chunk.group] for run in self._running.values()) / num_running
+        self._depths = self._speculation.depths(
+            self._cost, self._num_probes, num_running - self._num_probes, self._context, round(mean, 3)
+        )
+        self._gain = 0.0
+        for run in self._running.values():
+            produced = self._produced(run)
+            run.context += produced - run.produced  # type: ignore[assignment]
+            run.produced, run.entered_step = produced, self._steps
+            depth = self._depths.probes if run.chunk.is_probe else self._depths.others
+            run.rate = tokens_per_step(geometric_survival(rates[run.chunk.group]), depth)
+            self._gain += run.rate
+            self._push_end(run)
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def _emit(self, run: _Run, num_tokens: int, end: ChunkEnd) -> None:
+        assert self._sink is not None, "output before start"
+        chunk = run.chunk
+        self._sink(ChunkOutput(chunk.request, chunk.attempt, self._id, num_tokens, end=end))
+
+    def _report(self) -> None:
+        num_running = len(self._running)
+        drafted = 0.0
+        if num_running and not self._depths.off:
+            drafted = self._num_probes * self._depths.probes
+            drafted = (drafted + (num_running - self._num_probes) * self._depths.others) / num_running
+        self._events(
+            InstanceState(
+                self._at_s,
+                self._id,
+                num_running + len(self._prefilling),
+                len(self._waiting),
+                int(self._used_tokens()),
+                drafted,
+                self._gain / num_running if num_running else 1.0,
+            )
+        )

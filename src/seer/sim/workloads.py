@@ -1,0 +1,201 @@
+"""What is simulated: how many groups of which lengths, on which model, GPUs and instances.
+
+`moonlight`, `qwen2-vl-72b` and `kimi-k2` carry the paper's Table 3. The paper gives the mean and the maximum length and
+says that lengths go together within a group; shape and correlation are ours: log-normal lengths cut at the maximum, with
+a share of the variance of the logarithm common to the group.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seer.errors import ConfigError, InputError
+from seer.sim.costs import GPUS, H200, H800, MODELS, InstanceCost
+from seer.types import Group, InstanceLimits, Sampling
+
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthModel:
+    """Log-normal response lengths, correlated within a group, cut at a maximum."""
+
+    mean: int
+    maximum: int
+    sigma: float
+    """Standard deviation of the logarithm of the length."""
+    correlation: float
+    """Share of the variance of the logarithm that is common to a group's responses."""
+
+    def sample(self, num_groups: int, group_size: int, seed: int) -> list[list[int]]:
+        """Lengths by group; the mean of what is drawn is `mean`, as near as the maximum allows."""
+        random = np.random.default_rng(seed)
+        common = random.standard_normal((num_groups, 1)) * math.sqrt(self.correlation)
+        own = random.standard_normal((num_groups, group_size)) * math.sqrt(1.0 - self.correlation)
+        noise = self.sigma * (common + own)
+        low, high = 0.0, math.log(self.maximum) + 4 * self.sigma
+        for _ in range(60):  # the cut pulls the mean down: find the median that restores it
+            middle = (low + high) / 2
+            if np.minimum(np.exp(middle + noise), self.maximum).mean() < self.mean:
+                low = middle
+            else:
+                high = middle
+        lengths = np.clip(np.exp(low + noise), 1, self.maximum).astype(int)
+        return [[int(length) for length in row] for row in lengths]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One iteration: lengths by group and the cluster that serves them."""
+
+    name: str
+    lengths: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    prompt_tokens: int
+    cost: InstanceCost
+    num_instances: int
+    chunk_tokens: int = 8192
+    max_running: int = 1024
+
+    @property
+    def num_requests(self) -> int:
+        """Over all groups."""
+        return sum(map(len, self.lengths))
+
+    @property
+    def num_tokens(self) -> int:
+        """Over all responses."""
+        return sum(map(sum, self.lengths))
+
+    @property
+    def group_size(self) -> int:
+        """Responses per group (the largest, where they differ)."""
+        return max(map(len, self.lengths))
+
+    def limits(self) -> InstanceLimits:
+        """Of each instance."""
+        return InstanceLimits(
+            kv_blocks=self.cost.kv_tokens // BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS,
+            max_running=self.max_running,
+            max_context_tokens=self.prompt_tokens + self.max_tokens,
+        )
+
+    def groups(self) -> list[Group]:
+        """The work, without the lengths: those are for the instances and the oracles to know."""
+        sampling = Sampling(max_tokens=self.max_tokens)
+        return [
+            Group(id=i, num_requests=len(row), num_prompt_tokens=self.prompt_tokens, sampling=sampling)
+            for i, row in enumerate(self.lengths)
+        ]
+
+    def check(self) -> None:
+        """Refuse what cannot run, before it starts."""
+        if self.num_instances < 1:
+            raise ConfigError(f"{self.num_instances} instances", hint="--instances 1 or more")
+        if not self.lengths or not all(self.lengths):
+            raise ConfigError(f"workload {self.name} has no groups, or an empty one", hint="--group-size 1 or more")
+        room = self.limits().kv_tokens
+        if room < self.prompt_tokens + self.max_tokens:
+            raise ConfigError(
+                f"one request may reach {self.prompt_tokens + self.max_tokens} tokens, "
+                f"an instance of {self.cost.num_gpus} x {self.cost.gpu.name} holds the KV of {max(room, 0)}",
+                hint="more GPUs per instance, or a smaller maximum",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PaperWorkload:
+    """A column of Table 3, with the calibrated numbers of docs/design/0002-simulator.md."""
+
+    model: str
+    num_gpus: int
+    expert_parallel: bool
+    num_instances: int
+    num_groups: int
+    group_size: int
+    prompt_tokens: int
+    lengths: LengthModel
+    overhead_s: float
+    slowdown: float
+    memory_share: float
+
+
+PAPER: dict[str, _PaperWorkload] = {
+    "moonlight": _PaperWorkload(
+        model="moonlight",
+        num_gpus=1,
+        expert_parallel=False,
+        num_instances=32,
+        num_groups=400,
+        group_size=8,
+        prompt_tokens=512,
+        lengths=LengthModel(mean=22_386, maximum=65_536, sigma=1.0, correlation=0.7),
+        overhead_s=0.012,
+        slowdown=2.0,
+        memory_share=0.85,
+    ),
+    "qwen2-vl-72b": _PaperWorkload(
+        model="qwen2-vl-72b",
+        num_gpus=8,
+        expert_parallel=False,
+        num_instances=16,
+        num_groups=600,
+        group_size=16,
+        prompt_tokens=1024,
+        lengths=LengthModel(mean=7_615, maximum=40_960, sigma=1.0, correlation=0.7),
+        overhead_s=0.02,
+        slowdown=2.0,
+        memory_share=0.85,
+    ),
+    "kimi-k2": _PaperWorkload(
+        model="kimi-k2",
+        num_gpus=32,
+        expert_parallel=True,
+        num_instances=8,
+        num_groups=800,
+        group_size=8,
+        prompt_tokens=512,
+        lengths=LengthModel(mean=38_959, maximum=98_304, sigma=1.0, correlation=0.7),
+        overhead_s=0.02,
+        slowdown=2.0,
+        memory_share=0.85,
+    ),
+}
+
+
+def paper_workload(
+    name: str, *, seed: int = 0, group_size: int | None = None, num_instances: int | None = None
+) -> Workload:
+    """One of the paper's three; another group size keeps the number of requests, as the paper's sweep does."""
+    spec = PAPER[name]
+    size = group_size if group_size is not None else spec.group_size
+    if size < 1:
+        raise ConfigError(f"group size {size}", hint="--group-size 1 or more")
+    num_groups = max(1, spec.num_groups * spec.group_size // size)
+    lengths = spec.lengths.sample(num_groups, size, seed)
+    cost = InstanceCost(
+        model=MODELS[spec.model],
+        gpu=H800,
+        num_gpus=spec.num_gpus,
+        expert_parallel=spec.expert_parallel,
+        overhead_s=spec.overhead_s,
+        slowdown=spec.slowdown,
+        memory_share=spec.memory_share,
+    )
+    return Workload(
+        name=name,
+        lengths=tuple(map(tuple, lengths)),
+        max_tokens=spec.lengths.maximum,
+        prompt_tokens=spec.prompt_tokens,
+        cost=cost,
+        num_instances=num_instances if num_instances is not None else spec.num_instances,
+    )

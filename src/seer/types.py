@@ -1,0 +1,232 @@
+"""The nouns that every layer shares: frozen values, no behaviour beyond what their own fields say.
+
+A *group* asks for several responses to one prompt; each response is a *request*; a request is carried out in *chunks*,
+and an instance answers a chunk with a stream of *outputs*. The request's mutable life is in `seer.buffer`, nowhere else.
+
+Token ids may be absent: a simulated instance generates lengths, not tokens. Whatever decides anything therefore reads
+the counts (`num_*_tokens`), never the ids.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the tokens of a request are drawn. The defaults sample from the model's own distribution."""
+
+    max_tokens: int
+    """The most tokens a response may have, its stop token included."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    min_tokens: int = 0
+    """Stop tokens are not drawn before this many tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, beside the model's own end-of-sequence tokens."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence tokens (`stop_token_ids` still stop)."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible settings here, before anything expensive starts."""
+        checks: tuple[tuple[bool, str, object, str], ...] = (
+            (self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1"),
+            (self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more"),
+            (0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1"),
+            (self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1, or None for off"),
+            (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"0 to max_tokens={self.max_tokens}"),
+        )
+        for holds, name, got, limit in checks:
+            if not holds:
+                raise ConfigError(f"{name}={got} is out of range", hint=f"use {limit}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One prompt and how many responses to it are wanted."""
+
+    id: int
+    """Dense and unique within a rollout."""
+    num_requests: int
+    num_prompt_tokens: int
+    sampling: Sampling
+    prompt: Sequence[int] | None = None
+    """Token ids; None in simulation."""
+    seed: int = 0
+    """Each request's own seed is derived from this one and its index."""
+    key: str | None = None
+    """Names the prompt across epochs, so that what an earlier epoch taught can serve as a prior."""
+
+    def __post_init__(self) -> None:
+        """A group is never empty and its prompt, where given, has the length it states."""
+        if self.num_requests < 1:
+            raise ConfigError(f"group {self.id} asks for {self.num_requests} responses", hint="ask for at least 1")
+        if self.num_prompt_tokens < 1:
+            raise ConfigError(f"group {self.id} has an empty prompt", hint="a prompt needs at least one token")
+        if self.prompt is not None and len(self.prompt) != self.num_prompt_tokens:
+            raise ConfigError(
+                f"group {self.id} states {self.num_prompt_tokens} prompt tokens and carries {len(self.prompt)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLimits:
+    """What an instance can hold; fixed while it runs."""
+
+    kv_blocks: int
+    block_tokens: int
+    max_running: int
+    """Requests it decodes at once; more wait inside it."""
+    max_context_tokens: int
+    """Longest prompt plus response it can serve."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV fits at once."""
+        return self.kv_blocks * self.block_tokens
+
+    def blocks(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens of one request."""
+        return -(-num_tokens // self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Consecutive generated tokens of one request, all sampled under one epoch of the weights."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Of each token under the distribution it was drawn from (after temperature, top-p, top-k and min-p)."""
+    epoch: int
+    raw_logprobs: Sequence[float] | None = None
+    """Of each token under the model's own distribution (temperature 1, nothing cut), where the instance reports it."""
+
+    def __post_init__(self) -> None:
+        """A token without its log-probability is never passed on."""
+        assert len(self.ids) == len(self.logprobs), f"{len(self.ids)} tokens, {len(self.logprobs)} log-probabilities"
+
+
+class ChunkEnd(enum.Enum):
+    """Why an instance stopped working on a chunk."""
+
+    STOP = "stop"
+    """The model ended the response."""
+    LIMIT = "limit"
+    """The chunk's own token limit was reached; the request may have more to come."""
+    ABORTED = "aborted"
+    """The driver asked for it; what was generated was returned."""
+    FAILED = "failed"
+    """The instance could not go on; `ChunkOutput.error` says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What an instance is asked to do: continue one request by at most `max_tokens` tokens."""
+
+    request: int
+    group: int
+    attempt: int
+    """Counts the chunks started for this request; outputs of any but the newest attempt are ignored."""
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    """Generated by earlier chunks, on whatever instance."""
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    """Sampling noise is a function of this and a token's absolute position, where the instance can do so."""
+    epoch: int
+    prompt: Sequence[int] | None = None
+    spans: tuple[TokenSpan, ...] = ()
+    is_probe: bool = False
+    load_kv: bool = True
+    """Fetch the request's KV from the pool where it is held; otherwise recompute what this instance lacks."""
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens that precede the first one this chunk generates."""
+        return self.num_prompt_tokens + self.num_generated_tokens
+
+    def token_ids(self) -> list[int]:
+        """Prompt and everything generated so far; only for instances that compute on tokens."""
+        assert self.prompt is not None, f"chunk of request {self.request} carries no token ids"
+        ids = list(self.prompt)
+        for span in self.spans:
+            ids.extend(span.ids)
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOutput:
+    """News of a chunk: tokens since the last news, and how it ended once it has."""
+
+    request: int
+    attempt: int
+    instance: int
+    num_tokens: int
+    span: TokenSpan | None = None
+    """The tokens themselves; None where the instance only simulates."""
+    end: ChunkEnd | None = None
+    error: str | None = None
+    stop_token: int | None = None
+    num_drafted: int = 0
+    """Draft tokens verified for this output, and how many of them were accepted."""
+    num_accepted: int = 0
+
+    def __post_init__(self) -> None:
+        """Counts and tokens never disagree."""
+        assert self.span is None or len(self.span.ids) == self.num_tokens, (
+            f"output of request {self.request}: {self.num_tokens} tokens stated, {len(self.span.ids)} carried"
+        )
+
+
+class FinishReason(enum.Enum):
+    """How a request ended; each ends in exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One finished request, everything it generated included."""
+
+    request: int
+    group: int
+    index: int
+    """Which of the group's responses this is, from 0."""
+    reason: FinishReason
+    num_tokens: int
+    spans: tuple[TokenSpan, ...] = ()
+    error: str | None = None
+    queued_s: float = 0.0
+    started_s: float | None = None
+    """When its first chunk was handed to an instance; None if none ever was."""
+    finished_s: float = 0.0
+    num_chunks: int = 0
+    num_migrations: int = 0
+
+    def token_ids(self) -> list[int]:
+        """All generated tokens, in order."""
+        return [token for span in self.spans for token in span.ids]
+
+    def logprobs(self) -> list[float]:
+        """The log-probability of each token of `token_ids`."""
+        return [value for span in self.spans for value in span.logprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """A group all of whose requests have ended."""
+
+    group: Group
+    responses: tuple[Response, ...] = field(default_factory=tuple)
