@@ -1,8 +1,9 @@
 """Accepted tokens per step at equal budget: arctic uncapped against ours, on recorded groups.
 
-The peer gets one tree per group (it has no notion of a group; this is the kindest use of it), no cap by match length and
-no threshold. It is given the prompt as its own cache does, in front of every response; where a set has no prompts it
-also gets a start mark in front of every response, because our index has one. Its better depth counts.
+The peer gets one tree per group (it has no notion of a group; this is the kindest use of it), no cap by
+match length and no threshold. It is given the prompt as its own cache does, in front of every response;
+where a set has no prompts it also gets a start mark in front of every response, because our index has one.
+Its better depth counts.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ class Comparison(NamedTuple):
     ours_drafted: float
 
 
-def arctic_replay(
+def arctic_replay(  # noqa: PLR0917
     module: ModuleType, groups: Sequence[RecordedGroup], references: int, budget: int, tree: bool, depth: int
 ) -> tuple[float, float]:
     """Return accepted tokens per step and drafted tokens per step."""
@@ -48,7 +49,9 @@ def arctic_replay(
             context = np.ascontiguousarray(whole[max(end - depth, 0) : end])
             got = suffixes.speculate_ndarray(context, budget, UNCAPPED, 0.0, 0.0, tree)
             draft = Draft(
-                np.array(got.token_ids, np.int32), np.array(got.parents, np.int32), np.array(got.probs, np.float32)
+                np.array(got.token_ids, np.int32),
+                np.array(got.parents, np.int32),
+                np.array(got.probs, np.float32),
             )
             gained = min(len(accepted_path(draft, target[done:])) + 1, len(target) - done)
             suffixes.extend_ndarray(references, np.ascontiguousarray(target[done : done + gained]))
@@ -64,7 +67,11 @@ MODES = {"linear-8": (8, 1), "tree-8": (8, 8), "tree-32": (32, 8)}
 
 
 def compare(
-    module: ModuleType, name: str, groups: Sequence[RecordedGroup], references: Sequence[int], modes: Sequence[str]
+    module: ModuleType,
+    name: str,
+    groups: Sequence[RecordedGroup],
+    references: Sequence[int],
+    modes: Sequence[str],
 ) -> list[Comparison]:
     rows = []
     for n in references:
@@ -72,7 +79,28 @@ def compare(
             budget, paths = MODES[mode]
             theirs = max(arctic_replay(module, groups, n, budget, paths > 1, depth) for depth in (24, 64))
             ours = replay(groups, references=n, budget=budget, options=DraftOptions(paths=paths))
-            rows.append(
-                Comparison(name, n, mode, theirs[0], ours.mean_accepted, theirs[1], ours.drafted_per_step)
-            )
+            rows.append(Comparison(name, n, mode, theirs[0], ours.mean_accepted, theirs[1], ours.drafted_per_step))
     return rows
+
+
+class Efficiency(NamedTuple):
+    set_name: str
+    references: int
+    accepted: float
+    arctic_drafted: float
+    ours_drafted: float
+
+
+def tokens_for_equal_acceptance(
+    module: ModuleType, name: str, groups: Sequence[RecordedGroup], references: int
+) -> Efficiency:
+    """How few drafted tokens, cut by confidence, reach what the peer accepts uncapped (linear, 8)?"""
+    theirs, drafted = max(arctic_replay(module, groups, references, 8, False, depth) for depth in (24, 64))
+    best = float("inf")
+    for least in np.arange(0.0, 0.5, 0.02):
+        options = DraftOptions(min_confidence=float(least))
+        ours = replay(groups, references=references, budget=8, options=options)
+        if ours.mean_accepted < theirs:
+            break
+        best = min(best, ours.drafted_per_step)
+    return Efficiency(name, references, theirs, drafted, best)

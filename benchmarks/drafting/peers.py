@@ -1,8 +1,9 @@
 """Fetch and build the peer we compare with: the suffix extension of arctic-inference, alone.
 
-Its release is source only and its build wants torch and protobuf; the suffix tree needs neither. So the source is
-downloaded with pip (an empty `torch` module satisfies the import in its setup script) and the one CMake target is built
-with the nanobind at hand, optimised as its own project says. Everything lands in a cache folder outside the repository.
+Its release is source only and its build wants torch and protobuf; the suffix tree needs neither. So the
+source is downloaded with pip (an empty `torch` module satisfies the import in its setup script) and the one
+CMake target is built with the nanobind at hand, optimised as its own project says. Everything lands in a
+cache folder outside the repository.
 """
 
 import importlib.util
@@ -29,7 +30,8 @@ def load_arctic() -> ModuleType:
         _build(folder)
         built = sorted((folder / "build").glob("_C*.so"))
     spec = importlib.util.spec_from_file_location("_C", built[0])
-    assert spec is not None and spec.loader is not None, f"cannot load {built[0]}"
+    assert spec is not None, f"cannot load {built[0]}"
+    assert spec.loader is not None, f"cannot load {built[0]}"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

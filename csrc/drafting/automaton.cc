@@ -22,22 +22,20 @@ Sequence SuffixAutomaton::begin(const Token* lead, std::size_t size) {
 
 // One step of the online construction, started from the response's own tail. It is valid in any order of growth,
 // because a tail is a prefix with a private start symbol: nothing another response does can move it.
-void SuffixAutomaton::append(Sequence& sequence, Token token, ContextObserver* observer) {
+void SuffixAutomaton::append(Sequence& sequence, Token token, HitTable* hits) {
   const State old_tail = sequence.tail;
   const State here = new_position(sequence, token);
 
   // Every context of the old tail that has not seen `token` follow learns of this occurrence.
-  const State longest = old_tail == kNone ? kRoot : spine_[old_tail].link;
-  State context = longest;
+  State context = old_tail == kNone ? kRoot : spine_[old_tail].link;
   State target = kNone;
   int observed = 0;
   for (; context != kNone; context = branch(context).link) {
     const Branch& from = branch(context);
     const Edge* edge = edges_.find(from.edges, token);
-    const bool show = observer != nullptr && context != kRoot && from.edges.degree > 0 && observed < kMaxObserved;
-    if (show) {
+    if (hits != nullptr && context != kRoot && from.edges.degree > 0 && observed < kMaxObserved) {
       ++observed;
-      observer->observe(from.length, std::max(from.count, 2u) - 1, from.edges.degree, edge != nullptr);
+      hits->observe(from.length, std::max(from.count, 2u) - 1, from.edges.degree, edge != nullptr);
     }
     if (edge != nullptr) {
       target = edge->target;
@@ -48,18 +46,17 @@ void SuffixAutomaton::append(Sequence& sequence, Token token, ContextObserver* o
 
   if (context == kNone) {
     spine_[here].link = kRoot;
-  } else {
-    const std::uint32_t length = branch(context).length + 1;
-    if (!is_branch(target) || branch(target).length != length) {
-      // `target` also stands for longer strings that do not end here: split off the part that does.
-      const State split = clone(target, length);
-      redirect(context, token, target, split);
-      target = split;
-    }
-    spine_[here].link = target;
+    return;
   }
-  raise_counts(spine_[here].link);
-  raise_tops(longest, token);
+  const std::uint32_t length = branch(context).length + 1;
+  if (!is_branch(target) || branch(target).length != length) {
+    // `target` also stands for longer strings that do not end here: split off the part that does.
+    const State split = clone(target, length);
+    redirect(context, token, target, split);
+    target = split;
+  }
+  spine_[here].link = target;
+  raise_counts(target, context, token);
 }
 
 State SuffixAutomaton::new_position(Sequence& sequence, Token token) {
@@ -81,7 +78,10 @@ State SuffixAutomaton::new_position(Sequence& sequence, Token token) {
 }
 
 void SuffixAutomaton::insert_edge(State from, Token token, State to) {
-  edges_.insert(branch(from).edges, Edge{token, to}, [this](State target) { return count(target); });
+  EdgeList& edges = branch(from).edges;
+  const bool was_wide = edges.wide();
+  edges_.insert(edges, Edge{token, to}, [this](State target) { return count(target); });
+  if (!was_wide && edges.wide() && from != kRoot) ++num_wide_;
 }
 
 State SuffixAutomaton::clone(State original, std::uint32_t length) {
@@ -90,6 +90,7 @@ State SuffixAutomaton::clone(State original, std::uint32_t length) {
     const EdgeList edges = edges_.copy(branch(original).edges);
     branch(twin) = Branch{branch(original).link, length, branch(original).count, edges};
     branch(original).link = twin;
+    if (edges.wide()) ++num_wide_;
     return twin;
   }
   branch(twin) = Branch{spine_[original].link, length, 1, EdgeList()};
@@ -107,23 +108,22 @@ void SuffixAutomaton::redirect(State from, Token token, State old_target, State 
   }
 }
 
-void SuffixAutomaton::raise_counts(State state) {
+// One more occurrence of `state` and of all its suffixes. Their counts are follower counts of the contexts before the
+// token, and the two link chains run in step: a context s leads to the state t with length(link(t)) <= length(s) <
+// length(t). So wide contexts learn the new count of their follower without looking it up. Contexts longer than
+// `context` have just met the token for the first time; a count of one changes no header.
+void SuffixAutomaton::raise_counts(State state, State context, Token token) {
   for (int i = 0; i < kMaxCounted && state != kRoot; ++i) {
     Branch& raised = branch(state);
     ++raised.count;
     state = raised.link;
-  }
-}
-
-// The followers whose counts just grew are `token` after each context of the old tail.
-void SuffixAutomaton::raise_tops(State context, Token token) {
-  for (int i = 0; i < kMaxCounted && context != kRoot; ++i) {
-    const Branch& from = branch(context);
-    if (from.edges.wide()) {
-      const Edge* edge = edges_.find(from.edges, token);
-      edges_.raise_top(from.edges, token, count(edge->target));
+    if (num_wide_ == 0) continue;
+    const std::uint32_t shortest = branch(state).length;
+    while (context != kRoot && branch(context).length >= shortest) {
+      const Branch& from = branch(context);
+      if (from.edges.wide()) edges_.raise_top(from.edges, token, raised.count);
+      context = from.link;
     }
-    context = from.link;
   }
 }
 

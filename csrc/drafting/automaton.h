@@ -40,6 +40,7 @@
 
 #include "edge_store.h"
 #include "growing_array.h"
+#include "hit_table.h"
 
 namespace seer::drafting {
 
@@ -49,15 +50,6 @@ using Token = std::int32_t;
 constexpr State kNone = INT32_MIN;
 constexpr State kRoot = -1;
 constexpr Token kBegin = -1;
-
-// Told, for each appended token, which contexts had seen it follow before and which had not. Learning from this is
-// free: the construction visits exactly these contexts.
-class ContextObserver {
- public:
-  virtual ~ContextObserver() = default;
-  // A context of `length` tokens, followed `count` times by `degree` different tokens, did or did not know the next.
-  virtual void observe(std::uint32_t length, std::uint32_t count, std::uint32_t degree, bool known) = 0;
-};
 
 // One response: where its log starts and ends.
 struct Sequence {
@@ -72,7 +64,7 @@ class SuffixAutomaton {
   // Counts of at most this many contexts are raised per token. Ordinary text raises 3 to 14; in a loop the chain
   // grows with the loop (4,285 states on 60k tokens of period 7), which would make appending quadratic.
   static constexpr int kMaxCounted = 64;
-  // Contexts per token shown to the observer: the same number that drafting blends.
+  // Contexts per token shown to the hit table: the same number that drafting blends.
   static constexpr int kMaxObserved = 4;
   // Positions and branches share 32 bits with their sign.
   static constexpr std::size_t kMaxPositions = std::size_t{1} << 30;
@@ -81,8 +73,9 @@ class SuffixAutomaton {
 
   // Starts a response whose prompt ends with these tokens.
   Sequence begin(const Token* lead, std::size_t size);
-  // Appends one token (>= 0) to a response. `observer` may be null. Throws std::length_error past kMaxPositions.
-  void append(Sequence& sequence, Token token, ContextObserver* observer);
+  // Appends one token (>= 0) to a response. `hits`, if not null, learns which contexts had seen the token follow and which
+  // had not: the construction visits exactly these. Throws std::length_error past kMaxPositions.
+  void append(Sequence& sequence, Token token, HitTable* hits);
 
   // ---- reading
   bool is_branch(State state) const { return state < 0; }
@@ -148,12 +141,12 @@ class SuffixAutomaton {
   void insert_edge(State from, Token token, State to);
   State clone(State original, std::uint32_t length);
   void redirect(State from, Token token, State old_target, State new_target);
-  void raise_counts(State state);
-  void raise_tops(State context, Token token);
+  void raise_counts(State state, State context, Token token);
 
   GrowingArray<Position> spine_;
   GrowingArray<Branch> branches_;
   EdgeStore edges_;
+  std::size_t num_wide_ = 0;  // branches other than the root with a header to keep
 };
 
 }  // namespace seer::drafting

@@ -176,6 +176,8 @@ void read_tokens(const DraftIndex& index, std::uint64_t group, std::uint64_t req
 }  // namespace
 
 NB_MODULE(_index, module) {
+  // No array is ever converted: a converted output would be a copy, and what is written to it lost.
+  const auto as_is = nb::arg().noconvert();
   module.doc() = "Native draft index; use seer.drafting.index.";
   nb::class_<DraftIndex>(module, "Index")
       .def(nb::init<std::uint64_t>(), nb::arg("memory_limit_bytes"))
@@ -185,11 +187,13 @@ NB_MODULE(_index, module) {
              nb::gil_scoped_release unlocked;
              return index.set_prompt(group, tokens.data(), tokens.size());
            })
-      .def("append", &append)
-      .def("speculate", &speculate)
-      .def("speculate_context", &speculate_context)
-      .def("feedback", &feedback)
-      .def("drop", &drop)
+      .def("append", &append, as_is, as_is, as_is, as_is, as_is, as_is)
+      .def("speculate", &speculate, as_is, as_is, as_is, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg())
+      .def("speculate_context", &speculate_context, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, nb::arg(),
+           nb::arg(), nb::arg(), nb::arg())
+      .def("feedback", &feedback, as_is, as_is)
+      .def("drop", &drop, as_is)
       .def("stats", &stats)
       .def("length", &DraftIndex::length)
       .def("requests", &DraftIndex::requests)
@@ -200,7 +204,8 @@ NB_MODULE(_index, module) {
              std::size_t written;
              read_tokens(index, group, request, start, out, &written);
              return written;
-           })
+           },
+           nb::arg(), nb::arg(), nb::arg(), as_is)
       .def("count", [](const DraftIndex& index, std::uint64_t group,
                        Tokens pattern) { return index.count(group, pattern.data(), pattern.size()); })
       .def("followers",

@@ -6,15 +6,9 @@
 
 namespace seer::drafting {
 
-Edge* EdgeStore::find(const EdgeList& list, std::int32_t token) {
+Edge* EdgeStore::find_in_table(const EdgeList& list, std::int32_t token) {
   if (list.size_class == EdgeList::kNoEdges) return nullptr;
   Edge* edges = &edges_[list.offset];
-  if (list.size_class <= kLastArrayClass) {
-    for (std::uint32_t i = 0, degree = list.degree; i < degree; ++i) {
-      if (edges[i].token == token) return edges + i;
-    }
-    return nullptr;
-  }
   const std::uint32_t mask = (1u << list.size_class) - 1;
   for (std::uint32_t i = slot(token, list.size_class); edges[i].token != kNoToken; i = (i + 1) & mask) {
     if (edges[i].token == token) return edges + i;

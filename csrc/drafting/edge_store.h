@@ -44,7 +44,14 @@ class EdgeStore {
   static constexpr int kTop = 8;
 
   // The edge with this token, or null. Valid until the next insert or copy.
-  Edge* find(const EdgeList& list, std::int32_t token);
+  Edge* find(const EdgeList& list, std::int32_t token) {
+    if (list.size_class > kLastArrayClass) return find_in_table(list, token);
+    Edge* edge = &edges_[list.offset];
+    for (Edge* end = edge + list.degree; edge != end; ++edge) {
+      if (edge->token == token) return edge;
+    }
+    return nullptr;
+  }
   const Edge* find(const EdgeList& list, std::int32_t token) const {
     return const_cast<EdgeStore*>(this)->find(list, token);
   }
@@ -85,6 +92,7 @@ class EdgeStore {
   static constexpr std::uint32_t kFirstWideClass = 5;
   static constexpr std::uint32_t kClasses = 32;
 
+  Edge* find_in_table(const EdgeList& list, std::int32_t token);
   std::uint32_t allocate(std::uint32_t size_class);
   void grow(EdgeList& list);
   void fill_table(std::uint32_t offset, std::uint32_t size_class, const EdgeList& from);

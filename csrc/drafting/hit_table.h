@@ -2,7 +2,7 @@
 //
 // Back-off needs, for each context, the probability that the true next token is among the followers seen so far. That
 // depends on how long the match is, how often it was followed and by how many different tokens, so it is a table over
-// buckets of the three. Every append teaches it (see ContextObserver). One table serves all groups of a process and
+// buckets of the three. Every append teaches it. One table serves all groups of a process and
 // survives them: what it learns is a property of the policy, not of a prompt.
 //
 // Thread-safe by relaxed atomics; a lost update now and then is harmless.
@@ -12,11 +12,9 @@
 #include <atomic>
 #include <cstdint>
 
-#include "automaton.h"
-
 namespace seer::drafting {
 
-class HitTable final : public ContextObserver {
+class HitTable {
  public:
   HitTable() {
     for (int l = 0; l < kLengths; ++l) {
@@ -36,7 +34,8 @@ class HitTable final : public ContextObserver {
     return cell.known.load(std::memory_order_relaxed) / cell.total.load(std::memory_order_relaxed);
   }
 
-  void observe(std::uint32_t length, std::uint32_t count, std::uint32_t degree, bool known) override {
+  // A context of `length` tokens, followed `count` times by `degree` different tokens, did or did not know the next one.
+  void observe(std::uint32_t length, std::uint32_t count, std::uint32_t degree, bool known) {
     Cell& cell = const_cast<Cell&>(at(length, count, degree));
     float total = cell.total.load(std::memory_order_relaxed) + 1;
     float hits = cell.known.load(std::memory_order_relaxed) + (known ? 1 : 0);
@@ -63,12 +62,11 @@ class HitTable final : public ContextObserver {
   }
   // 1 2 3 4 5-6 7-8 9-12 13-16 17-24 25-32 33-48 49-64 65-
   static int length_bucket(std::uint32_t n) {
-    if (n <= 4) return n == 0 ? 0 : static_cast<int>(n) - 1;
-    if (n > 64) return 12;
-    static constexpr std::uint8_t upper[] = {6, 8, 12, 16, 24, 32, 48, 64};
-    int bucket = 4;
-    while (n > upper[bucket - 4]) ++bucket;
-    return bucket;
+    static constexpr std::uint8_t bucket[65] = {
+        0,  0,  1,  2,  3,  4,  4,  5,  5,  6,  6,  6,  6,  7,  7,  7,  7,  8,  8,  8,  8,  8,
+        8,  8,  8,  9,  9,  9,  9,  9,  9,  9,  9,  10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10,
+        10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11};
+    return n <= 64 ? bucket[n] : 12;
   }
   // 1 2 3 4-5 6-8 9-16 17-32 33-128 129-
   static int count_bucket(std::uint32_t n) {

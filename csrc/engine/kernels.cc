@@ -107,21 +107,37 @@ SEER_INLINE float sum_lanes(const float* lanes) {
   return total;
 }
 
+// W floats that need not be aligned. Written out because compilers do not see these loops as vectors on their own.
+template <int W>
+struct Floats {
+  typedef float Type __attribute__((vector_size(W * sizeof(float)), aligned(sizeof(float)), may_alias));
+};
+template <int W>
+using Vector = typename Floats<W>::Type;
+
+template <int W>
+SEER_INLINE Vector<W> load(const float* from) {
+  return *reinterpret_cast<const Vector<W>*>(from);
+}
+
+template <int W>
+SEER_INLINE void store(float* to, Vector<W> value) {
+  *reinterpret_cast<Vector<W>*>(to) = value;
+}
+
 // s[r][0..W) = q[r] . keys[:, 0..W) for R query rows; each dot product adds over d in order.
 template <int W, int R>
 SEER_INLINE void score_strip(const float* const* q, const float* keys, int64_t stride, int64_t head_dim, float* const* s) {
-  float acc[R][W];
-  for (int r = 0; r < R; ++r)
-    for (int w = 0; w < W; ++w) acc[r][w] = 0.0f;
+  Vector<W> acc[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) acc[r] = Vector<W>{};
   for (int64_t d = 0; d < head_dim; ++d) {
-    const float* k = keys + d * stride;
-    for (int r = 0; r < R; ++r) {
-      const float x = q[r][d];
-      for (int w = 0; w < W; ++w) acc[r][w] += x * k[w];
-    }
+    const Vector<W> k = load<W>(keys + d * stride);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] += q[r][d] * k;
   }
-  for (int r = 0; r < R; ++r)
-    for (int w = 0; w < W; ++w) s[r][w] = acc[r][w];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) store<W>(s[r], acc[r]);
 }
 
 template <int W>
@@ -152,60 +168,67 @@ SEER_INLINE float softmax_row(float* s, int64_t n, float scale) {
   return sum_lanes(sum);
 }
 
-// out[0..D) += sum over j of p[j] * values[j], j in order.
-template <int D>
-SEER_INLINE void add_values(const float* p, const float* values, int64_t count, float* out) {
-  float acc[D];
-  for (int d = 0; d < D; ++d) acc[d] = out[d];
+// out[0..16 * N) += sum over j of p[j] * values[j], j in order.
+template <int N>
+SEER_INLINE void add_values(const float* p, const float* values, int64_t stride, int64_t count, float* out) {
+  Vector<16> acc[N];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) acc[n] = load<16>(out + 16 * n);
   for (int64_t j = 0; j < count; ++j) {
-    const float x = p[j];
-    const float* v = values + j * D;
-    for (int d = 0; d < D; ++d) acc[d] += x * v[d];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) acc[n] += p[j] * load<16>(values + j * stride + 16 * n);
   }
-  for (int d = 0; d < D; ++d) out[d] = acc[d];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) store<16>(out + 16 * n, acc[n]);
 }
 
 SEER_INLINE void add_values_any(const float* p, const float* values, int64_t count, int64_t head_dim, float* out) {
-  if (head_dim == 64) return add_values<64>(p, values, count, out);
-  if (head_dim == 128) {  // halves: 8 vectors of accumulators each, which stay in registers
-    for (int64_t j = 0; j < count; ++j) {
-      const float x = p[j];
-      const float* v = values + j * 128;
-      for (int d = 0; d < 128; ++d) out[d] += x * v[d];
-    }
-    return;
-  }
-  for (int64_t j = 0; j < count; ++j)
-    for (int64_t d = 0; d < head_dim; ++d) out[d] += p[j] * values[j * head_dim + d];
+  int64_t d = 0;
+  for (; d + 64 <= head_dim; d += 64) add_values<4>(p, values + d, head_dim, count, out + d);
+  for (; d + 16 <= head_dim; d += 16) add_values<1>(p, values + d, head_dim, count, out + d);
+  for (; d < head_dim; ++d)
+    for (int64_t j = 0; j < count; ++j) out[d] += p[j] * values[j * head_dim + d];
 }
 
-// What attention needs for one tile: the query rows of one KV head and a few consecutive tokens of one segment.
+// What attention needs for one tile: the query rows of a few consecutive tokens of one segment, KV head by KV head.
 struct Tile {
-  const float* const* q;
-  float* const* s;
-  float* const* out;
-  const int64_t* num_visible;
-  int64_t rows;
+  const float* const* q;         // [kv heads][rows] query vectors
+  float* const* s;               // [kv heads][rows] scores, by position
+  float* const* out;             // [kv heads][rows] results
+  const int64_t* num_visible;    // [rows]
+  int64_t rows;                  // per KV head
   int64_t max_visible;
 };
 
+// A block's part of a layer is in one place and the next block's in another, too far for the hardware to guess.
+SEER_INLINE void prefetch(const float* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(from + i);
+}
+
 template <int W>
-SEER_INLINE void score_table(const Tile& tile, const Shape& shape, const float* keys_of_block0, int64_t block_size,
-                             const int32_t* table, float** s_at) {
-  const int64_t tokens = shape.block_tokens;
-  for (int64_t start = 0; start < tile.max_visible; start += W) {
-    const float* keys = keys_of_block0 + table[start / tokens] * block_size + start % tokens;
-    for (int64_t r = 0; r < tile.rows; ++r) s_at[r] = tile.s[r] + start;
-    score_rows<W>(tile.q, tile.rows, keys, tokens, shape.head_dim, s_at);
+SEER_INLINE void score_table(const Tile& tile, const Shape& shape, const float* keys_of_block0, const int32_t* table,
+                             float** s_at) {
+  const int64_t tokens = shape.block_tokens, head_size = shape.head_dim * tokens;
+  for (int64_t block = 0; block * tokens < tile.max_visible; ++block) {
+    const float* keys = keys_of_block0 + table[block] * shape.block_size();
+    const bool more = (block + 1) * tokens < tile.max_visible;
+    const float* next = keys_of_block0 + (more ? table[block + 1] : 0) * shape.block_size();
+    for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+      if (more) prefetch(next + h * head_size, head_size);
+      for (int64_t offset = 0; offset < tokens; offset += W) {
+        for (int64_t r = 0; r < tile.rows; ++r) s_at[r] = tile.s[h * tile.rows + r] + block * tokens + offset;
+        score_rows<W>(tile.q + h * tile.rows, tile.rows, keys + h * head_size + offset, tokens, shape.head_dim, s_at);
+      }
+    }
   }
 }
 
-SEER_KERNEL void score_tile(const Tile& tile, const Shape& shape, const float* keys_of_block0, int64_t block_size,
-                            const int32_t* table, float** s_at) {
-  if (shape.block_tokens % 16 == 0) return score_table<16>(tile, shape, keys_of_block0, block_size, table, s_at);
-  if (shape.block_tokens % 8 == 0) return score_table<8>(tile, shape, keys_of_block0, block_size, table, s_at);
-  if (shape.block_tokens % 4 == 0) return score_table<4>(tile, shape, keys_of_block0, block_size, table, s_at);
-  score_table<1>(tile, shape, keys_of_block0, block_size, table, s_at);
+SEER_KERNEL void score_tile(const Tile& tile, const Shape& shape, const float* keys_of_block0, const int32_t* table,
+                            float** s_at) {
+  if (shape.block_tokens % 16 == 0) return score_table<16>(tile, shape, keys_of_block0, table, s_at);
+  if (shape.block_tokens % 8 == 0) return score_table<8>(tile, shape, keys_of_block0, table, s_at);
+  if (shape.block_tokens % 4 == 0) return score_table<4>(tile, shape, keys_of_block0, table, s_at);
+  score_table<1>(tile, shape, keys_of_block0, table, s_at);
 }
 
 // Scores of one row against keys gathered as [head_dim][16].
@@ -217,14 +240,20 @@ SEER_KERNEL void score_path(const float* q, const float* keys, int64_t head_dim,
 
 SEER_KERNEL float softmax_one(float* s, int64_t n, float scale) { return softmax_row(s, n, scale); }
 
-SEER_KERNEL void add_table_values(const Tile& tile, const Shape& shape, const float* values_of_block0, int64_t block_size,
+SEER_KERNEL void add_table_values(const Tile& tile, const Shape& shape, const float* values_of_block0,
                                   const int32_t* table) {
-  const int64_t tokens = shape.block_tokens;
-  for (int64_t start = 0; start < tile.max_visible; start += tokens) {
-    const float* values = values_of_block0 + table[start / tokens] * block_size;
-    for (int64_t r = 0; r < tile.rows; ++r) {
-      const int64_t count = std::min(tokens, tile.num_visible[r] - start);
-      if (count > 0) add_values_any(tile.s[r] + start, values, count, shape.head_dim, tile.out[r]);
+  const int64_t tokens = shape.block_tokens, head_size = shape.head_dim * tokens;
+  for (int64_t block = 0; block * tokens < tile.max_visible; ++block) {
+    const float* values = values_of_block0 + table[block] * shape.block_size();
+    const bool more = (block + 1) * tokens < tile.max_visible;
+    const float* next = values_of_block0 + (more ? table[block + 1] : 0) * shape.block_size();
+    for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+      if (more) prefetch(next + h * head_size, head_size);
+      for (int64_t r = 0; r < tile.rows; ++r) {
+        const int64_t at = h * tile.rows + r, count = std::min(tokens, tile.num_visible[r] - block * tokens);
+        if (count > 0)
+          add_values_any(tile.s[at] + block * tokens, values + h * head_size, count, shape.head_dim, tile.out[at]);
+      }
     }
   }
 }
@@ -373,68 +402,71 @@ void Kernels::rotate_store(int64_t layer, float* qkv, const float* q_norm, const
 }
 
 void Kernels::attend(int64_t layer, const float* qkv, float* out) {
-  constexpr int64_t kTileTokens = 16;  // 48 rows of scores for three heads per group: in L2 up to 4,000 positions
-  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens, group = shape_.group();
-  const int64_t width = shape_.qkv_width(), out_width = shape_.num_heads * dim;
+  constexpr int64_t kTileTokens = 8;  // scores of 72 rows for SmolLM2's nine heads: in L2 up to 3,000 positions
+  for (int64_t seg = 0; seg < step_.num_segments; ++seg)
+    for (int64_t first = step_.segment_rows[seg]; first < step_.segment_rows[seg + 1]; first += kTileTokens)
+      attend_tile(layer, qkv, out, step_.tables + step_.segment_lanes[seg] * step_.table_width, first,
+                  std::min<int64_t>(first + kTileTokens, step_.segment_rows[seg + 1]));
+}
+
+// Tokens first..last of one segment. Row i of KV head h is token first + i / group, query head h * group + i % group.
+void Kernels::attend_tile(int64_t layer, const float* qkv, float* out, const int32_t* table, int64_t first, int64_t last) {
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens, group = shape_.group(), kv = shape_.num_kv_heads;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  std::vector<const float*> q(kTileTokens * group);
-  std::vector<float*> s(kTileTokens * group), s_at(kTileTokens * group), o(kTileTokens * group);
-  std::vector<int64_t> visible(kTileTokens * group);
-  for (int64_t seg = 0; seg < step_.num_segments; ++seg) {
-    const int32_t* table = step_.tables + step_.segment_lanes[seg] * step_.table_width;
-    for (int64_t first = step_.segment_rows[seg]; first < step_.segment_rows[seg + 1]; first += kTileTokens) {
-      const int64_t last = std::min<int64_t>(first + kTileTokens, step_.segment_rows[seg + 1]);
-      int64_t max_visible = 0, max_path = 0;
-      for (int64_t r = first; r < last; ++r) {
-        max_visible = std::max<int64_t>(max_visible, step_.num_visible[r]);
-        max_path = std::max<int64_t>(max_path, step_.path_start[r + 1] - step_.path_start[r]);
-      }
-      // Room for whole strips past the table's last position, for the path, and for padding to whole lanes.
-      const int64_t room = (max_visible + max_path + 3 * kLanes) / kLanes * kLanes;
-      const int64_t rows = (last - first) * group;
-      if (static_cast<int64_t>(scores_.size()) < rows * room) scores_.resize(static_cast<size_t>(rows * room));
-      for (int64_t h = 0; h < shape_.num_kv_heads; ++h) {
-        for (int64_t i = 0; i < rows; ++i) {
-          const int64_t r = first + i / group, head = h * group + i % group;
-          q[i] = qkv + r * width + head * dim;
-          o[i] = out + r * out_width + head * dim;
-          s[i] = scores_.data() + i * room;
-          visible[i] = step_.num_visible[r];
-          std::fill(o[i], o[i] + dim, 0.0f);
-        }
-        const Tile tile{q.data(), s.data(), o.data(), visible.data(), rows, max_visible};
-        score_tile(tile, shape_, half(0, layer, 0) + h * dim * tokens, shape_.block_size(), table, s_at.data());
-        sums_.resize(static_cast<size_t>(rows));
-        for (int64_t i = 0; i < rows; ++i) {
-          const int64_t r = first + i / group;
-          const int64_t* path = step_.path_slots + step_.path_start[r];
-          const int64_t depth = step_.path_start[r + 1] - step_.path_start[r];
-          path_keys_.resize(static_cast<size_t>(dim * kLanes));
-          for (int64_t start = 0; start < depth; start += kLanes) {
-            const int64_t count = std::min(kLanes, depth - start);
-            float scores[kLanes];
-            for (int64_t j = 0; j < count; ++j) {
-              const float* keys = half(path[start + j] / tokens, layer, 0) + h * dim * tokens + path[start + j] % tokens;
-              for (int64_t d = 0; d < dim; ++d) path_keys_[d * kLanes + j] = keys[d * tokens];
-            }
-            score_path(q[i], path_keys_.data(), dim, scores);
-            std::copy(scores, scores + count, s[i] + visible[i] + start);
-          }
-          sums_[i] = softmax_one(s[i], visible[i] + depth, scale);
-        }
-        add_table_values(tile, shape_, half(0, layer, 1) + h * tokens * dim, shape_.block_size(), table);
-        for (int64_t i = 0; i < rows; ++i) {
-          const int64_t r = first + i / group;
-          for (int64_t j = step_.path_start[r]; j < step_.path_start[r + 1]; ++j) {
-            const int64_t slot = step_.path_slots[j];
-            const float* value = half(slot / tokens, layer, 1) + (h * tokens + slot % tokens) * dim;
-            add_path_values(s[i] + visible[i] + (j - step_.path_start[r]), value, dim, o[i]);
-          }
-          const float total = 1.0f / sums_[i];
-          for (int64_t d = 0; d < dim; ++d) o[i][d] *= total;
-        }
-      }
+  const int64_t rows = (last - first) * group;
+  int64_t max_visible = 0, max_path = 0;
+  for (int64_t r = first; r < last; ++r) {
+    max_visible = std::max<int64_t>(max_visible, step_.num_visible[r]);
+    max_path = std::max<int64_t>(max_path, step_.path_start[r + 1] - step_.path_start[r]);
+  }
+  // Room for the whole last block, for the path, and for padding to whole lanes.
+  const int64_t room = (max_visible + tokens + max_path + 2 * kLanes) / kLanes * kLanes;
+  const size_t count = static_cast<size_t>(kv * rows);
+  if (scores_.size() < count * static_cast<size_t>(room)) scores_.resize(count * static_cast<size_t>(room));
+  q_.resize(count), s_.resize(count), o_.resize(count), s_at_.resize(count), visible_.resize(static_cast<size_t>(rows));
+  for (int64_t i = 0; i < kv * rows; ++i) {
+    const int64_t h = i / rows, r = first + i % rows / group, head = h * group + i % group;
+    q_[i] = qkv + r * shape_.qkv_width() + head * dim;
+    o_[i] = out + r * shape_.num_heads * dim + head * dim;
+    s_[i] = scores_.data() + i * room;
+    visible_[i % rows] = step_.num_visible[r];
+    std::fill(o_[i], o_[i] + dim, 0.0f);
+  }
+  const Tile tile{q_.data(), s_.data(), o_.data(), visible_.data(), rows, max_visible};
+  score_tile(tile, shape_, half(0, layer, 0), table, s_at_.data());
+  sums_.resize(count);
+  for (int64_t i = 0; i < kv * rows; ++i) {
+    const int64_t r = first + i % rows / group, seen = visible_[i % rows];
+    const int64_t depth = step_.path_start[r + 1] - step_.path_start[r];
+    if (depth > 0) score_ancestors(layer, i / rows, q_[i], step_.path_slots + step_.path_start[r], depth, s_[i] + seen);
+    sums_[i] = softmax_one(s_[i], seen + depth, scale);
+  }
+  add_table_values(tile, shape_, half(0, layer, 1), table);
+  for (int64_t i = 0; i < kv * rows; ++i) {
+    const int64_t h = i / rows, r = first + i % rows / group;
+    for (int64_t j = step_.path_start[r]; j < step_.path_start[r + 1]; ++j) {
+      const int64_t slot = step_.path_slots[j];
+      const float* value = half(slot / tokens, layer, 1) + (h * tokens + slot % tokens) * dim;
+      add_path_values(s_[i] + visible_[i % rows] + (j - step_.path_start[r]), value, dim, o_[i]);
     }
+    const float share = 1.0f / sums_[i];
+    for (int64_t d = 0; d < dim; ++d) o_[i][d] *= share;
+  }
+}
+
+// Scores of one query row against the keys of its ancestors, gathered so that the same code scores them.
+void Kernels::score_ancestors(int64_t layer, int64_t head, const float* q, const int64_t* path, int64_t depth, float* s) {
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens;
+  path_keys_.resize(static_cast<size_t>(dim * kLanes));
+  for (int64_t start = 0; start < depth; start += kLanes) {
+    const int64_t count = std::min(kLanes, depth - start);
+    for (int64_t j = 0; j < count; ++j) {
+      const float* keys = half(path[start + j] / tokens, layer, 0) + head * dim * tokens + path[start + j] % tokens;
+      for (int64_t d = 0; d < dim; ++d) path_keys_[d * kLanes + j] = keys[d * tokens];
+    }
+    float scores[kLanes];
+    score_path(q, path_keys_.data(), dim, scores);
+    std::copy(scores, scores + count, s + start);
   }
 }
 

@@ -76,12 +76,17 @@ class Kernels {
     return cache_ + block * shape_.block_size() + (layer * 2 + which) * shape_.half_size();
   }
 
+  void attend_tile(int64_t layer, const float* qkv, float* out, const int32_t* table, int64_t first, int64_t last);
+  void score_ancestors(int64_t layer, int64_t head, const float* q, const int64_t* path, int64_t depth, float* s);
+
   Shape shape_;
   float* cache_;
   Step step_;
-  std::vector<float> scores_;
-  std::vector<float> sums_;
-  std::vector<float> path_keys_;
+  // Scratch of attend_tile: one entry per KV head and row, except `visible_`, one per row.
+  std::vector<float> scores_, sums_, path_keys_;
+  std::vector<const float*> q_;
+  std::vector<float*> s_, o_, s_at_;
+  std::vector<int64_t> visible_;
 };
 
 // residual += x (unless `x` is null); out = residual / rms(residual) * weight.

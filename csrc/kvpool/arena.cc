@@ -114,7 +114,7 @@ Arena::Arena(const std::string& arena_path, const std::string& slab_path, double
   // Whatever the former holder of this client number left behind must be gone before this one claims anything; a new
   // arena gets its first free lists here.
   Locked locked(*this);
-  index_.rebuild();
+  index_.rebuild(Index::OwnClaims::kVoid);
 }
 
 Arena::~Arena() {
@@ -140,7 +140,7 @@ uint32_t Arena::lookup(const uint8_t* keys, size_t num) {
 
 std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blocks, const RequestId* request) {
   const double started_s = now_s();
-  const Deadline deadline = Deadline::after(deadline_s_);
+  Deadline deadline = Deadline::after(deadline_s_);
   std::vector<bool> held(blocks.size(), false);
   struct Reserved {
     size_t block;
@@ -174,6 +174,7 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
         may_crash(CrashPoint::kReserved);
       }
     }
+    if (!reserved.empty()) deadline = Deadline::after(deadline_s_);  // it bounds waiting, not the size of a batch
     for (Reserved& one : reserved) {
       const Buffer& block = blocks[one.block];
       one.sum = copy_sum(file_.at(dram_offset(one.slot)), block.data, block.bytes);
@@ -196,7 +197,7 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
     ring_if_low();
     if (!no_room) continue;
     const Room room = make_room(uint32_t(std::min<size_t>(blocks.size() - next, kSpillBatch)));
-    if (room == Room::kFull || (room == Room::kWait && deadline.left_s() <= 0)) break;
+    if (room == Room::kFull || deadline.left_s() <= 0) break;
   }
   const uint64_t num_held = uint64_t(std::count(held.begin(), held.end(), true));
   index_.count(kPut, num_held);
@@ -287,63 +288,47 @@ void Arena::promote_from(const uint8_t* key, const Buffer& block) {
   index_.end_promote(move, block_sum == index_.entry(move.entry).sum);
 }
 
+bool Arena::promote_one(const uint8_t* key) {
+  Index::Move move;
+  uint64_t sum_held = 0;
+  for (bool begun = false, second = false; !begun; second = true) {
+    if (second && spill(kSpillBatch, false) == 0) return false;  // a hint is not worth dropping a block
+    {
+      Locked locked(*this);
+      const Found found = look(key, !second);
+      Word at;
+      if (found.entry == kNone || !unpack(found.word, &at) || at.dram != kNoSlot) return false;
+      sum_held = found.sum;
+      begun = index_.begin_promote(found.entry, true, &move);
+    }
+    if (!begun && second) return false;
+  }
+  uint64_t block_sum = 0;
+  const bool read = read_summed(slab_, file_.at(dram_offset(move.to)), move.length, ssd_offset(move.from), &block_sum);
+  may_crash(CrashPoint::kPromoteCopied);
+  const bool good = read && block_sum == sum_held;
+  Locked locked(*this);
+  index_.end_promote(move, good);  // a bad SSD copy is left for `get` to find and count
+  return good;
+}
+
 uint32_t Arena::promote(const uint8_t* keys, size_t num) {
   uint32_t promoted = 0;
-  for (size_t i = 0; i < num; ++i) {
-    const uint8_t* key = keys + i * kKeyBytes;
-    Index::Move move;
-    uint64_t sum_held = 0;
-    for (int tries = 0; tries < 2; ++tries) {
-      Locked locked(*this);
-      const uint32_t e = index_.find(key);
-      move.entry = kNone;
-      if (e == kNone) break;
-      index_.touch(e);
-      sum_held = index_.entry(e).sum;
-      if (index_.begin_promote(e, true, &move)) break;
-      move.entry = kNone;
-      const Word at = index_.word(e);
-      if (at.dram != kNoSlot) break;
-    }
-    if (move.entry == kNone) {
-      bool on_ssd_only;
-      {
-        Locked locked(*this);
-        const uint32_t e = index_.find(key);
-        on_ssd_only = e != kNone && index_.word(e).dram == kNoSlot;
-      }
-      if (!on_ssd_only || spill(kSpillBatch) == 0) continue;
-      Locked locked(*this);
-      const uint32_t e = index_.find(key);
-      if (e == kNone || !index_.begin_promote(e, true, &move)) continue;
-      sum_held = index_.entry(e).sum;
-    }
-    uint64_t block_sum = 0;
-    const bool read =
-        read_summed(slab_, file_.at(dram_offset(move.to)), move.length, ssd_offset(move.from), &block_sum);
-    may_crash(CrashPoint::kPromoteCopied);
-    Locked locked(*this);
-    index_.end_promote(move, read && block_sum == sum_held);  // a bad copy is left for `get` to find and count
-    promoted += read && block_sum == sum_held;
-  }
+  for (size_t i = 0; i < num; ++i) promoted += promote_one(keys + i * kKeyBytes);
   return promoted;
 }
 
-uint32_t Arena::spill(uint32_t wanted) {
+uint32_t Arena::spill(uint32_t wanted, bool may_evict) {
   std::vector<Index::Move> moves;
   uint32_t freed;
   {
     Locked locked(*this);
-    freed = index_.begin_spill(wanted, &moves);
+    freed = index_.begin_spill(wanted, may_evict, &moves);
   }
   may_crash(CrashPoint::kSpillClaimed);
   std::vector<bool> written;
-  for (const Index::Move& move : moves) {
-    const uint64_t offset = ssd_offset(move.to);
-    written.push_back(write_all(slab_, file_.at(dram_offset(move.from)), move.length, offset));
-    // Start writing back now: dirty pages that pile up make the kernel stop a writer later, for much longer.
-    ::sync_file_range(slab_, off_t(offset), off_t(move.length), SYNC_FILE_RANGE_WRITE);
-  }
+  for (const Index::Move& move : moves)
+    written.push_back(write_all(slab_, file_.at(dram_offset(move.from)), move.length, ssd_offset(move.to)));
   may_crash(CrashPoint::kSpillWritten);
   if (!moves.empty()) {
     Locked locked(*this);
@@ -355,7 +340,7 @@ uint32_t Arena::spill(uint32_t wanted) {
 
 Arena::Room Arena::make_room(uint32_t wanted) {
   const uint32_t seen = file_.header()->room_bell.load();
-  if (spill(wanted) > 0) return Room::kFreed;
+  if (spill(wanted, true) > 0) return Room::kFreed;
   {
     Locked locked(*this);
     if (index_.reap() || index_.free_dram()) return Room::kFreed;
@@ -377,10 +362,12 @@ bool Arena::keep(double wait_s) {
   if (!file_.become_keeper()) return false;
   std::atomic<uint32_t>& bell = file_.header()->keeper_bell;
   const uint32_t seen = bell.load();
-  if (index_.free_dram() >= low_water() && !stopping_) SharedFile::wait(bell, seen, wait_s);
+  const bool work = index_.free_dram() < low_water() && !keeper_stuck_;
+  if (!work && !stopping_) SharedFile::wait(bell, seen, wait_s);
   reap();
-  while (!stopping_ && index_.free_dram() < 2 * low_water() && spill(kSpillBatch) > 0) {
-  }
+  keeper_stuck_ = false;
+  while (!stopping_ && !keeper_stuck_ && index_.free_dram() < 2 * low_water())
+    keeper_stuck_ = spill(kSpillBatch, false) == 0;  // then wait for the next bell rather than spin
   return true;
 }
 

@@ -37,7 +37,7 @@ class Arena {
   uint32_t unpin(const RequestId& request, bool drop_blocks);
   uint32_t promote(const uint8_t* keys, size_t num);  // SSD to DRAM, making room where needed
   uint32_t drop_epoch(uint64_t epoch);
-  uint32_t spill(uint32_t wanted);  // returns DRAM slots freed
+  uint32_t spill(uint32_t wanted, bool may_evict);  // returns DRAM slots freed
   uint32_t reap();
   void rebuild();
 
@@ -66,6 +66,7 @@ class Arena {
   };
   Found look(const uint8_t* key, bool touch);
   bool read_block(const uint8_t* key, Found found, const Buffer& block, bool* from_ssd);
+  bool promote_one(const uint8_t* key);
   void promote_from(const uint8_t* key, const Buffer& block);
   enum class Room { kFreed, kWait, kFull };
   Room make_room(uint32_t wanted);
@@ -78,6 +79,7 @@ class Arena {
   Index index_;
   int slab_ = -1;
   double deadline_s_;
+  bool keeper_stuck_ = false;  // the last round of `keep` found nothing it may move
   std::atomic<bool> stopping_{false};
 };
 

@@ -23,7 +23,9 @@ class Index {
   explicit Index(SharedFile& file);
 
   // Everything derived, from the truth; frees what dead clients left. Also what a new arena starts from.
-  void rebuild();
+  // A client that has just got its number holds no claim yet: those under its number are a dead one's.
+  enum class OwnClaims { kKeep, kVoid };
+  void rebuild(OwnClaims own = OwnClaims::kKeep);
   // Frees what dead clients left, if there is anything; returns how many claims that were.
   uint32_t reap();
 
@@ -46,7 +48,7 @@ class Index {
     uint64_t generation;
     uint32_t from, to, length;
   };
-  uint32_t begin_spill(uint32_t wanted, std::vector<Move>* moves);
+  uint32_t begin_spill(uint32_t wanted, bool may_evict, std::vector<Move>* moves);
   bool end_spill(const Move& move, bool written);
   // Promotion of an SSD-only entry; false when there is no slot to spare or nothing to promote.
   bool begin_promote(uint32_t e, bool may_take_last, Move* move);
@@ -93,7 +95,7 @@ class Index {
   uint32_t pop(uint32_t* stack, uint32_t& count, uint32_t limit, const uint32_t* owner);
   void give_dram(uint32_t slot);
   void give_ssd(uint32_t slot);
-  uint32_t take_ssd_slot();
+  uint32_t take_ssd_slot(bool may_evict);
   uint32_t spill_victim();
   // Whether the entry is still as this client left it when it began to copy.
   bool mine(uint32_t e, uint64_t generation, State state, Tier tier, uint32_t target) const;
@@ -122,5 +124,30 @@ class Index {
   uint32_t *free_entries_, *free_dram_, *free_ssd_, *free_pins_;
   uint32_t* buckets_;
 };
+
+template <class Step>
+auto Index::sound(Step step) -> decltype(step()) {
+  try {
+    return step();
+  } catch (const Damage&) {
+    count(kRepaired);
+    rebuild();
+  }
+  try {
+    return step();
+  } catch (const Damage& damage) {
+    throw PoolFailure{std::string("the pool's index is damaged beyond rebuilding: ") + damage.what};
+  }
+}
+
+template <class Step>
+void Index::fixed(Step step) {
+  try {
+    step();
+  } catch (const Damage&) {
+    count(kRepaired);
+    rebuild();
+  }
+}
 
 }  // namespace seer::kvpool

@@ -101,7 +101,7 @@ struct Entry {
   uint32_t previous;  // towards more recent use
   uint32_t next;      // towards less recent use
   uint32_t pin_head;  // first pin of this entry; kNone: not pinned
-  uint64_t unused_[3];
+  uint64_t unused_[4];
 
   uint32_t computed_check() const {
     uint32_t crc = 0xC0FFEEu;

@@ -11,6 +11,7 @@
 
 #include <fstream>
 #include <new>
+#include <utility>
 
 namespace seer::kvpool {
 namespace {

@@ -1,0 +1,108 @@
+"""Seer: rollout for synchronous, on-policy RL of LLMs without the long tail.
+
+The names here are the public ones. Each is loaded from its module when it is first used, so importing seer
+costs nothing and pulls in nothing heavy: torch is imported by the processes that run a model, and engines,
+pools and trainers' adapters from their own modules, by those who have the extra installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seer.api import Rollout, SyncRollout, rollout_sync
+    from seer.context import Context
+    from seer.engine.host import HostOptions
+    from seer.errors import (
+        ConfigError,
+        DeadlineExceeded,
+        DraftError,
+        InputError,
+        InstanceError,
+        MissingExtra,
+        Overloaded,
+        PoolError,
+        SeerError,
+    )
+    from seer.metrics.summary import Summary
+    from seer.prompts import Prompt, read_prompts
+    from seer.results import GroupRecord, ResponseRecord
+    from seer.rollout import RolloutLoop
+    from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+    from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan
+
+__all__ = [
+    "ConfigError",
+    "Context",
+    "DeadlineExceeded",
+    "DraftError",
+    "FinishReason",
+    "Group",
+    "GroupRecord",
+    "GroupResult",
+    "HostOptions",
+    "InputError",
+    "InstanceError",
+    "MissingExtra",
+    "Overloaded",
+    "PolicySettings",
+    "PoolError",
+    "Prompt",
+    "Response",
+    "ResponseRecord",
+    "Rollout",
+    "RolloutLoop",
+    "Sampling",
+    "SeerError",
+    "Summary",
+    "SyncRollout",
+    "TokenSpan",
+    "make_policy",
+    "parse_policy",
+    "read_prompts",
+    "rollout_sync",
+]
+
+_HOMES = {
+    "Rollout": "seer.api",
+    "SyncRollout": "seer.api",
+    "rollout_sync": "seer.api",
+    "Context": "seer.context",
+    "HostOptions": "seer.engine.host",
+    "ConfigError": "seer.errors",
+    "DeadlineExceeded": "seer.errors",
+    "DraftError": "seer.errors",
+    "InputError": "seer.errors",
+    "InstanceError": "seer.errors",
+    "MissingExtra": "seer.errors",
+    "Overloaded": "seer.errors",
+    "PoolError": "seer.errors",
+    "SeerError": "seer.errors",
+    "Summary": "seer.metrics.summary",
+    "Prompt": "seer.prompts",
+    "read_prompts": "seer.prompts",
+    "GroupRecord": "seer.results",
+    "ResponseRecord": "seer.results",
+    "RolloutLoop": "seer.rollout",
+    "PolicySettings": "seer.scheduling.registry",
+    "make_policy": "seer.scheduling.registry",
+    "parse_policy": "seer.scheduling.registry",
+    "FinishReason": "seer.types",
+    "Group": "seer.types",
+    "GroupResult": "seer.types",
+    "Response": "seer.types",
+    "Sampling": "seer.types",
+    "TokenSpan": "seer.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module it lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'seer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,7 +10,7 @@ Everybody else may read a `Request`; only this module writes one.
 
 Invariants
   1. Every admitted request ends in exactly one terminal state, FINISHED or FAILED, and never leaves it.
-  2. A token is counted once: outputs of a superseded attempt are ignored, and an attempt's outputs never exceed its limit.
+  2. A token is counted once: outputs of a superseded attempt are ignored; an attempt never exceeds its limit.
   3. num_admitted == num_waiting + num_in_flight + num_ended at all times.
 """
 
@@ -140,15 +140,23 @@ class RequestBuffer:
         admitted = []
         for group in groups:
             assert group.id not in self._requests_of_group, f"group {group.id} was admitted before"
-            members = [
-                Request(len(self._requests) + index, group, index, now_s) for index in range(group.num_requests)
-            ]
+            members = [Request(len(self._requests) + index, group, index, now_s) for index in range(group.num_requests)]
             self._requests.extend(members)
             self._requests_of_group[group.id] = members
             self._unfinished_of_group[group.id] = len(members)
             admitted.extend(members)
         self.num_waiting += len(admitted)
         return admitted
+
+    def restore(self, request: Request, spans: Iterable[TokenSpan], reason: FinishReason | None, now_s: float) -> None:
+        """Give a request that has not begun what an earlier, interrupted run generated for it."""
+        self._expect(request, RequestState.WAITING, "restore")
+        assert request.attempt == 0, f"{request} has begun"
+        request.spans.extend(spans)
+        request.num_generated = sum(len(span.ids) for span in request.spans)
+        assert request.num_generated <= request.max_tokens, f"{request} was restored beyond its limit"
+        if reason is not None:
+            self._end(request, RequestState.FINISHED, reason, now_s)
 
     def siblings(self, request: Request) -> list[Request]:
         """All requests of the same group, itself included."""

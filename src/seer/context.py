@@ -55,7 +55,5 @@ class Context:
     def as_priors(self, groups: Mapping[int, Group]) -> dict[str, int]:
         """What this iteration taught, for the next epoch of the same prompts."""
         return {
-            key: longest
-            for group, longest in self._longest_finished.items()
-            if (key := groups[group].key) is not None
+            key: longest for group, longest in self._longest_finished.items() if (key := groups[group].key) is not None
         }

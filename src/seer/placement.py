@@ -3,9 +3,9 @@
 Placement is apart from ordering: a policy says which request is next, this says where it fits.
 
 The paper's rule: an instance is a candidate if it can hold the request's KV at the chunk's *end*. While the load is
-balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight requests
-exceeds a threshold, take the least loaded. Where the chosen instance holds much less than the best one, the missing KV is
-pulled from the pool; a small gap is recomputed.
+balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight
+requests exceeds a threshold, take the least loaded. Where the chosen instance holds much less than the best one, the
+missing KV is pulled from the pool; a small gap is recomputed.
 
 Invariants
   1. Promised blocks never exceed an instance's blocks, so no instance ever has to preempt.
@@ -52,6 +52,7 @@ class Fleet:
         self.limits = list(limits)
         self._free = [limit.kv_blocks for limit in limits]
         self._in_flight = [0] * len(limits)
+        self._free_tokens = sum(limit.kv_tokens for limit in limits)
         self._promise: dict[int, tuple[int, int]] = {}  # request -> (instance, blocks)
         self._alive = [True] * len(limits)
         # Kept sorted, so that the extremes are at the ends and a change costs two bisections.
@@ -103,9 +104,17 @@ class Fleet:
                 return instance
         return None
 
-    def most_free_blocks(self) -> int:
-        """Free blocks of the instance that has most of them."""
-        return self._by_free[-1][0] if self._by_free else 0
+    @property
+    def free_tokens(self) -> int:
+        """Tokens of KV that nobody was promised, over all living instances; negative if overcommitted."""
+        return self._free_tokens
+
+    def candidates(self, num_blocks: int, each_end: int) -> list[int]:
+        """Instances with room: the fullest that still fit and the emptiest, so many of each; all if they are few."""
+        fits = self._by_free[bisect_left(self._by_free, (num_blocks, -1)) :]
+        if len(fits) > 2 * each_end:
+            fits = fits[:each_end] + fits[-each_end:]
+        return [instance for _, instance in fits if self._in_flight[instance] < self.limits[instance].max_running]
 
     def promise(self, request: Request, instance: int, num_blocks: int, *, overcommit: bool = False) -> None:
         """Set blocks aside. `overcommit` is for policies that leave memory to the engine, as verl's do."""
@@ -130,6 +139,7 @@ class Fleet:
             self._move(instance, -num_blocks, -1)
         self._remove(instance)
         self._alive[instance] = False
+        self._free_tokens -= self._free[instance] * self.limits[instance].block_tokens
         self._prompt_home = {group: where for group, where in self._prompt_home.items() if where != instance}
         return lost
 
@@ -137,6 +147,7 @@ class Fleet:
         """The instance is (again) ready for work, with nothing in its memory."""
         assert not self._alive[instance], f"instance {instance} is in the fleet already"
         self._alive[instance] = True
+        self._free_tokens += self._free[instance] * self.limits[instance].block_tokens
         insort(self._by_load, (self._in_flight[instance], instance))
         insort(self._by_free, (self._free[instance], instance))
 
@@ -151,6 +162,8 @@ class Fleet:
             assert self._free[instance] == limit.kv_blocks - sum(promised), f"instance {instance} miscounts its blocks"
             assert self._in_flight[instance] == len(promised), f"instance {instance} miscounts its requests"
         living = [instance for instance in range(len(self)) if self._alive[instance]]
+        free_tokens = sum(self._free[i] * self.limits[i].block_tokens for i in living)
+        assert self._free_tokens == free_tokens, f"{self._free_tokens} tokens counted free, {free_tokens} are"
         assert self._by_load == sorted((self._in_flight[i], i) for i in living), "load order is stale"
         assert self._by_free == sorted((self._free[i], i) for i in living), "memory order is stale"
 
@@ -159,6 +172,7 @@ class Fleet:
         if alive:
             self._remove(instance)
         self._free[instance] -= num_blocks
+        self._free_tokens -= num_blocks * self.limits[instance].block_tokens
         self._in_flight[instance] += num_requests
         if alive:
             insort(self._by_load, (self._in_flight[instance], instance))

@@ -1,8 +1,8 @@
 """The rollout loop: the story of the system on one page.
 
-Admit the groups. Let the policy fill the instances with chunks. Wait for outputs; apply each to its request, and learn
-from it. A request whose chunk ended rests in the buffer, tied to no instance, until the policy picks it again. Groups are
-handed out as they complete, so that rewards can start early.
+Admit the groups. Let the policy fill the instances with chunks. Wait for outputs; apply each to its request, and
+learn from it. A request whose chunk ended rests in the buffer, tied to no instance, until the policy picks it again.
+Groups are handed out as they complete, so that rewards can start early.
 
 The loop knows neither real time nor any engine: on an event loop whose clock is virtual, with instances that are cost
 models, the same lines are the simulator.
@@ -14,7 +14,7 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from seer.buffer import Request, RequestBuffer, RequestState
 from seer.context import Context
@@ -23,7 +23,7 @@ from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.metrics.events import Ended, EventSink, Queued, Started, Stopped, discard
 from seer.placement import Fleet
 from seer.scheduling.base import Policy
-from seer.types import ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult
+from seer.types import ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Restored
 
 
 class RolloutLoop:
@@ -51,12 +51,22 @@ class RolloutLoop:
         self._stall_deadline_s = stall_deadline_s
         """The longest silence of all instances together that is believed to be work."""
         self._failures: dict[int, int] = {}
+        self._cancelling = False
         self._outputs: list[ChunkOutput] = []
         self._news = asyncio.Event()
 
-    async def run(self, groups: Iterable[Group], *, enough_groups: int | None = None) -> AsyncIterator[GroupResult]:
-        """Roll every group out to its end, or cancel the rest once `enough_groups` are whole (off-policy!)."""
-        self._admit(list(groups))
+    async def run(
+        self,
+        groups: Iterable[Group],
+        *,
+        enough_groups: int | None = None,
+        restored: Mapping[tuple[int, int], Restored] | None = None,
+    ) -> AsyncIterator[GroupResult]:
+        """Roll every group out to its end, or cancel the rest once `enough_groups` are whole (off-policy!).
+
+        `restored` is what an interrupted run had generated, by group and index.
+        """
+        self._admit(list(groups), restored or {})
         num_whole = 0
         while not self.buffer.drained:
             self._fill_instances()
@@ -65,7 +75,7 @@ class RolloutLoop:
             for whole in self.buffer.take_complete_groups():
                 num_whole += 1
                 yield whole
-            if num_whole == enough_groups:
+            if enough_groups is not None and num_whole >= enough_groups and not self._cancelling:
                 self.cancel()
         for cancelled in self.buffer.take_complete_groups():
             yield cancelled
@@ -76,10 +86,13 @@ class RolloutLoop:
         self._news.set()
 
     def cancel(self) -> None:
-        """End every request that has not ended; what they generated is returned."""
+        """End every request that has not ended; those in flight end once their last tokens have arrived."""
+        self._cancelling = True
         for request in self.buffer.requests():
-            if not request.ended:
-                self._cancel(request)
+            if request.instance is not None:
+                self.instances[request.instance].abort(request.id)
+            elif not request.ended:
+                self._end_cancelled(request, self._now_s())
         self._news.set()
 
     def lose_instance(self, instance: int) -> None:
@@ -89,7 +102,7 @@ class RolloutLoop:
             request = self.buffer[lost]
             self.buffer.lose(request)
             self._events(Stopped(now_s, lost, instance, request.num_generated, "lost"))
-            self.policy.requeue(request)
+            self._wait_again(request, now_s)
         self._news.set()
 
     def rejoin_instance(self, instance: int) -> None:
@@ -97,7 +110,7 @@ class RolloutLoop:
         self.fleet.join(instance)
         self._news.set()
 
-    def _admit(self, groups: list[Group]) -> None:
+    def _admit(self, groups: list[Group], restored: Mapping[tuple[int, int], Restored]) -> None:
         largest = max(limit.kv_tokens for limit in self.fleet.limits)
         longest = max(limit.max_context_tokens for limit in self.fleet.limits)
         for group in groups:
@@ -112,7 +125,16 @@ class RolloutLoop:
         admitted = self.buffer.admit(groups, now_s)
         for request in admitted:
             self._events(Queued(now_s, request.id, request.group.id, request.index, request.group.num_prompt_tokens))
-        self.policy.admit(admitted, self.fleet)
+            past = restored.get((request.group.id, request.index))
+            if past is not None:
+                self._restore(request, past, now_s)
+        self.policy.admit([request for request in admitted if not request.ended], self.fleet)
+
+    def _restore(self, request: Request, past: Restored, now_s: float) -> None:
+        self.buffer.restore(request, past.spans, past.reason, now_s)
+        if past.reason is not None:
+            self.context.observe_finished(request)
+            self._events(Ended(now_s, request.id, request.num_generated, past.reason.value))
 
     def _fill_instances(self) -> None:
         now_s = self._now_s()
@@ -150,7 +172,17 @@ class RolloutLoop:
             self.buffer.fail(request, output.error or "the instance gave no reason", now_s)
             self._learn(request, now_s)
         else:
+            self._wait_again(request, now_s)
+
+    def _wait_again(self, request: Request, now_s: float) -> None:
+        if self._cancelling:
+            self._end_cancelled(request, now_s)
+        else:
             self.policy.requeue(request)
+
+    def _end_cancelled(self, request: Request, now_s: float) -> None:
+        self.buffer.cancel(request, now_s)
+        self._learn(request, now_s)
 
     def _learn(self, request: Request, now_s: float) -> None:
         if request.reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -163,15 +195,6 @@ class RolloutLoop:
         self._failures[request.id] = self._failures.get(request.id, 0) + 1
         return self._failures[request.id] >= self._max_failures
 
-    def _cancel(self, request: Request) -> None:
-        now_s = self._now_s()
-        if request.instance is not None:
-            self.instances[request.instance].abort(request.id)
-            self._events(Stopped(now_s, request.id, request.instance, request.num_generated, "cancelled"))
-            self.fleet.give_back(request)
-        self.buffer.cancel(request, now_s)
-        self._learn(request, now_s)
-
     async def _take_outputs(self) -> list[ChunkOutput]:
         if not self._outputs:
             self._news.clear()
@@ -179,7 +202,9 @@ class RolloutLoop:
                 await self._news.wait()
             else:
                 try:
-                    await asyncio.wait_for(self._news.wait(), self._stall_deadline_s)
+                    # Not `wait_for`: on Python 3.11 it can swallow a cancellation that comes with the news.
+                    async with asyncio.timeout(self._stall_deadline_s):
+                        await self._news.wait()
                 except TimeoutError:
                     raise DeadlineExceeded(self._stall_cause(), self._stall_deadline_s) from None
         outputs, self._outputs = self._outputs, []

@@ -1,7 +1,8 @@
 """The nouns that every layer shares: frozen values, no behaviour beyond what their own fields say.
 
-A *group* asks for several responses to one prompt; each response is a *request*; a request is carried out in *chunks*,
-and an instance answers a chunk with a stream of *outputs*. The request's mutable life is in `seer.buffer`, nowhere else.
+A *group* asks for several responses to one prompt; each response is a *request*; a request is carried out in
+*chunks*, and an instance answers a chunk with a stream of *outputs*. The request's mutable life is in `seer.buffer`,
+nowhere else.
 
 Token ids may be absent: a simulated instance generates lengths, not tokens. Whatever decides anything therefore reads
 the counts (`num_*_tokens`), never the ids.
@@ -42,7 +43,7 @@ class Sampling:
             (0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1"),
             (self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1, or None for off"),
             (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
-            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"0 to max_tokens={self.max_tokens}"),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "0 to max_tokens"),
         )
         for holds, name, got, limit in checks:
             if not holds:
@@ -222,6 +223,14 @@ class Response:
     def logprobs(self) -> list[float]:
         """The log-probability of each token of `token_ids`."""
         return [value for span in self.spans for value in span.logprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What an interrupted run had generated for a request, and how it ended if it had."""
+
+    spans: tuple[TokenSpan, ...]
+    reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Names of groups and requests as 64-bit numbers, the same in every process.
 
-Callers may name things with strings or with integers. The index and the wire use unsigned 64-bit integers; a string
-becomes the first eight bytes of its BLAKE2b digest, so two instances agree without talking. With 100,000 names the
-chance that any two collide is below one in a billion, and a collision costs draft quality, never correctness.
+Callers may name things with strings or with integers. The index and the wire use unsigned 64-bit integers;
+a string becomes the first eight bytes of its BLAKE2b digest, so two instances agree without talking. With
+100,000 names the chance that any two collide is below one in a billion, and a collision costs draft
+quality, never correctness.
 """
 
 from functools import lru_cache

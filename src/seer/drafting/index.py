@@ -1,8 +1,8 @@
 """The draft index: what the responses of a group have said so far, and what may come next.
 
-A thin, typed face over the native module. The two hot calls, `append` and `speculate`, take numpy arrays the caller
-owns and work on a whole batch with the interpreter lock released; the `*_one` forms are conveniences for tools and
-tests. Any method may be called from any thread.
+A thin, typed face over the native module. The two hot calls, `append` and `speculate`, take numpy arrays
+the caller owns and work on a whole batch with the interpreter lock released; the `*_one` forms are
+conveniences for tools and tests. Any method may be called from any thread.
 
 Invariants
   1. Appending is idempotent by position: tokens already held are skipped, a gap changes nothing.
@@ -76,7 +76,7 @@ class DraftIndex:
 
     # ---- batches
 
-    def append(
+    def append(  # noqa: PLR0917 - arrays of one batch, in the order of the native call
         self,
         groups: NDArray[np.uint64],
         requests: NDArray[np.uint64],
@@ -94,7 +94,7 @@ class DraftIndex:
         self._native.append(groups, requests, previous_counts, tokens, offsets, lengths)
         return lengths
 
-    def speculate(
+    def speculate(  # noqa: PLR0917 - arrays of one batch, in the order of the native call
         self,
         groups: NDArray[np.uint64],
         requests: NDArray[np.uint64],
@@ -109,8 +109,8 @@ class DraftIndex:
     ) -> None:
         """Draft up to budgets[i] tokens after response i into row i of the output tables.
 
-        With `learn`, the index scores each draft itself when the response grows; pass False where the tokens that
-        follow are not appended, and report with `feedback` instead.
+        With `learn`, the index scores each draft itself when the response grows; pass False where the
+        tokens that follow are not appended, and report with `feedback` instead.
         """
         self._native.speculate(
             groups,
@@ -127,7 +127,7 @@ class DraftIndex:
             learn,
         )
 
-    def speculate_contexts(
+    def speculate_contexts(  # noqa: PLR0917 - arrays of one batch, in the order of the native call
         self,
         groups: NDArray[np.uint64],
         contexts: NDArray[np.int32],
@@ -140,7 +140,7 @@ class DraftIndex:
         *,
         options: DraftOptions = LINEAR,
     ) -> None:
-        """Draft after contexts that need not be in the index: contexts[offsets[i]:offsets[i+1]] in groups[i]."""
+        """Draft after contexts[offsets[i]:offsets[i+1]] in groups[i]; they need not be in the index."""
         self._native.speculate_context(
             groups,
             contexts,
@@ -157,7 +157,7 @@ class DraftIndex:
         )
 
     def feedback(self, confidence: NDArray[np.float32], accepted: NDArray[np.bool_]) -> None:
-        """Report verification results of nodes drafted without `learn`: the confidence given, and the outcome."""
+        """Report what became of nodes drafted without `learn`: the confidence given, and the outcome."""
         self._native.feedback(confidence, accepted)
 
     def drop(self, groups: ArrayLike) -> int:
@@ -177,9 +177,7 @@ class DraftIndex:
 
     # ---- one response
 
-    def append_one(
-        self, group: int, request: int, tokens: ArrayLike, *, previous_count: int | None = None
-    ) -> int:
+    def append_one(self, group: int, request: int, tokens: ArrayLike, *, previous_count: int | None = None) -> int:
         """Append to one response and return its length; by default after what is held already.
 
         Without tokens it only makes the response known, so that drafts can be made before its first token.

@@ -1,8 +1,8 @@
 """Recorded groups: the `.npz` form in which sampled responses are stored for offline study.
 
-Arrays: `group_sizes` (responses per group), `lengths` (one per response, group after group), `tokens` (all responses,
-concatenated); optionally `prompt_lengths` and `prompts`. A two-dimensional `lengths` (groups x responses) may stand in
-for `group_sizes`.
+Arrays: `group_sizes` (responses per group), `lengths` (one per response, group after group), `tokens` (all
+responses, concatenated); optionally `prompt_lengths` and `prompts`. A two-dimensional `lengths` (groups x
+responses) may stand in for `group_sizes`.
 """
 
 from collections.abc import Mapping
@@ -35,16 +35,15 @@ def read_groups(path: Path) -> list[RecordedGroup]:
         raise InputError(f"no such file: {path}") from None
     except (OSError, ValueError, BadZipFile) as problem:
         raise InputError(
-            f"{path} is not a recording: {problem}", hint="expected an .npz with group_sizes, lengths and tokens"
+            f"{path} is not a recording: {problem}",
+            hint="expected an .npz with group_sizes, lengths and tokens",
         ) from None
 
 
 def _groups(arrays: Mapping[str, NDArray[np.int64]], path: Path) -> list[RecordedGroup]:
     lengths = _array(arrays, "lengths", path)
-    if lengths.ndim == 2:
-        sizes = np.full(lengths.shape[0], lengths.shape[1])
-    else:
-        sizes = _array(arrays, "group_sizes", path)
+    square = lengths.ndim == 2
+    sizes = np.full(len(lengths), lengths.shape[1]) if square else _array(arrays, "group_sizes", path)
     responses = _split(_array(arrays, "tokens", path), lengths.ravel(), "tokens", path)
     if sizes.sum() != len(responses):
         raise InputError(f"{path}: group_sizes add up to {sizes.sum()}, but there are {len(responses)} lengths")

@@ -1,11 +1,11 @@
 """Replay recorded groups: how many drafted tokens would have been accepted?
 
-Exact, and needs no model. Verification is lossless and a draft is deterministic, so a drafted token is accepted if and
-only if it equals the token that was sampled; the recording holds that token.
+Exact, and needs no model. Verification is lossless and a draft is deterministic, so a drafted token is
+accepted if and only if it equals the token that was sampled; the recording holds that token.
 
-The last response of each group is the target, the first n its finished siblings. The target's own tokens are
-indexed as it goes. One step drafts, accepts the longest drafted path that agrees, and adds the token the model samples
-in any case (the bonus token).
+The last response of each group is the target, the first n its finished siblings. The target's own tokens
+are indexed as it goes. One step drafts, accepts the longest drafted path that agrees, and adds the token
+the model samples in any case (the bonus token).
 """
 
 from collections.abc import Sequence
@@ -63,15 +63,21 @@ def replay(
     options: DraftOptions,
     use_prompt: bool = True,
     observe: "DraftObserver | None" = None,
+    index: DraftIndex | None = None,
+    learn: bool = True,
 ) -> ReplayResult:
-    """Replay every group's last response with `references` finished siblings in the index."""
+    """Replay every group's last response with `references` finished siblings in the index.
+
+    An index given keeps what it has learned about hits and confidence; the groups are dropped at the end.
+    Without `learn` confidences stay uncorrected.
+    """
     smallest = min((len(group.responses) for group in groups), default=0)
     if references >= smallest:
         raise InputError(
             f"{references} references need groups of {references + 1} responses, the smallest has {smallest}",
             hint=f"use at most {max(smallest - 1, 0)}",
         )
-    index = DraftIndex()
+    index = DraftIndex() if index is None else index
     for number, group in enumerate(groups):
         if use_prompt and len(group.prompt):
             index.set_prompt(number, group.prompt)
@@ -83,7 +89,7 @@ def replay(
         index.append_one(number, _TARGET, [])
         done = 0
         while done < len(target):
-            draft = index.speculate_one(number, _TARGET, budget, options=options)
+            draft = index.speculate_one(number, _TARGET, budget, options=options, learn=learn)
             path = accepted_path(draft, target[done:])
             gained = min(len(path) + 1, len(target) - done)
             if observe is not None:
@@ -93,6 +99,7 @@ def replay(
             steps += 1
             drafted += len(draft.tokens)
         tokens += len(target)
+    index.drop(np.arange(len(groups)))
     return ReplayResult(references, options.paths, budget, steps, tokens, drafted)
 
 
@@ -111,7 +118,7 @@ class DraftObserver:
         self._accepted.append(accepted)
 
     def reliability(self, bins: int = 10) -> list[tuple[float, float, int]]:
-        """Return (mean predicted, accepted share, nodes) for equal-width bins of confidence that have nodes."""
+        """Return (mean predicted, accepted share, nodes) for each equal-width bin that has nodes."""
         confidence = np.concatenate(self._confidence or [np.zeros(0, np.float32)])
         accepted = np.concatenate(self._accepted or [np.zeros(0, np.bool_)])
         which = np.minimum((confidence * bins).astype(int), bins - 1)

@@ -1,0 +1,1 @@
+"""Instances: the protocol, our PyTorch engine, and where an instance lives."""

@@ -1,7 +1,7 @@
 """What an instance is: one running inference engine with its own KV memory.
 
-The rollout loop talks to instances through this protocol only, be they our PyTorch engine, vLLM or a cost model in
-virtual time. tests/contract holds the suite that every implementation passes.
+The rollout loop talks to instances through this protocol only, be they our PyTorch engine, vLLM or a cost
+model in virtual time. tests/contract holds the suite that every implementation passes.
 
 Rules of the protocol
   1. `submit` either raises (nothing was started) or leads to exactly one output with `end` set for that attempt.

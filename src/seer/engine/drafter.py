@@ -1,11 +1,11 @@
 """What the engine asks of a drafter, and what it gets: trees of proposed tokens.
 
-A drafter guesses how a request goes on from what its group has generated. The engine verifies every guess against the
-model, so a drafter can make a rollout faster or slower and can change nothing else.
+A drafter guesses how a request goes on from what its group has generated. The engine verifies every guess
+against the model, so a drafter can make a rollout faster or slower and can change nothing else.
 
 Rules
-  1. A tree's nodes are ordered parents first; `parents[i]` is the index of node i's parent, or None for a child of
-     the request's last known token. Siblings carry different tokens.
+  1. A tree's nodes are ordered parents first; `parents[i]` is the index of node i's parent, or None for a
+     child of the request's last known token. Siblings carry different tokens.
   2. `observe` is told final tokens only, each at least once; `start` makes telling twice harmless.
   3. A drafter that fails or has nothing to say returns an empty tree; it never delays a step on purpose.
 """
@@ -28,7 +28,9 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         """A node follows its parent, so that one pass over the tree meets ancestors first."""
-        assert len(self.tokens) == len(self.parents), f"{len(self.tokens)} tokens, {len(self.parents)} parents"
+        assert len(self.tokens) == len(self.parents), (
+            f"{len(self.tokens)} tokens, {len(self.parents)} parents"
+        )
         for node, parent in enumerate(self.parents):
             assert parent is None or 0 <= parent < node, f"node {node} has parent {parent}"
 
@@ -102,6 +104,8 @@ class StepReport:
     """What one step did, for the speculation budget and for metrics."""
 
     duration_s: float
+    """Of one step; the mean where several were made in one go."""
+    num_steps: int
     num_running: int
     num_rows: int
     """Tokens the forward pass computed, draft nodes included."""

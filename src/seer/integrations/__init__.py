@@ -1,0 +1,1 @@
+"""Trainers' adapters: thin, lazily imported."""

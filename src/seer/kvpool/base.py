@@ -12,10 +12,10 @@ Invariants, each checked by tests/contract/test_pool_contract.py over every back
   1. `get` fills a buffer with exactly the bytes that were put under that key, or reports False. When it
      reports False the buffer's content is undefined and must not be used.
   2. A `put` that reported True is held until it is freed, its epoch is dropped, it is found corrupt, or the
-     pool is full and the block is neither pinned nor recently used. (`mooncake` promises less: see its
-     header.)
+     pool is full and the block is neither pinned nor recently used.
   3. A pinned block is never evicted. Pins belong to the request and not to the process that asked for them,
-     so they outlive it: a request moves between instances, and its KV stays.
+     so they outlive it: a request moves between instances, and its KV stays. (`mooncake` promises less here
+     and in 2: see its header.)
   4. After `drop_epoch(e)` returned, no call that starts later hits a block of epoch `e`, and no put of it is
      kept.
   5. `put` of a key that is held changes nothing and reports True: equal keys name equal bytes.
@@ -107,7 +107,7 @@ class Pool(Protocol):
         ...
 
     async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
-        """Store one block per key, True where it is held; with `request_id` each is pinned in the same step."""
+        """Store one block per key, True where it is held, and pin them when `request_id` is given."""
         ...
 
     async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:

@@ -176,7 +176,7 @@ def content_hash(key: bytes) -> bytes:
 
 
 def as_key_array(keys: Keys) -> KeyArray:
-    """Any accepted form of keys as one contiguous uint8 array [n, 32]; copies only what is not one already."""
+    """Any accepted form of keys as one contiguous uint8 array [n, 32]; copies only if it must."""
     if isinstance(keys, np.ndarray):
         if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
             raise TypeError(f"keys must be uint8 [n, {KEY_BYTES}], got {keys.dtype} {list(keys.shape)}")

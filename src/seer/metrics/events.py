@@ -98,7 +98,23 @@ class InstanceState(_Event, frozen=True, gc=False):
     """Tokens gained per request and step, the bonus token included."""
 
 
-Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState
+class Stepped(_Event, frozen=True, gc=False):
+    """What an instance's steps since its last such event did; emitted a few times a second, not per step."""
+
+    instance: int
+    num_steps: int
+    duration_s: float
+    """Of all these steps together."""
+    num_rows: int
+    """Tokens computed: prompts, one per decoding request and step, and drafts."""
+    num_prefill_rows: int
+    num_emitted: int
+    """Tokens that became part of a response."""
+    num_drafted: int
+    num_accepted: int
+
+
+Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState | Stepped
 EventSink = Callable[[Event], None]
 
 

@@ -1,6 +1,7 @@
 """What a run came to, computed from its events and nothing else.
 
-Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r:
+Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cancelled requests are left out, but for
+`cancelled_tokens`, what they had generated:
     makespan_s            max t_r - t_0
     throughput_tokens_s   generated tokens / makespan_s
     tail_s                makespan_s - time at which 90% of the requests had ended (the paper's tail)
@@ -17,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 from seer.metrics.events import Ended, Event, InstanceState, Preempted, Prefilling, Queued, Started
+from seer.types import FinishReason
 
 TAIL_SHARE = 0.1
 
@@ -27,6 +29,7 @@ class Summary:
 
     num_requests: int
     num_tokens: int
+    cancelled_tokens: int
     makespan_s: float
     throughput_tokens_s: float
     tail_s: float
@@ -45,6 +48,7 @@ class Summarizer:
         self._first_s = math.inf
         self._ends_s: list[float] = []
         self._num_tokens = 0
+        self._cancelled_tokens = 0
         self._preemptions = 0
         self._recomputed = 0
         self._migrations = 0
@@ -67,6 +71,9 @@ class Summarizer:
         elif isinstance(event, Started):
             self._migrations += event.moved_from is not None and event.moved_from != event.instance
         elif isinstance(event, Ended):
+            if event.reason == FinishReason.CANCELLED.value:
+                self._cancelled_tokens += event.num_generated
+                return
             self._ends_s.append(event.t_s)
             self._num_tokens += event.num_generated
         elif isinstance(event, Prefilling):
@@ -79,7 +86,7 @@ class Summarizer:
 
     def summary(self) -> Summary:
         """The numbers of a finished run."""
-        assert self._ends_s, "no request has ended"
+        assert self._ends_s, "no request has ended by itself"
         ends = sorted(self._ends_s)
         makespan_s = ends[-1] - self._first_s
         # The first end at or after which at most a tenth of the requests is still running.
@@ -90,6 +97,7 @@ class Summarizer:
         return Summary(
             num_requests=len(ends),
             num_tokens=self._num_tokens,
+            cancelled_tokens=self._cancelled_tokens,
             makespan_s=makespan_s,
             throughput_tokens_s=self._num_tokens / makespan_s if makespan_s else 0.0,
             tail_s=ends[-1] - tail_starts_s,

@@ -1,0 +1,1 @@
+"""Pictures and pages of runs, computed from their events."""

@@ -1,8 +1,8 @@
 """Divided rollout: requests run in chunks, each chunk anywhere its KV fits.
 
-The frame shared by every policy that divides: it asks an `Ordering` which request is best, a chunk length how far it may
-run, and `place` where it fits. If the best request fits nowhere, nothing is started (paper, Alg. 2): a smaller request
-must not overtake the one that everybody would wait for.
+The frame shared by every policy that divides: it asks an `Ordering` which request is best, `chunk_tokens` how far it
+may run, and `place` where it fits. If the best request fits nowhere, nothing is started (paper, Alg. 2): a smaller
+request must not overtake the one that everybody would wait for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from seer.buffer import Request
-from seer.placement import Fleet, PlacementConfig, place
+from seer.placement import Fleet, Place, PlacementConfig, place
 from seer.scheduling.base import Assignment
 
 
@@ -74,14 +74,22 @@ class Divided:
         request = self._ordering.peek()
         if request is None:
             return None
-        max_tokens = min(self._chunk_tokens, request.remaining_limit)
-        where = place(request, max_tokens, fleet, self._placement)
+        max_tokens = min(self.chunk_tokens(request, fleet), request.remaining_limit)
+        where = self.place(request, max_tokens, fleet)
         if where is None:
             return None
         self._ordering.pop()
         self._ordering.granted(request, max_tokens)
         num_blocks = fleet.limits[where.instance].blocks(request.num_tokens + max_tokens)
         return Assignment(request, where.instance, max_tokens, where.load_kv, num_blocks)
+
+    def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
+        """How far the request may run before it returns."""
+        return self._chunk_tokens
+
+    def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
+        """Where it runs."""
+        return place(request, max_tokens, fleet, self._placement)
 
 
 class FirstComeFirstServed:

@@ -12,13 +12,14 @@
 | oracle          | chunks               | true lengths, longest remaining first        | -            |
 | seer-paper      | as context           |                                              | grouped      |
 | seer            | chunks that fit      | longest expected remaining first             | grouped      |
+| seer-oracle     | chunks that fit      | as seer, with true lengths                   | -            |
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from seer.context import Context
@@ -28,7 +29,8 @@ from seer.scheduling.base import Policy, TrueLength
 from seer.scheduling.context_aware import ProbesThenLongestGroup
 from seer.scheduling.dispatch import StreamRLOracle, Verl, VerlSync, WholeGroup
 from seer.scheduling.divided import Divided
-from seer.scheduling.longest_first import LongestRemainingFirst
+from seer.scheduling.longest_first import LongestRemainingFirst, expected_remaining_tokens
+from seer.scheduling.seer import Seer
 
 Drafts = Literal["none", "own", "grouped"]
 
@@ -39,7 +41,7 @@ class PolicySettings:
 
     chunk_tokens: int = 8192
     """Tokens a request may generate before it returns to the buffer."""
-    placement: PlacementConfig = PlacementConfig()
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     starvation_period: int = 64
     """One decision in so many goes to the least served group; 0 turns the guard off."""
 
@@ -82,6 +84,22 @@ def _oracle(settings: PolicySettings, context: Context, true_length: TrueLength)
     return Divided(ordering, chunk_tokens=settings.chunk_tokens, placement=settings.placement)
 
 
+def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+    return Seer(
+        lambda request: expected_remaining_tokens(context, request),
+        max_chunk_tokens=settings.chunk_tokens,
+        placement=settings.placement,
+    )
+
+
+def _seer_oracle(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+    return Seer(
+        lambda request: float(true_length(request) - request.num_generated),
+        max_chunk_tokens=settings.chunk_tokens,
+        placement=settings.placement,
+    )
+
+
 _FACTORIES: dict[str, Factory] = {
     "verl-sync": lambda settings, context, true_length: VerlSync(),
     "verl": lambda settings, context, true_length: Verl(),
@@ -92,11 +110,12 @@ _FACTORIES: dict[str, Factory] = {
     "context": _context,
     "oracle": _oracle,
     "seer-paper": _context,
-    "seer": _context,
+    "seer": _seer,
+    "seer-oracle": _seer_oracle,
 }
 NAMES = tuple(_FACTORIES)
 _GROUPED = ("seer", "seer-paper")
-_ORACLES = ("oracle", "streamrl-oracle")
+_ORACLES = ("oracle", "seer-oracle", "streamrl-oracle")
 
 
 def parse_policy(name: str) -> PolicySpec:

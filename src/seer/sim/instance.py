@@ -4,8 +4,8 @@ Requests wait first come, first served; one is let in when its context's KV fits
 pieces beside the decoding of others. Every running request gains `rate` tokens a step (1, or more with speculation).
 When KV memory runs out, the request that was let in last is preempted: its KV is dropped and recomputed later.
 
-Between two changes of the batch a step's cost is linear in the context, so any number of steps has a closed form and the
-instance jumps from change to change. Steps are continuous quantities here; memory is counted in tokens, not blocks.
+Between two changes of the batch a step's cost is linear in the context, so any number of steps has a closed form and
+the instance jumps from change to change. Steps are continuous quantities here; memory is counted in tokens, not blocks.
 
     step k of a stretch costs   base + c·(S + R·k)          S: context tokens now, R: tokens gained per step
     n steps cost                n·(base + c·S) + c·R·n²/2
@@ -22,6 +22,7 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import lru_cache
 
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
@@ -50,7 +51,6 @@ class _Run:
         "produced",
         "rate",
         "ready_s",
-        "recompute",
         "target",
         "version",
     )
@@ -59,15 +59,20 @@ class _Run:
         self.chunk = chunk
         self.target = target  # tokens this chunk will generate
         self.is_last = is_last  # the model stops at the target
-        self.context = chunk.num_context_tokens  # when it last entered the batch
-        self.produced = 0.0  # of the target, up to entering the batch
+        self.context: float = chunk.num_context_tokens  # when its rate was last set
+        self.produced = 0.0  # of the target, up to then
         self.rate = 1.0
         self.entered_step = 0.0
         self.end_step = 0.0
         self.version = 0  # of its heap entry
         self.prefill = 0  # tokens to compute before decoding
-        self.recompute = 0  # of these, tokens that had KV once
         self.ready_s = 0.0  # when KV pulled from the pool has arrived
+
+
+@lru_cache(maxsize=65536)
+def _rate(acceptance: float, depth: int) -> float:
+    """Tokens a request gains per step."""
+    return tokens_per_step(geometric_survival(acceptance), depth)
 
 
 class SimulatedInstance:
@@ -108,7 +113,7 @@ class SimulatedInstance:
         self._at_s = 0.0
         self._context = 0.0  # S, of running requests
         self._gain = 0.0  # R
-        self._prefilling_tokens = 0
+        self._prefilling_tokens = 0.0
         self._group_members: dict[int, int] = {}  # members with KV here; they share the prompt's
         self._shared_tokens = 0.0
         self._resting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # request -> (tokens, group), LRU
@@ -147,7 +152,8 @@ class SimulatedInstance:
         run = _Run(chunk, min(left, chunk.max_tokens), left <= chunk.max_tokens)
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
         if chunk.load_kv:
-            run.ready_s = self._loop.time() + self._cost.transfer_s(chunk.num_context_tokens)
+            missing = chunk.num_context_tokens - self.cached_prefix_tokens(chunk)
+            run.ready_s = self._loop.time() + self._cost.transfer_s(missing)
         self._waiting.append(run)
         self._replan_soon()
 
@@ -254,8 +260,7 @@ class SimulatedInstance:
         run.rate = 1.0
         if self._speculation is not None:
             depth = self._depths.probes if chunk.is_probe else self._depths.others
-            acceptance = self._speculation.acceptance(self._progress, chunk.group)
-            run.rate = tokens_per_step(geometric_survival(acceptance), depth)
+            run.rate = _rate(self._speculation.acceptance(self._progress, chunk.group), depth)
         self._running[chunk.request] = run
         self._num_probes += chunk.is_probe
         self._context += run.context
@@ -302,26 +307,26 @@ class SimulatedInstance:
                     self._resting_tokens += resting[0]
                 return
             self._waiting.popleft()
-            self._plan_prefill(run, resting is not None, shared)
             self._add_member(chunk)
-            self._prefilling_tokens += run.context
-            self._prefilling.append(run)
+            if self._plan_prefill(run, max(shared, resting[0] if resting is not None else 0)):
+                self._prefilling_tokens += run.context
+                self._prefilling.append(run)
+            else:
+                self._enter(run)
 
-    def _plan_prefill(self, run: _Run, is_resting: bool, shared: int) -> None:
-        """How many tokens must be computed before it decodes, and how many of them for the second time."""
+    def _plan_prefill(self, run: _Run, num_cached: int) -> int:
+        """How many tokens must be computed before it decodes; says also how many of them for the second time."""
         chunk = run.chunk
+        missing = max(0, int(run.context) - num_cached)
         loaded = 0
-        if is_resting or run.ready_s:
-            run.prefill, run.recompute = 1, 0
-            loaded = 0 if is_resting else chunk.num_context_tokens
+        if run.ready_s:
+            loaded, missing = missing, 0
             run.ready_s = 0.0  # if preempted later, it is recomputed
-        else:
-            run.prefill = max(1, run.context - shared)
-            begun = chunk.num_generated_tokens > 0 or run.produced > 0
-            run.recompute = run.prefill if begun else 0
-        self._events(
-            Prefilling(self._at_s, chunk.request, self._id, run.prefill, run.recompute, loaded)
-        )
+        run.prefill = missing
+        begun = chunk.num_generated_tokens > 0 or run.produced > 0
+        recomputed = missing if begun else 0
+        self._events(Prefilling(self._at_s, chunk.request, self._id, missing, recomputed, loaded))
+        return missing
 
     def _preempt_last(self) -> None:
         """Drop the KV of the request that was let in last; it goes to the head of the queue."""
@@ -364,8 +369,11 @@ class SimulatedInstance:
         self._context += self._gain * num_steps
 
     def _on_timer(self) -> None:
+        """Hand out what is due; whoever gets it may submit more at this very instant, so plan after that."""
         self._timer = None
-        self._replan()
+        self._advance()
+        self._finish_due()
+        self._replan_soon()
 
     def _replan_soon(self) -> None:
         """Replan once after everything that happens at this instant."""
@@ -378,12 +386,13 @@ class SimulatedInstance:
         """Apply what is due, let requests in, and set the alarm for the next change of the batch."""
         self._replan_pending = False
         self._advance()
-        changed = self._finish_due()
-        changed |= self._finish_prefill()
+        self._finish_due()
+        self._finish_prefill()
+        preempted = False
         while self._running and not self._make_room(self._gain * _EPSILON_STEPS):
             self._preempt_last()
-            changed = True
-        if not changed or self._used_tokens() < self._limits.kv_tokens - self._gain:
+            preempted = True
+        if not preempted or self._used_tokens() < self._limits.kv_tokens - self._gain:
             self._admit_waiting()
         self._review_depths()
         self._set_step_time()
@@ -391,30 +400,26 @@ class SimulatedInstance:
             self._report()
         self._set_alarm()
 
-    def _finish_due(self) -> bool:
+    def _finish_due(self) -> None:
         due = self._steps + _EPSILON_STEPS
-        finished = False
         while self._next_end_step() <= due:
             run = heapq.heappop(self._ends)[3]
             self._leave(run)
-            finished = True
             if not run.is_last:
                 tokens = run.chunk.num_context_tokens + run.target
                 self._resting[run.chunk.request] = (tokens, run.chunk.group)
                 self._resting_tokens += tokens
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
-        return finished
 
-    def _finish_prefill(self) -> bool:
+    def _finish_prefill(self) -> None:
         if self._steps + _EPSILON_STEPS < self._prefill_end_step:
-            return False
+            return
         for _ in range(self._prefill_batch):
             run = self._prefilling.popleft()
             self._prefilling_tokens -= run.context
             self._enter(run)
         self._prefill_batch = 0
         self._prefill_end_step = math.inf
-        return True
 
     def _set_step_time(self) -> None:
         """Cost of the coming steps; a new piece of prefill starts if none is under way."""
@@ -485,13 +490,21 @@ class SimulatedInstance:
         )
         self._gain = 0.0
         for run in self._running.values():
-            produced = self._produced(run)
-            run.context += produced - run.produced  # type: ignore[assignment]
-            run.produced, run.entered_step = produced, self._steps
             depth = self._depths.probes if run.chunk.is_probe else self._depths.others
-            run.rate = tokens_per_step(geometric_survival(rates[run.chunk.group]), depth)
-            self._gain += run.rate
-            self._push_end(run)
+            rate = _rate(rates[run.chunk.group], depth)
+            if rate != run.rate:
+                self._set_rate(run, rate)
+            self._gain += rate
+        # A review touches most of the batch: one heap of what is left costs less than skipping stale entries.
+        self._ends = [(run.end_step, request, run.version, run) for request, run in self._running.items()]
+        heapq.heapify(self._ends)
+
+    def _set_rate(self, run: _Run, rate: float) -> None:
+        produced = self._produced(run)
+        run.context += produced - run.produced
+        run.produced, run.entered_step = produced, self._steps
+        run.rate = rate
+        run.end_step = self._steps + (run.target - produced) / rate
 
     # -- news --------------------------------------------------------------------------------------------------------
 

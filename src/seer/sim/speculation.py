@@ -43,7 +43,12 @@ class AcceptanceCurve:
 
     def rate(self, num_references: float) -> float:
         """The constant acceptance rate α that gives this length with drafts of MAX_DEPTH tokens."""
-        return acceptance_rate(round(self.length(num_references), 3))
+        return _rate(self, num_references)
+
+
+@lru_cache(maxsize=4096)
+def _rate(curve: AcceptanceCurve, num_references: float) -> float:
+    return acceptance_rate(round(curve.length(num_references), 3))
 
 
 @lru_cache(maxsize=4096)

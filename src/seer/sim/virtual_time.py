@@ -18,9 +18,10 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class VirtualTimerHandle(asyncio.TimerHandle):
@@ -59,7 +60,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return self._time_s
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """Run the callback at the present time, after those that are ready already."""
         handle = asyncio.Handle(callback, args, self, context)
@@ -67,7 +68,11 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Run the callback at a virtual time; the past counts as now."""
         when = max(when, self._time_s)
@@ -77,7 +82,11 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Run the callback after so many virtual seconds."""
         return self.call_at(self._time_s + delay, callback, *args, context=context)
@@ -110,7 +119,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
                     if not handle.cancelled():
-                        handle._run()  # type: ignore[attr-defined]
+                        handle._run()
                 if self._failure is not None:
                     raise self._failure
         finally:
@@ -169,7 +178,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` in virtual time."""
-    loop = VirtualTimeLoop()
+    loop = VirtualTimeLoop()  # type: ignore[abstract]  # what is missing is what virtual time has no use for
     try:
         result: T = loop.run_until_complete(coroutine)
         loop.run_until_complete(loop.shutdown_asyncgens())

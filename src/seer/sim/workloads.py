@@ -1,24 +1,19 @@
 """What is simulated: how many groups of which lengths, on which model, GPUs and instances.
 
-`moonlight`, `qwen2-vl-72b` and `kimi-k2` carry the paper's Table 3. The paper gives the mean and the maximum length and
-says that lengths go together within a group; shape and correlation are ours: log-normal lengths cut at the maximum, with
-a share of the variance of the logarithm common to the group.
+`moonlight`, `qwen2-vl-72b` and `kimi-k2` carry the paper's Table 3. The paper gives the mean and the maximum length
+and says that lengths go together within a group; shape and correlation are ours: log-normal lengths cut at the maximum,
+with a share of the variance of the logarithm common to the group.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from seer.errors import ConfigError, InputError
-from seer.sim.costs import GPUS, H200, H800, MODELS, InstanceCost
+from seer.errors import ConfigError
+from seer.sim.costs import H800, MODELS, InstanceCost
 from seer.types import Group, InstanceLimits, Sampling
 
 BLOCK_TOKENS = 64

@@ -1,0 +1,1 @@
+"""How many draft tokens a step may verify, and what became of them."""

@@ -9,7 +9,8 @@ Bookkeeping only: the bytes are in cache.py. A block is in exactly one of three 
 Invariants (checked by `check_integrity`)
   1. held + cached + free is every block; reference counts are the numbers of holders.
   2. A key names at most one block, and only a sealed block: full, final and computed.
-  3. `take` reuses free blocks first and then the least recently used cached block; a held block is never reused.
+  3. `take` reuses free blocks first and then the least recently used cached block; a held block is never
+     reused.
   4. After `forget_all` no key is found.
 """
 
@@ -63,7 +64,7 @@ class BlockTable:
             self._references[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """Give out blocks of meaningless content, one reference each; the caller has checked `num_available`."""
+        """Give out blocks of meaningless content; the caller has checked `num_available`."""
         assert count <= self.num_available, f"{count} blocks asked, {self.num_available} available"
         taken = []
         for _ in range(count):
@@ -73,7 +74,9 @@ class BlockTable:
         return taken
 
     def seal(self, block: int, key: bytes) -> None:
-        """Register a held block that is full, final and computed; a second block of equal content stays unnamed."""
+        """Register a held block that is full, final and computed; a second block of equal content stays
+        unnamed.
+        """
         assert self._references[block] > 0, f"block {block} is sealed and held by nobody"
         if key not in self._block_of:
             assert self._key_of[block] is None, f"block {block} is sealed twice"
@@ -108,15 +111,13 @@ class BlockTable:
         return block
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
-        """Compare this table with who says to hold what; both sides of a broken equation are in the message."""
+        """Compare this table with who says to hold what; a broken equation is shown with both its sides."""
         held = Counter(block for blocks in holders for block in blocks)
         for block, references in enumerate(self._references):
             assert references == held[block], f"block {block}: {references} references, {held[block]} holders"
         unheld = {block for block in range(self.num_blocks) if not held[block]}
         kept = [*self._free, *self._cached]
-        assert len(kept) == len(set(kept)) and set(kept) == unheld, (
-            f"free and cached are {sorted(kept)}, unheld are {sorted(unheld)}"
-        )
+        assert sorted(kept) == sorted(unheld), f"free and cached {sorted(kept)}, unheld {sorted(unheld)}"
         for key, block in self._block_of.items():
             assert self._key_of[block] == key, f"block {block} is found under a key it does not carry"
         for block in self._cached:

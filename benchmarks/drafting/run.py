@@ -1,0 +1,243 @@
+"""Measure everything claimed about drafting, ours and the peer's in the same run, and write results.md.
+
+    python benchmarks/drafting/run.py [--traces DIR] [--rounds 3] [--quick]
+
+Needs recorded groups (drafts_*.npz); the peer is fetched from PyPI and built on first use. Rounds alternate
+between ours and the peer, so that a busy machine hurts both; the table gives the median and the range.
+"""
+
+import argparse
+import gc
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import acceptance
+import calibration
+import numpy as np
+import server_load
+import sharing
+import speed
+from peers import VERSION, load_arctic
+from streams import edited, stitched
+
+from seer.drafting.recording import RecordedGroup, read_groups
+
+HERE = Path(__file__).parent
+SETS = ("drafts_game24", "drafts_humaneval", "drafts_long_code")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=HERE.parents[2] / "shared" / "traces")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, one round, ten-second load")
+    parser.add_argument("--out", type=Path, default=HERE / "results.md")
+    args = parser.parse_args()
+    began = time.time()
+    module = load_arctic()
+    sets = {name: read_groups(args.traces / f"{name}.npz") for name in SETS}
+    rounds = 1 if args.quick else args.rounds
+    timings = [row for number in range(rounds) for row in measure_speed(module, sets, number, args.quick)]
+    references = (0, 15) if args.quick else (0, 1, 5, 15)
+    accepted = [
+        row
+        for name, groups in sets.items()
+        for row in acceptance.compare(module, name, groups, references, ["linear-8", "tree-8", "tree-32"])
+    ]
+    extra = args.traces / "qwen1.5b-mix-n16.npz"
+    calibrated_sets = dict(sets) | ({extra.stem: read_groups(extra)} if extra.exists() else {})
+    reliability = [row for name, groups in calibrated_sets.items() for row in calibration.measure(name, groups, 15)]
+    efficiency = [acceptance.tokens_for_equal_acceptance(module, name, groups, 15) for name, groups in sets.items()]
+    mixed = [group for groups in calibrated_sets.values() for group in groups[:16]]
+    shares = sharing.compare(mixed, (1, 2, 4, 8))
+    load_s = 10.0 if args.quick else 60.0
+    loads = [
+        ("steady", server_load.run(load_s, 200_000.0, kill=False)),
+        ("server killed and restarted half-way", server_load.run(load_s / 2, 200_000.0, kill=True)),
+    ]
+    sections = [
+        head(args, rounds, time.time() - began),
+        speed_table(timings),
+        acceptance_table(accepted),
+        efficiency_table(efficiency),
+        sharing_table(shares, len(mixed)),
+        reliability_table(reliability),
+        load_table(load_s, loads),
+    ]
+    args.out.write_text("\n".join(sections))
+    print(args.out.read_text())
+    return 0
+
+
+def measure_speed(module: object, sets: dict[str, list[RecordedGroup]], seed: int, quick: bool) -> list[speed.Timing]:
+    book = sets["drafts_long_code"]
+    rows: list[speed.Timing] = []
+    sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000)
+    for size in sizes:
+        kinds = (("stitched", stitched), ("edited", edited))
+        for kind, make in kinds if size < 1_000_000 else kinds[:1]:
+            rows += speed.append_rate(module, f"{kind} {size:,} tokens", make(book, size, seed))  # type: ignore[arg-type]
+            gc.collect()
+    steps = 48
+    length = 100_000 + 16 * speed.STEP_TOKENS * steps * len(speed.MODES)
+    worlds = [stitched(book, length, 100 * seed + group) for group in range(speed.COLD_GROUPS)]
+    rows += speed.cold_ours(worlds, steps)
+    for depth in speed.DEPTHS:
+        rows += speed.cold_arctic(module, worlds, depth, steps)  # type: ignore[arg-type]
+        gc.collect()
+    worlds = [stitched(book, 25_000, 100 * seed + group) for group in range(64)]
+    rows += speed.batch_of_256(module, worlds, rounds=30)  # type: ignore[arg-type]
+    rows += speed.warm_and_rebuild(stitched(book, 1_000_000, seed))
+    rows += speed.loops(module)  # type: ignore[arg-type]
+    return rows
+
+
+def head(args: argparse.Namespace, rounds: int, took_s: float) -> str:
+    cpu = next(
+        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    memory = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "0")
+    return "\n".join(
+        [
+            "# Drafting: measured",
+            "",
+            f"Command: `python benchmarks/drafting/run.py{' --quick' if args.quick else ''}`; "
+            f"{rounds} rounds, {took_s / 60:.0f} minutes.",
+            f"Date: {time.strftime('%Y-%m-%d', time.gmtime())}. Commit: {_commit()}.",
+            f"Hardware: {cpu}, {os.cpu_count()} cores shared with other work, {int(memory) / 2**20:.0f} GiB.",
+            f"Software: Python {platform.python_version()}, numpy {np.__version__}, "
+            f"arctic-inference {VERSION} (its suffix extension, built from the PyPI source).",
+            "",
+            "Values are medians over rounds, the range in brackets; ratios are of the medians.",
+            "Speeds are CPU time of the calling thread.",
+            "",
+        ]
+    )
+
+
+def speed_table(timings: Sequence[speed.Timing]) -> str:
+    lines = [
+        "## Speed and memory",
+        "",
+        "| | ours | arctic 24 | arctic 64 | better by |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for what in dict.fromkeys(timing.what for timing in timings):
+        cells, medians = [], {}
+        unit = next(timing.unit for timing in timings if timing.what == what)
+        for who in ("ours", "arctic 24", "arctic 64"):
+            values = [timing.value for timing in timings if timing.what == what and timing.who == who]
+            if values:
+                medians[who] = float(np.median(values))
+                cells.append(f"{medians[who]:.3g} ({min(values):.3g}-{max(values):.3g})")
+            else:
+                cells.append("")
+        ratios = [
+            medians["ours"] / value if unit == "Mtok/s" else value / medians["ours"]
+            for who, value in medians.items()
+            if who != "ours"
+        ]
+        lines.append(f"| {what}, {unit} | {' | '.join(cells)} | {' / '.join(f'{r:.1f}x' for r in ratios)} |")
+    return "\n".join([*lines, ""])
+
+
+def acceptance_table(rows: Iterable[acceptance.Comparison]) -> str:
+    lines = [
+        "## Accepted tokens per step (bonus token counted; drafted per step in brackets)",
+        "",
+        "| set | references | draft | arctic uncapped | ours | |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.set_name} | {row.references} | {row.mode} | {row.arctic:.3f} ({row.arctic_drafted:.1f}) "
+            f"| {row.ours:.3f} ({row.ours_drafted:.1f}) | {100 * (row.ours / row.arctic - 1):+.1f}% |"
+        )
+    return "\n".join([*lines, "", "Deterministic: no spread.", ""])
+
+
+def efficiency_table(rows: Iterable[acceptance.Efficiency]) -> str:
+    lines = [
+        "## Drafted tokens for what arctic accepts uncapped (linear, at most 8, 15 references)",
+        "",
+        "| set | accepted per step | arctic drafts | ours drafts at most | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.set_name} | {row.accepted:.3f} | {row.arctic_drafted:.2f} | {row.ours_drafted:.2f} "
+            f"| {row.ours_drafted / row.arctic_drafted:.2f}x |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def sharing_table(rows: Iterable[sharing.Shared], size: int) -> str:
+    lines = [
+        f"## One budget for the batch: {size} mixed requests, 5 references, tokens per request and step",
+        "",
+        "| draft tokens per request | paths | same for each | by confidence | draft tokens accepted |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        gain = (row.by_confidence - 1) / (row.uniform - 1) - 1
+        lines.append(
+            f"| {row.per_request} | {row.paths} | {row.uniform:.3f} | {row.by_confidence:.3f} | {100 * gain:+.0f}% |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def reliability_table(rows: Iterable[calibration.Reliability]) -> str:
+    lines = [
+        "## Confidence error (15 references; warmed on every other group, measured on the rest)",
+        "",
+        "| set | draft | nodes | uncorrected, mean | corrected, mean | worst bin with 1% of nodes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.set_name} | {row.mode} | {row.nodes:,} | {row.raw_mean_error:.3f} "
+            f"| {row.mean_error:.3f} | {row.worst_bin:.3f} |"
+        )
+    return "\n".join([*lines, "", "Deterministic: no spread.", ""])
+
+
+def load_table(seconds: float, loads: Sequence[tuple[str, dict[str, float]]]) -> str:
+    lines = [
+        f"## Draft server: two clients on loopback, {seconds:.0f} s ({seconds / 2:.0f} s with the kill)",
+        "",
+        "| | tokens/s in (and as many out) | lag p50 / p99 / max, ms | decode-side call p50 / p99, ms "
+        "| server memory, B/token | all tokens on the server at the end |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, load in loads:
+        complete = load["all_shipped"] and load["tokens"] == load["tokens_on_server"]
+        lines.append(
+            f"| {name} | {load['tokens_per_s']:,.0f} "
+            f"| {load['lag_p50_ms']:.0f} / {load['lag_p99_ms']:.0f} / {load['lag_max_ms']:.0f} "
+            f"| {load['step_p50_ms']:.2f} / {load['step_p99_ms']:.2f} "
+            f"| {load['server_bytes_per_token']:.2f} | {'yes' if complete else 'no'} |"
+        )
+    note = "The decode-side call is one observe_batch and one draft of 8 for 128 requests; nothing in it waits."
+    return "\n".join([*lines, "", note, ""])
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _commit() -> str:
+    result = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

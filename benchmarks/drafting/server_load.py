@@ -1,0 +1,174 @@
+"""Two clients and one server on loopback, three processes: rate, lag, memory; and the server killed.
+
+Each client observes half of the offered tokens, in steps of 10 ms over its running requests, and drafts for
+all of them after each step. Lag is the time from `observe` in one process until the other's index holds the
+token, on the system's monotonic clock, seen by polling a few streams every 2 ms; polling adds to it.
+
+    python benchmarks/drafting/server_load.py [--seconds 60] [--rate 200000] [--kill]
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from seer.drafting.client import ClientConfig, DraftClient
+from seer.drafting.wire import Ask, Status, decode, encode
+
+STEP_S = 0.01
+GROUPS = 32
+REQUESTS = 128  # running per client, four of each group
+WATCHED = 8
+ADDRESS = "tcp://127.0.0.1:15757"
+
+
+def drive(me: int, seconds: float, rate: float, begin: float, out: Connection) -> None:
+    """One instance: observes, drafts, and watches streams of the other."""
+    client = DraftClient(ClientConfig(servers=(ADDRESS,)))
+    rng = np.random.default_rng(me)
+    keys = [(item % GROUPS, 1000 * me + item) for item in range(REQUESTS)]
+    other = [(item % GROUPS, 1000 * (1 - me) + item) for item in range(0, REQUESTS, REQUESTS // WATCHED)]
+    for group in range(GROUPS):
+        client.register(group, ttl_s=600.0)
+    # Text with structure: each group repeats pieces of its own book.
+    books = [rng.integers(0, 50_000, 20_000).astype(np.int32) for _ in range(GROUPS)]
+    noted: list[tuple[float, int]] = []  # when, length each own request has reached
+    seen: list[tuple[float, list[int]]] = []
+    stopping = threading.Event()
+
+    def watch() -> None:
+        while not stopping.wait(0.002):
+            seen.append((time.monotonic(), [client.index.length(*stream) for stream in other]))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    per_step = rate * STEP_S / 2 / REQUESTS
+    length, carry, step, steps_s = 0, 0.0, 0, []
+    while time.monotonic() < begin:
+        time.sleep(0.001)
+    while time.monotonic() < begin + seconds:
+        carry += per_step
+        count, carry = int(carry), carry - int(carry)
+        pieces = [books[group][(length + 37 * item) % 19_000 :][:count] for item, (group, _) in enumerate(keys)]
+        start = time.monotonic()
+        client.observe_batch(keys, np.concatenate(pieces), np.arange(REQUESTS + 1, dtype=np.int64) * count)
+        length += count
+        noted.append((start, length))
+        client.draft(keys, np.full(REQUESTS, 8, np.int32))
+        steps_s.append(time.monotonic() - start)
+        step += 1
+        time.sleep(max(begin + step * STEP_S - time.monotonic(), 0))
+    flushed = client.flush(10.0)
+    stopping.set()
+    watcher.join()
+    client.close()
+    out.send({"noted": noted, "seen": seen, "steps_s": steps_s, "flushed": flushed, "tokens": length * REQUESTS})
+
+
+def lags(noted: list[tuple[float, int]], seen: list[tuple[float, list[int]]]) -> np.ndarray:
+    """For each step of one client and each watched stream: when did the other hold all of it?"""
+    times = np.array([when for when, _ in seen])
+    lengths = np.array([row for _, row in seen])
+    result = []
+    for stream in range(lengths.shape[1]):
+        reached = np.searchsorted(lengths[:, stream], [length for _, length in noted])
+        inside = reached < len(times)
+        starts = np.array([when for when, _ in noted])
+        result.append(times[reached[inside]] - starts[inside])
+    return np.concatenate(result)
+
+
+def start_server() -> subprocess.Popen[str]:
+    code = (
+        "import argparse, sys; from seer.cli import draft_server; p = argparse.ArgumentParser();"
+        "draft_server.register(p.add_subparsers()); a = p.parse_args(sys.argv[1:]); sys.exit(a.run(a))"
+    )
+    command = [sys.executable, "-c", code, "draft-server", "--address", ADDRESS]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None, "a pipe was asked for"
+    server.stdout.readline()
+    return server
+
+
+def resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("no resident size")
+
+
+def status() -> Status:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(ADDRESS)
+        socket.send(encode(Ask(1)))
+        assert socket.poll(5000), "the server does not answer"
+        reply = decode(socket.recv())
+        assert isinstance(reply, Status), f"got {reply}"
+        return reply
+
+
+def run(seconds: float, rate: float, kill: bool) -> dict[str, Any]:
+    server = start_server()
+    empty = resident_bytes(server.pid)
+    begin = time.monotonic() + 1.5
+    context = mp.get_context("spawn")
+    pipes, clients = [], []
+    for me in (0, 1):
+        here, there = context.Pipe(duplex=False)
+        clients.append(context.Process(target=drive, args=(me, seconds, rate, begin, there)))
+        clients[-1].start()
+        pipes.append(here)
+    try:
+        if kill:
+            time.sleep(max(begin + seconds / 2 - time.monotonic(), 0))
+            server.kill()
+            server.wait()
+            server = start_server()
+        results = []
+        for pipe in pipes:
+            assert pipe.poll(seconds + 60), "a client hangs"
+            results.append(pipe.recv())
+        held = status()
+        memory = resident_bytes(server.pid) - empty
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0, "the server did not stop in good order"
+    finally:
+        server.kill()
+        for client in clients:
+            client.join(10)
+            client.kill()
+    lag = np.concatenate([lags(results[0]["noted"], results[1]["seen"]), lags(results[1]["noted"], results[0]["seen"])])
+    steps = np.concatenate([result["steps_s"] for result in results])
+    tokens = sum(result["tokens"] for result in results)
+    return {
+        "tokens_per_s": tokens / seconds,
+        "tokens": tokens,
+        "tokens_on_server": held.tokens,
+        "all_shipped": all(result["flushed"] for result in results),
+        "lag_p50_ms": float(np.percentile(lag, 50)) * 1e3,
+        "lag_p99_ms": float(np.percentile(lag, 99)) * 1e3,
+        "lag_max_ms": float(lag.max()) * 1e3,
+        "step_p50_ms": float(np.percentile(steps, 50)) * 1e3,
+        "step_p99_ms": float(np.percentile(steps, 99)) * 1e3,
+        "server_bytes_per_token": memory / held.tokens,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rate", type=float, default=200_000.0)
+    parser.add_argument("--kill", action="store_true", help="kill and restart the server half-way")
+    args = parser.parse_args()
+    print(json.dumps(run(args.seconds, args.rate, args.kill), indent=2))

@@ -1,0 +1,13 @@
+// The smallest test harness that says where it failed.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#define CHECK(condition)                                                                      \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);            \
+      std::exit(1);                                                                           \
+    }                                                                                         \
+  } while (false)

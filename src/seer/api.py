@@ -1,0 +1,310 @@
+"""The Python API: a fleet of instances, and rollouts over it.
+
+    async with Rollout("smollm2", instances=2) as rollout:
+        async for group in rollout.run(prompts, n=8, sampling=Sampling(max_tokens=256)):
+            ...
+
+`SyncRollout` is the same thing for code without an event loop: it drives a `Rollout` in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from seer.engine.base import Weights
+from seer.engine.catalog import InstanceSettings, prepare
+from seer.engine.fleet import HostedFleet
+from seer.engine.host import HostOptions
+from seer.errors import ConfigError, SeerError
+from seer.journal import Journal, run_identity
+from seer.metrics.events import EventSink, discard
+from seer.metrics.summary import Summary
+from seer.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
+from seer.results import GroupRecord
+from seer.rewards import RewardFunction
+from seer.run import Lengths, Run, RunOptions
+from seer.scheduling.registry import parse_policy
+from seer.types import Sampling
+
+T = TypeVar("T")
+PromptInput = str | Messages | Sequence[int] | Prompt
+DEFAULT_POOL_BYTES = 1 << 30
+DEFAULT_CPU_KV_BYTES = 1 << 30
+"""Per instance: memory that is asked for and never used would only slow the start."""
+IDLE_DEADLINE_S = 60.0
+
+
+class Rollout:
+    """A model on N instances, ready for rollouts. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        instances: int = 1,
+        engine: str = "local",
+        policy: str = "seer",
+        pool: Literal["local", "none"] = "local",
+        speculation: Literal["auto", "off"] = "auto",
+        chunk_tokens: int | None = None,
+        kv_memory_bytes: int | None = None,
+        kv_blocks: int | None = None,
+        block_tokens: int = 16,
+        max_running: int = 16,
+        max_context_tokens: int | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+        pool_bytes: int = DEFAULT_POOL_BYTES,
+        hosting: HostOptions | None = None,
+        engine_settings: dict[str, Any] | None = None,
+    ) -> None:
+        if instances < 1:
+            raise ConfigError(f"instances={instances}", hint="use at least 1")
+        if pool not in ("local", "none"):
+            raise ConfigError(f"unknown pool {pool!r}", hint="local or none")
+        if speculation not in ("auto", "off"):
+            raise ConfigError(f"speculation={speculation!r}", hint="auto or off")
+        parse_policy(policy)
+        if device == "cpu" and kv_blocks is None and kv_memory_bytes is None:
+            kv_memory_bytes = DEFAULT_CPU_KV_BYTES
+        settings = InstanceSettings(
+            kv_blocks=kv_blocks,
+            kv_memory_bytes=kv_memory_bytes,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            max_context_tokens=max_context_tokens,
+            dtype=dtype,
+            device=device,
+            extra=engine_settings,
+        )
+        self.engine = prepare(engine, model, settings)
+        self._model = str(self.engine.model_dir or model)
+        self._policy = policy
+        self._speculation = speculation
+        self._chunk_tokens = chunk_tokens
+        self._fleet = HostedFleet(
+            self.engine,
+            instances,
+            options=hosting or HostOptions(),
+            # One instance has no one to share KV with.
+            pool_bytes=pool_bytes if pool == "local" and instances > 1 else 0,
+            drafts=speculation == "auto",
+        )
+        self._run: Run | None = None
+        self._priors: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        """Start the instances."""
+        await self._fleet.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the instances, and a run that is still going."""
+        if self._run is not None:
+            self._run.cancel()
+        await self._fleet.close()
+
+    @property
+    def epoch(self) -> int:
+        """Version of the weights; every update adds one."""
+        return self._fleet.epoch
+
+    @property
+    def fleet(self) -> HostedFleet:
+        """The instances, for whoever watches them."""
+        return self._fleet
+
+    @property
+    def current(self) -> Run | None:
+        """The run in progress, or the last one."""
+        return self._run
+
+    @property
+    def summary(self) -> Summary | None:
+        """The numbers of the newest run."""
+        return self._run.summary() if self._run is not None else None
+
+    def encode(
+        self, prompts: Iterable[PromptInput], *, n: int = 1, sampling: Sampling | None = None
+    ) -> list[EncodedPrompt]:
+        """Check prompts and turn them into tokens; one error lists all that are bad. Needs no instance."""
+        good, bad = encode(
+            as_prompts(prompts),
+            self.engine.codec,
+            n=n,
+            sampling=sampling or Sampling(max_tokens=256),
+            max_context_tokens=self.engine.max_context_tokens,
+        )
+        refuse(bad)
+        return good
+
+    async def run(
+        self,
+        prompts: Iterable[PromptInput] | Sequence[EncodedPrompt],
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        reward: RewardFunction | None = None,
+        reward_deadline_s: float = 60.0,
+        policy: str | None = None,
+        speculation: Literal["auto", "off"] | None = None,
+        lengths: Lengths | None = None,
+        events: EventSink = discard,
+        journal: Path | None = None,
+        resume: bool = False,
+    ) -> AsyncIterator[GroupRecord]:
+        """Roll the prompts out, `n` responses each, and hand out groups as they complete.
+
+        Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
+        `cancel`.
+        """
+        given = list(prompts)
+        encoded = [item for item in given if isinstance(item, EncodedPrompt)]
+        if len(encoded) != len(given):
+            encoded = self.encode(
+                [item for item in given if not isinstance(item, EncodedPrompt)], n=n, sampling=sampling
+            )
+        await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
+        book = self._open_journal(journal, encoded, seed, resume)
+        self._run = run = Run(
+            self._fleet,
+            encoded,
+            self.engine.codec,
+            RunOptions(
+                policy=policy or self._policy,
+                speculation=speculation or self._speculation,
+                seed=seed,
+                chunk_tokens=self._chunk_tokens,
+                lengths=lengths,
+                reward=reward,
+                reward_deadline_s=reward_deadline_s,
+                events=events,
+                journal=book,
+                priors=self._priors,
+            ),
+        )
+        groups = run.groups()
+        try:
+            async for group in groups:
+                yield group
+        finally:
+            await groups.aclose()  # type: ignore[attr-defined]
+            if book is not None:
+                book.close()
+
+    def cancel(self) -> None:
+        """End the run in progress; its remaining groups come out with what was generated."""
+        if self._run is not None:
+            self._run.cancel()
+
+    async def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
+        """Switch every instance to new weights between two runs; returns the new epoch.
+
+        `keep_context` carries the lengths that the last run saw to the next one as first estimates, by
+        prompt id. Drafts never outlive their epoch.
+        """
+        self._priors = self._run.priors() if keep_context and self._run is not None else {}
+        await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
+        return await self._fleet.update_weights(weights)
+
+    def _open_journal(
+        self, path: Path | None, prompts: Sequence[EncodedPrompt], seed: int, resume: bool
+    ) -> Journal | None:
+        if path is None:
+            return None
+        identity = run_identity(self._model, prompts, seed)
+        return Journal.resume(path, identity) if resume else Journal.create(path, identity)
+
+
+class SyncRollout:
+    """`Rollout` for code without an event loop: the same arguments and methods, as a context manager."""
+
+    def __init__(self, model: str | Path, **settings: Any) -> None:
+        self._make: Callable[[], Rollout] = lambda: Rollout(model, **settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="seer-rollout", daemon=True)
+        self._rollout: Rollout | None = None
+
+    def __enter__(self) -> Self:
+        """Start the instances."""
+        self._thread.start()
+        try:
+            self._rollout = self._make()
+            self._wait(self._rollout.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the instances and the thread."""
+        try:
+            self._wait(self._started().__aexit__(kind, error, trace))
+        finally:
+            self._stop()
+
+    @property
+    def epoch(self) -> int:
+        """Version of the weights."""
+        return self._started().epoch
+
+    @property
+    def summary(self) -> Summary | None:
+        """The numbers of the newest run."""
+        return self._started().summary
+
+    def run(self, prompts: Iterable[PromptInput], **settings: Any) -> Iterator[GroupRecord]:
+        """`Rollout.run`, as a plain iterator."""
+        groups = self._started().run(list(prompts), **settings)
+        try:
+            while True:
+                try:
+                    yield self._wait(groups.__anext__())  # type: ignore[arg-type]
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._wait(groups.aclose())  # type: ignore[attr-defined]
+
+    def cancel(self) -> None:
+        """`Rollout.cancel`; may be called from any thread."""
+        self._loop.call_soon_threadsafe(self._started().cancel)
+
+    def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
+        """`Rollout.update_weights`."""
+        return self._wait(self._started().update_weights(weights, keep_context=keep_context))
+
+    def _started(self) -> Rollout:
+        if self._rollout is None:
+            raise SeerError("the rollout has not been started", hint="with SyncRollout(...) as rollout:")
+        return self._rollout
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def rollout_sync(
+    model: str | Path,
+    prompts: Iterable[PromptInput],
+    *,
+    n: int = 1,
+    sampling: Sampling | None = None,
+    **settings: Any,
+) -> list[GroupRecord]:
+    """Start instances, roll the prompts out, end the instances; groups come in the order of the prompts."""
+    with SyncRollout(model, **settings) as rollout:
+        return sorted(rollout.run(prompts, n=n, sampling=sampling), key=lambda group: group.group)

@@ -1,0 +1,182 @@
+"""`seer bench engine`: tokens per second of the local engine, beside transformers and vLLM where they are
+installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seer.cli.profile import whole_numbers
+from seer.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from seer.engine.local.measure import Throughput
+
+PEERS = ("transformers", "vllm")
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `seer bench engine`."""
+    parser = subparsers.add_parser(
+        "engine",
+        help="generation speed of the local engine against its peers",
+        description="Generate a fixed number of tokens for batches of random prompts, engine after engine.\n"
+        "Times are wall and CPU seconds of the whole call, prompts included.",
+    )
+    parser.add_argument("model", nargs="?", default="smollm2", help="folder or name (default %(default)s)")
+    parser.add_argument("--batches", default="1,8,32", help="requests at once (default %(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="default %(default)s")
+    parser.add_argument("--new-tokens", type=int, default=256, help="default %(default)s")
+    parser.add_argument("--temperature", type=float, default=1.0, help="default %(default)s")
+    parser.add_argument(
+        "--peers", default="transformers", help="of transformers, vllm; or none (default %(default)s)"
+    )
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turn (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write every run here")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every engine in turn and print the medians."""
+    try:
+        import torch  # noqa: PLC0415 - verbs import heavy things when they run
+
+        from seer.engine.local.measure import random_prompts  # noqa: PLC0415
+        from seer.engine.local.models_get import find_model  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "torch", "local") from None
+    torch.set_num_threads(args.threads)
+    folder = find_model(args.model)
+    batches = whole_numbers(args.batches, "--batches")
+    engines: dict[str, Generator] = {"seer": _local(folder, args, max(batches))}
+    for peer in [] if args.peers == "none" else args.peers.split(","):
+        if peer not in PEERS:
+            raise ConfigError(f"--peers {peer} is not known", hint=f"of {', '.join(PEERS)}, or none")
+        engines[peer] = (_transformers if peer == "transformers" else _vllm)(folder, args)
+    runs: list[dict[str, Any]] = []
+    for batch in batches:
+        for repeat in range(args.repeat):
+            prompts = random_prompts(batch, args.prompt_tokens, 10_000, seed=repeat)
+            for name, generate in engines.items():
+                done = generate(prompts)
+                runs.append({"engine": name, "batch": batch, "wall_s": done.wall_s, "cpu_s": done.cpu_s,
+                             "tokens": done.num_tokens, "step_s": done.step_s})  # fmt: skip
+        _print_batch(batch, [entry for entry in runs if entry["batch"] == batch])
+    if args.json:
+        args.json.write_text(
+            json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "runs": runs}, indent=1)
+        )
+    return 0
+
+
+Generator = Callable[[Sequence[Sequence[int]]], "Throughput"]
+
+
+def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
+    import torch  # noqa: PLC0415
+
+    from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits  # noqa: PLC0415
+    from seer.engine.local.folder import read_config  # noqa: PLC0415
+    from seer.engine.local.measure import generate_batch  # noqa: PLC0415
+
+    config, device = read_config(folder), torch.device(args.device)
+    step = 512 if device.type == "cpu" else 8192
+    settings = EngineSettings(
+        dtype=choose_dtype("auto", device), device=device, max_step_tokens=max(step, most)
+    )
+    blocks = most * (-(-(args.prompt_tokens + args.new_tokens) // 16) + 1)
+    limits = choose_limits(config, settings, block_tokens=16, max_running=most, kv_blocks=blocks)
+    engine = assemble(0, folder, config, limits, settings)
+    return lambda prompts: generate_batch(engine, prompts, args.new_tokens, temperature=args.temperature)
+
+
+def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
+    import torch  # noqa: PLC0415
+
+    from seer.engine.local.measure import Throughput  # noqa: PLC0415
+
+    try:
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "transformers is not installed", hint="pip install transformers, or --peers none"
+        ) from None
+    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device).eval()
+
+    def generate(prompts: Sequence[Sequence[int]]) -> Throughput:
+        ids = torch.tensor(prompts, device=args.device)
+        wall, cpu = time.perf_counter(), time.process_time()
+        with torch.inference_mode():
+            made = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=args.temperature > 0,
+                temperature=args.temperature or None,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=args.new_tokens,
+                min_new_tokens=args.new_tokens,
+                pad_token_id=0,
+            )
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return Throughput(len(prompts), made.numel() - ids.numel(), wall, cpu, wall / args.new_tokens)
+
+    return generate
+
+
+def _vllm(folder: Path, args: argparse.Namespace) -> Generator:
+    from seer.engine.local.measure import Throughput  # noqa: PLC0415
+
+    try:
+        vllm = importlib.import_module("vllm")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "vLLM is not installed", hint="pip install vllm, or leave it out of --peers"
+        ) from None
+    llm = vllm.LLM(model=str(folder), gpu_memory_utilization=0.4)
+    params = vllm.SamplingParams(
+        temperature=args.temperature,
+        max_tokens=args.new_tokens,
+        min_tokens=args.new_tokens,
+        ignore_eos=True,
+        logprobs=0,
+    )
+
+    def generate(prompts: Sequence[Sequence[int]]) -> Throughput:
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        wall, cpu = time.perf_counter(), time.process_time()
+        made = llm.generate(asked, params, use_tqdm=False)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        count = sum(len(output.outputs[0].token_ids) for output in made)
+        return Throughput(len(prompts), count, wall, cpu, wall / args.new_tokens)
+
+    return generate
+
+
+def _print_batch(batch: int, runs: Sequence[dict[str, Any]]) -> None:
+    """One line per engine: the median run, and how far the others were from it."""
+    ours = _median_cpu(runs, "seer")
+    for name in dict.fromkeys(run["engine"] for run in runs):
+        mine = sorted(run["tokens"] / run["wall_s"] for run in runs if run["engine"] == name)
+        cpu = _median_cpu(runs, name)
+        sys.stdout.write(
+            f"batch {batch:4d}  {name:<13}{mine[len(mine) // 2]:9.1f} tok/s"
+            f"  (from {mine[0]:.1f} to {mine[-1]:.1f})"
+            f"  {cpu:8.1f} tok per CPU s  {ours / cpu:5.2f}x\n"
+        )
+    sys.stdout.flush()
+
+
+def _median_cpu(runs: Sequence[dict[str, Any]], name: str) -> float:
+    rates = sorted(run["tokens"] / run["cpu_s"] for run in runs if run["engine"] == name)
+    return float(rates[len(rates) // 2])

@@ -1,0 +1,149 @@
+"""The `seer` command: finds the verbs, runs one, and turns errors into one line and an exit code.
+
+A verb is a module of this package with `register(subparsers)`, which adds its parser and calls
+`set_defaults(run=f)`; `f(args)` returns the exit code. Modules named `bench_*` register under `seer bench`.
+
+Rules
+  1. `seer --help` works wherever the core is installed: verbs import anything heavy inside `run`.
+  2. Errors go to stderr as `error: ...` and, where there is advice, `hint: ...`; results alone go to stdout.
+  3. Exit codes: 0 done, 1 it failed, 2 what was asked for is impossible or misspelt, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from seer.errors import ConfigError, InputError, MissingExtra, SeerError
+
+VERBS = (
+    "rollout",
+    "compare",
+    "report",
+    "verify",
+    "simulate",
+    "paper",
+    "replay",
+    "model",
+    "profile",
+    "drafts",
+    "draft_server",
+    "pool",
+)
+BENCHES = ("bench_engine", "bench_pool")
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+EXAMPLES = """\
+examples:
+  seer simulate qwen2-vl-72b                              one of the paper's workloads, several policies
+  seer simulate trace:lengths.json --policies verl,seer   your own recorded lengths
+  seer paper                                              the paper's tables beside ours
+
+`seer VERB --help` says more about each verb. Add --debug to see where an error came from.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our manners: examples keep their lines, and a usage error is two lines."""
+
+    def __init__(self, **settings: object) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(**settings)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where to look it up."""
+        _complain(message, f"see `{self.prog} --help`")
+        raise SystemExit(EXIT_USAGE)
+
+
+class _PrintVersion(argparse.Action):
+    """`--version`, looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        sys.stdout.write(f"seer {_version()}\n")
+        raise SystemExit(0)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("seer-rollout")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="seer",
+        description="Rollout for synchronous, on-policy RL of LLMs without the long tail.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error; may stand anywhere"
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name in VERBS:
+        _register(name, verbs)
+    bench = verbs.add_parser("bench", help="measure one mechanism on this machine")
+    benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    for name in BENCHES:
+        _register(name, benches)
+    return parser
+
+
+def _register(name: str, verbs: argparse._SubParsersAction[Parser]) -> None:
+    module = f"seer.cli.{name}"
+    if importlib.util.find_spec(module) is not None:
+        importlib.import_module(module).register(verbs)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Taken out by hand so that it also works behind the verb, where people add it after an error.
+    debug = "--debug" in words
+    parser = build_parser()
+    args, unknown = parser.parse_known_args([word for word in words if word != "--debug"])
+    if unknown:
+        _complain(f"unknown argument {' '.join(unknown)}", f"see `seer {args.verb} --help`")
+        return EXIT_USAGE
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        _complain("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`seer ... | head`): leave nothing to flush into it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except SeerError as error:
+        if debug:
+            raise
+        _complain(str(error), error.hint)
+        return EXIT_USAGE if isinstance(error, ConfigError | InputError | MissingExtra) else EXIT_FAILED
+    except Exception as error:
+        if debug:
+            raise
+        _complain(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it came from")
+        return EXIT_FAILED
+
+
+def _complain(message: str, hint: str | None = None) -> None:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""`seer paper`: the paper's tables beside ours, with the error of every cell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from seer.errors import ConfigError
+from seer.sim.paper import WORKLOADS, Answer, Measure, Study, answer, claims, run_jobs
+
+EXAMPLES = """\
+examples:
+  seer paper                     about a minute
+  seer paper --seeds 0,1,2       the mean over three draws of the lengths, as the paper's over iterations
+  seer paper --json > paper.json
+"""
+TITLES: dict[Study, str] = {
+    "table 4": "Table 4: throughput over veRL as mechanisms are added",
+    "figure 7": "Figure 7: throughput over veRL, groups of 8 and 16",
+    "figure 8": "Figure 8: total and tail seconds, and what is left of veRL's tail",
+    "context": "Length context: throughput and tail over veRL, share of the oracle, without speculation",
+}
+MEASURES: dict[Measure, str] = {
+    "speedup": "",
+    "total_s": "total s",
+    "tail_s": "tail s",
+    "tail_share": "tail left",
+    "oracle_share": "of oracle",
+}
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "paper",
+        help="print the paper's tables beside ours",
+        description="Simulate the paper's evaluation and print its numbers beside ours.\n"
+        "Only veRL's rows of Figure 8 were used to calibrate; everything else is prediction.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "--seeds", default="0", metavar="S,...", help="draws of lengths to average (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of cells instead of tables")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="simulations at once (%(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate what the tables need, and print them."""
+    seeds = _seeds(args.seeds)
+    if args.processes < 1:
+        raise ConfigError(f"{args.processes} processes", hint="--processes 1 or more")
+    wanted = claims()
+    jobs = list(dict.fromkeys(job for claim in wanted for seed in seeds for job in claim.jobs(seed)))
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("simulating", total=len(jobs))
+        results = run_jobs(jobs, num_processes=args.processes, progress=lambda job: bars.advance(bar))
+    answers = [answer(claim, results, seeds) for claim in wanted]
+    if args.json:
+        cells = [{**asdict(a.claim), **{k: v for k, v in asdict(a).items() if k != "claim"}} for a in answers]
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(cells), indent=2) + b"\n")
+        sys.stdout.flush()
+    else:
+        print_studies(Console(width=None if sys.stdout.isatty() else 150), answers, seeds)
+    return 0
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r} is not a list of numbers", hint="--seeds 0,1,2") from None
+    if min(seeds) < 0:
+        raise ConfigError(f"seed {min(seeds)}", hint="--seeds 0 or more")
+    return seeds
+
+
+def print_studies(console: Console, answers: Sequence[Answer], seeds: Sequence[int]) -> None:
+    """A table per study: the paper's number, ours, and the error."""
+    for study, title in TITLES.items():
+        console.print(_table(title, [a for a in answers if a.claim.study == study]))
+    goals = [a for a in answers if a.within_goal is not None]
+    met = sum(bool(a.within_goal) for a in goals)
+    console.print(
+        "Each cell: paper, ours (error). Calibrated: veRL's total and tail seconds, marked *; all else is "
+        "predicted.\n"
+        "SD of veRL and StreamRL is ours (drafts from a request's own text); the paper's differs by model.\n"
+        f"Goals (table 4 within 10%, tail left within 8 points, context at 94-98% of oracle): {met} of "
+        f"{len(goals)} cells meet theirs; misses are red and marked !. "
+        f"Mean over seeds {', '.join(map(str, seeds))}.",
+        highlight=False,
+    )
+
+
+def _table(title: str, answers: Sequence[Answer]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for workload in WORKLOADS:
+        table.add_column(workload, justify="right")
+    rows: dict[tuple[str, int, Measure], dict[str, Answer]] = {}
+    with_sizes = len({(a.claim.workload, a.claim.group_size) for a in answers}) > len(WORKLOADS)
+    for a in answers:
+        size = a.claim.group_size if with_sizes else 0
+        rows.setdefault((a.claim.row, size, a.claim.measure), {})[a.claim.workload] = a
+    for (row, size, measure), cells in rows.items():
+        first = next(iter(cells.values()))
+        name = f"{row} ({first.claim.policy})"
+        name += f", G={size}" if size else ""
+        name += f", {MEASURES[measure]}" if MEASURES[measure] else ""
+        table.add_row(name, *(_cell(cells[workload]) for workload in WORKLOADS))
+    return table
+
+
+def _cell(a: Answer) -> Text:
+    measure = a.claim.measure
+    if measure in ("total_s", "tail_s"):
+        shown = "{:,.0f}"
+    else:
+        shown = "{:.0%}" if measure in ("tail_share", "oracle_share") else "{:.2f}"
+    text = shown.format(a.ours)
+    if a.claim.paper is None or a.error is None:
+        return Text(text)
+    error = f"{100 * a.error:+.0f}" + (" points" if measure in ("tail_share", "oracle_share") else "%")
+    mark = "*" if a.claim.calibrated else ("!" if a.within_goal is False else " ")
+    style = "red" if a.within_goal is False else ("dim" if a.claim.calibrated else "")
+    return Text(f"{shown.format(a.claim.paper)}  {text} ({error}){mark}", style=style)

@@ -1,0 +1,223 @@
+"""`seer pool up|status|down`: a KV pool that outlives the runs that use it.
+
+A run that starts its own local pool needs none of this. Use it to keep a pool warm between runs, to run
+Mooncake's processes, and to see or remove what dead runs left in shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from seer.errors import PoolError
+from seer.kvpool import supervise
+from seer.kvpool.base import PoolStats
+from seer.kvpool.local import LocalPool
+from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, remove_files
+from seer.kvpool.serve import ServeSpec, ServeState
+
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool as `status --json` prints it."""
+
+    name: str
+    backend: str
+    run: str = ""
+    live_pids: list[int] = []
+    stale: bool = False
+    problem: str = ""
+    addresses: dict[str, str] = {}
+    warnings: list[str] = []
+    stats: PoolStats | None = None
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb and its three actions."""
+    parser = subparsers.add_parser("pool", help="keep a KV pool up, look at it, take it down")
+    actions = parser.add_subparsers(dest="action", required=True)
+
+    up = actions.add_parser("up", help="start a pool and leave it running")
+    up.add_argument("--backend", choices=["local", "mooncake"], default="local")
+    up.add_argument("--dram", type=parse_bytes, required=True, help="size of the DRAM tier, e.g. 8GiB")
+    up.add_argument("--ssd", type=parse_bytes, default=0, help="size of the SSD tier; none by default")
+    up.add_argument("--ssd-dir", default="", help="folder of the SSD tier; must exist")
+    up.add_argument("--block", type=parse_bytes, default=1 << 20, help="largest block of KV (local); 1MiB by default")
+    up.add_argument("--run", dest="run_name", default="", help="which run the pool belongs to; the name by default")
+    up.add_argument("--host", default="127.0.0.1", help="where Mooncake's master listens; loopback by default")
+    up.set_defaults(run=run_up)
+
+    status = actions.add_parser("status", help="list pools, also those of dead runs")
+    status.set_defaults(run=run_status)
+
+    down = actions.add_parser("down", help="stop a pool and remove its files")
+    down.add_argument("--stale", action="store_true", help="remove every pool that no process uses")
+    down.set_defaults(run=run_down)
+
+    for action in (up, status, down):
+        action.add_argument("--name", default="default", help="which pool; 'default' by default")
+        action.add_argument("--dram-dir", default="/dev/shm", help=argparse.SUPPRESS)
+        action.add_argument("--json", action="store_true", help="one JSON object per line on stdout")
+
+
+def run_up(args: argparse.Namespace) -> int:
+    """Start a pool; returns when it is usable."""
+    spec = ServeSpec(
+        backend=args.backend,
+        name=args.name,
+        state_path=str(supervise.state_path(args.name, args.dram_dir)),
+        dram_dir=args.dram_dir,
+        dram_bytes=args.dram,
+        ssd_bytes=args.ssd,
+        ssd_dir=args.ssd_dir,
+        block_bytes=args.block,
+        run=args.run_name,
+        host=args.host,
+    )
+    state = supervise.start(spec)
+    if args.json:
+        print(msgspec.json.encode(state).decode())
+    else:
+        where = "".join(f", {name} {address}" for name, address in state.addresses.items())
+        print(f"pool {state.name!r} is up ({state.backend}, process {state.pid}{where})")
+    for warning in state.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """List every pool of this user."""
+    reports = pool_reports(args.dram_dir)
+    if args.json:
+        for report in reports:
+            print(msgspec.json.encode(report).decode())
+        return 0
+    if not reports:
+        print(f"no pool in {args.dram_dir}")
+        return 0
+    table = Table(
+        "pool",
+        "backend",
+        "used by",
+        "blocks",
+        "DRAM",
+        "SSD",
+        "hits",
+        "misses",
+        "spilled",
+        "corrupt",
+        "failed",
+    )
+    for report in reports:
+        table.add_row(*_row(report))
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)
+    for report in reports:
+        for warning in report.warnings:
+            print(f"warning: {report.name}: {warning}", file=sys.stderr)
+    return 0
+
+
+def run_down(args: argparse.Namespace) -> int:
+    """Stop a pool, or remove what dead runs left."""
+    gone = []
+    if args.stale:
+        for found in find_pools(args.dram_dir):
+            if found.stale:
+                remove_files(PoolFiles.named(found.name, args.dram_dir))
+                gone.append(found.name)
+    else:
+        state = supervise.find_state(args.name, args.dram_dir)
+        found_here = [p for p in find_pools(args.dram_dir) if p.name == args.name]
+        if state is None and not found_here:
+            raise PoolError(f"there is no pool named {args.name!r}", hint="see `seer pool status`")
+        if state is not None:
+            supervise.stop(state)
+        elif found_here[0].live_pids:
+            raise PoolError(
+                f"pool {args.name!r} was opened by a run (processes {found_here[0].live_pids})",
+                hint="end the run; what it leaves behind `seer pool down --stale` removes",
+            )
+        remove_files(PoolFiles.named(args.name, args.dram_dir))
+        gone.append(args.name)
+    if args.json:
+        print(msgspec.json.encode({"removed": gone}).decode())
+    else:
+        print("\n".join(f"pool {name!r} is gone" for name in gone) or "nothing to remove")
+    return 0
+
+
+def pool_reports(dram_dir: str) -> list[PoolReport]:
+    """Every pool of this user: arenas found in memory, and Mooncake stores that are up."""
+    states = {state.name: state for state in supervise.find_states(dram_dir)}
+    reports = [_local_report(found, dram_dir) for found in find_pools(dram_dir)]
+    reports += [_mooncake_report(state) for state in states.values() if state.backend == "mooncake"]
+    return reports
+
+
+def parse_bytes(text: str) -> int:
+    """A size as people write it: 4096, 64KiB, 1.5GiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 8GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def show_bytes(num_bytes: float) -> str:
+    """A size as people read it."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _local_report(found: FoundPool, dram_dir: str) -> PoolReport:
+    stats = None
+    if not found.problem:
+        with LocalPool.attach(found.name, dram_dir, keeper=False, populate=False) as pool:
+            stats = pool.stats()
+    return PoolReport(
+        name=found.name,
+        backend="local",
+        run=found.run,
+        live_pids=found.live_pids,
+        stale=found.stale,
+        problem=found.problem,
+        stats=stats,
+    )
+
+
+def _mooncake_report(state: ServeState) -> PoolReport:
+    return PoolReport(
+        name=state.name,
+        backend=state.backend,
+        live_pids=[state.pid, *state.pids.values()],
+        addresses=state.addresses,
+        warnings=state.warnings,
+    )
+
+
+def _row(report: PoolReport) -> list[str]:
+    used_by = report.problem or ("nobody (stale)" if report.stale else ", ".join(map(str, report.live_pids)))
+    stats = report.stats
+    if stats is None:
+        return [report.name, report.backend, used_by, *["-"] * 8]
+    return [
+        report.name,
+        report.backend,
+        used_by,
+        str(stats.num_blocks),
+        f"{show_bytes(stats.dram_bytes)} of {show_bytes(stats.dram_capacity_bytes)}",
+        f"{show_bytes(stats.ssd_bytes)} of {show_bytes(stats.ssd_capacity_bytes)}",
+        str(stats.num_hit_dram + stats.num_hit_ssd),
+        str(stats.num_miss),
+        str(stats.num_spilled),
+        str(stats.num_corrupt),
+        str(stats.num_failed),
+    ]

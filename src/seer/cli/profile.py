@@ -1,0 +1,81 @@
+"""`seer profile`: measure what a step of the local engine costs, for the speculation budget."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from seer.errors import ConfigError, MissingExtra
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `seer profile`."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="measure step costs of the local engine by batch size, tokens per request and context",
+        description="Measure the local engine's step time and write it as JSON, which the speculation budget reads\n"
+        "to decide how many draft tokens pay.",
+    )
+    parser.add_argument("model", help="a model folder, or the name of one that was fetched")
+    parser.add_argument("--batches", default="1,4,16,32", help="requests per step (default %(default)s)")
+    parser.add_argument(
+        "--tokens", default="1,2,5,9", help="tokens per request: 1 is plain decoding (default %(default)s)"
+    )
+    parser.add_argument(
+        "--contexts", default="128,1024", help="context lengths in tokens (default %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=10, help="steps per shape (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
+    parser.add_argument(
+        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="where to write it (default: beside the model, profile-DEVICE.json)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table, write the file."""
+    try:
+        import torch  # noqa: PLC0415 - verbs import heavy things when they run
+
+        from seer.engine.local.measure import profile  # noqa: PLC0415
+        from seer.engine.local.models_get import find_model  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or "torch", "local") from None
+    torch.set_num_threads(1)
+    folder = find_model(args.model)
+    measured = profile(
+        folder,
+        batches=whole_numbers(args.batches, "--batches"),
+        tokens_per_request=whole_numbers(args.tokens, "--tokens"),
+        contexts=whole_numbers(args.contexts, "--contexts"),
+        num_steps=args.steps,
+        device=args.device,
+        dtype=args.dtype,
+    )
+    out = args.out or folder / f"profile-{args.device}.json"
+    measured.save(out)
+    sys.stdout.write("requests  tokens/request  context   step ms   (quartiles apart)\n")
+    for point in measured.points:
+        sys.stdout.write(
+            f"{point.num_requests:8d}  {point.tokens_per_request:14d}  {point.context_tokens:7d}  "
+            f"{point.step_s * 1e3:8.2f}   {point.spread_s * 1e3:.2f}\n"
+        )
+    sys.stdout.write(f"written to {out}\n")
+    return 0
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """A comma-separated list of positive whole numbers."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text} is not a list of whole numbers", hint=f"like {option} 1,8,32"
+        ) from None
+    if numbers[0] < 1:
+        raise ConfigError(f"{option} {text} has a number below 1", hint=f"like {option} 1,8,32")
+    return numbers

@@ -1,0 +1,38 @@
+"""Read and check a prompts file for a command: all that is wrong with it, before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seer.errors import InputError
+from seer.prompts import BadPrompt, EncodedPrompt, encode, read_prompts
+from seer.types import Sampling
+
+if TYPE_CHECKING:
+    from seer.engine.catalog import PreparedEngine
+
+
+def load_prompts(
+    path: Path, engine: PreparedEngine, *, n: int, sampling: Sampling, limit: int | None, skip_bad: bool
+) -> list[EncodedPrompt]:
+    """The file's prompts as tokens. Bad ones are listed by line; without `skip_bad` they end the command."""
+    prompts, bad = read_prompts(path)
+    encoded, unfit = encode(prompts, engine.codec, n=n, sampling=sampling, max_context_tokens=engine.max_context_tokens)
+    report_bad([*bad, *unfit], path, skip_bad=skip_bad)
+    if not encoded:
+        raise InputError(f"{path} holds no prompt that can run")
+    return encoded[:limit]
+
+
+def report_bad(bad: Sequence[BadPrompt], path: Path, *, skip_bad: bool) -> None:
+    """Say what is wrong, a line each, in the file's order."""
+    ordered = sorted(bad, key=lambda one: int(one.where.rpartition(" ")[2]))
+    for one in ordered:
+        sys.stderr.write(f"{path}, {one}\n")
+    if bad and not skip_bad:
+        raise InputError(f"{len(bad)} bad prompts in {path}", hint="--skip-bad goes on without them")
+    if bad:
+        sys.stderr.write(f"going on without {len(bad)} bad prompts\n")

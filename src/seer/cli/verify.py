@@ -1,0 +1,137 @@
+"""`seer verify RUN`: are these responses what the named weights and seeds give? Says so with numbers.
+
+Exit code 0 if the certificate is clean, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from seer.errors import ConfigError, InputError, MissingExtra
+from seer.runs import RunFolder
+
+EXAMPLES = """\
+examples:
+  seer verify runs/20260101-120000              16 responses, chosen by --seed
+  seer verify runs/20260101-120000 --share 1    all of them
+"""
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="re-score a run's responses with a plain forward pass",
+        description="Score a sample of a run's responses again with a plain fp32 forward pass of the named\n"
+        "weights: every token and log-probability must be what they give.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--sample", type=int, default=16, metavar="N", help="responses to score (%(default)s)")
+    parser.add_argument("--share", type=float, metavar="P", help="share of the responses instead of a number")
+    parser.add_argument("--model", metavar="DIR", help="weights to hold the run against (the run's own)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="chooses the sample (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the verb out."""
+    return certify(
+        RunFolder.find(args.run_folder),
+        num_sampled=args.sample,
+        share=args.share,
+        model=args.model,
+        seed=args.seed,
+        as_json=args.json,
+    )
+
+
+def certify(
+    folder: RunFolder,
+    *,
+    num_sampled: int = 16,
+    share: float | None = None,
+    model: str | None = None,
+    seed: int = 0,
+    as_json: bool = False,
+) -> int:
+    """Certify a finished run and print the verdict; 0 if it is clean."""
+    try:
+        from seer import certificate  # noqa: PLC0415 - torch
+    except ImportError as error:
+        raise MissingExtra(error.name or "torch", "local") from None
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(f"share {share:g} of the responses", hint="above 0 and at most 1")
+    manifest = folder.read_manifest()
+    if manifest["options"].get("engine") != "local":
+        raise InputError(f"{folder.path} was not run on the local engine; only its responses can be verified")
+    claims = _claims(folder, manifest)
+    if not claims:
+        raise InputError(f"{folder.path} holds no response with tokens")
+    wanted = max(1, round(len(claims) * share)) if share is not None else min(num_sampled, len(claims))
+    chosen = random.Random(seed).sample(claims, wanted)
+    weights = Path(model or manifest["model_dir"])
+    dtype = manifest["options"]["dtype"]
+    if dtype == "auto":
+        dtype = "float32" if manifest["options"]["device"] == "cpu" else "bfloat16"
+    found = certificate.certify(certificate.PlainModel(weights), chosen, dtype=dtype)
+    numbers = asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
+    folder.write_manifest(manifest | {"certificate": numbers})
+    if as_json:
+        sys.stdout.write(json.dumps(numbers) + "\n")
+    else:
+        _print(numbers, len(claims))
+    return 0 if found.is_clean else 1
+
+
+def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
+    """Every response of the run beside the prompt and the sampling it was asked with."""
+    from seer.certificate import Claim  # noqa: PLC0415 - torch
+    from seer.cli.rollout_options import sampling_of  # noqa: PLC0415
+    from seer.engine.catalog import InstanceSettings, prepare  # noqa: PLC0415
+    from seer.prompts import encode, read_prompts  # noqa: PLC0415
+    from seer.results import read_responses  # noqa: PLC0415
+
+    options = argparse.Namespace(**manifest["options"])
+    engine = prepare("local", manifest["model_dir"], InstanceSettings())
+    prompts, _ = read_prompts(folder.prompts)
+    encoded, _ = encode(
+        prompts,
+        engine.codec,
+        n=options.n,
+        sampling=sampling_of(options),
+        max_context_tokens=engine.max_context_tokens,
+    )
+    by_id = {prompt.prompt.id: prompt for prompt in encoded}
+    results = Path(options.out) if options.out else folder.results
+    forced = bool(manifest.get("forced_lengths"))
+    claims = []
+    for response in read_responses(results):
+        prompt = by_id.get(response.prompt_id)
+        if prompt is None:
+            raise InputError(f"{results}: prompt {response.prompt_id!r} is not in {folder.prompts}")
+        if response.token_ids:
+            claims.append(Claim(prompt.token_ids, prompt.sampling, response, ends_ignored=forced))
+    return claims
+
+
+def _print(numbers: dict[str, Any], num_responses: int) -> None:
+    verdict = "CLEAN" if numbers["is_clean"] else "NOT CLEAN"
+    promise = "" if numbers["tokens_are_promised"] else " (not promised for this type)"
+    sys.stdout.write(
+        f"weights            {numbers['weights']}\n"
+        f"responses scored   {numbers['num_responses']} of {num_responses}\n"
+        f"tokens scored      {numbers['num_tokens']:,}\n"
+        f"token mismatches   {numbers['num_mismatches']}{promise}\n"
+        f"near ties          {numbers['num_near_ties']}\n"
+        f"largest gap        {numbers['max_logprob_gap']:.2e} (logprob), "
+        f"{numbers['max_raw_logprob_gap']:.2e} (raw); limit {numbers['gap_limit']:g}\n"
+        f"verdict            {verdict}\n"
+    )

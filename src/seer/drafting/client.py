@@ -1,0 +1,254 @@
+"""The draft client: an instance's own index, kept in step with the draft servers behind its back.
+
+The engine's thread calls `observe` and `draft`; both touch only the local index and never wait for a
+server. One background thread ships new tokens (after 64 of them or 100 ms), fetches what siblings elsewhere
+have said, and copes with servers that are slow, gone or restarted. Without any server the client drafts
+from what it has seen itself.
+
+Invariants
+  1. `observe`, `draft`, `register` and `drop` do no I/O; they talk to the background thread through one
+  queue. 2. Every wait of the background thread is bounded by its next duty. 3. An outage is logged once
+  when it begins and once when it ends, per server.
+
+Threads: the background thread owns the replicas and sockets; the streams are the callers', under a lock they
+share only with each other.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from seer.drafting.ids import Name, mix, number_of
+from seer.drafting.index import LINEAR, Draft, DraftIndex, DraftOptions
+from seer.drafting.link import Link
+from seer.drafting.streams import Streams
+
+logger = logging.getLogger(__name__)
+
+RequestKey = tuple[Name, Name]
+"""A group and a request of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientConfig:
+    """Settings of a draft client."""
+
+    servers: tuple[str, ...] = ()
+    """Addresses of the draft servers, in the same order on every instance: groups are spread by hash."""
+
+    secret: bytes | None = None
+    """Secret shared with the servers."""
+
+    epoch: int = 0
+    """Version of the policy weights; drafts never mix epochs."""
+
+    ship_after_s: float = 0.05
+    """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms."""
+
+    fetch_every_s: float = 0.025
+    """Ask for siblings' tokens this often."""
+
+    answer_within_s: float = 2.0
+    """Take a server that has not answered for this long for gone."""
+
+    default_ttl_s: float = 3600.0
+    """Time to live of a group that was observed but never registered."""
+
+    memory_limit_bytes: int = 4 << 30
+    """Limit of the local index."""
+
+
+class DraftBatch(NamedTuple):
+    """Drafts of a batch: row i holds counts[i] nodes; a parent is a column of the row, -1 for the root."""
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    confidence: NDArray[np.float32]
+    counts: NDArray[np.int32]
+
+    def draft(self, row: int) -> Draft:
+        """Return one request's draft."""
+        size = int(self.counts[row])
+        return Draft(self.tokens[row, :size], self.parents[row, :size], self.confidence[row, :size])
+
+
+class DraftClient:
+    """Observes and drafts for one instance."""
+
+    def __init__(self, config: ClientConfig | None = None) -> None:
+        self._config = config or ClientConfig()
+        self.index = DraftIndex(self._config.memory_limit_bytes)
+        self._streams = Streams(self.index, secrets.randbits(63))
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[list[Link]], None]] = deque()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self._config.servers:
+            self._thread = threading.Thread(target=self._work, name="seer-draft-client", daemon=True)
+            self._thread.start()
+
+    # ---- the engine's calls
+
+    def register(self, group: Name, ttl_s: float, *, prompt: ArrayLike | None = None) -> None:
+        """Follow a group until unused here for `ttl_s` seconds; its prompt helps the first drafts."""
+        number = number_of(group)
+        if prompt is not None:
+            self.index.set_prompt(number, prompt)
+        self._tell(number, lambda link: link.replica.register(number, ttl_s, time.monotonic()))
+
+    def observe(self, group: Name, request: Name, tokens: ArrayLike, *, previous_count: int | None = None) -> None:
+        """Take in tokens a request has generated.
+
+        `previous_count` says how many tokens of its response came before; None continues what was observed
+        here. When a request arrives from elsewhere, give its response so far with previous_count=0: what is
+        known already costs nothing.
+        """
+        flat = np.ascontiguousarray(tokens, dtype=np.int32)
+        offsets = np.array([0, len(flat)], np.int64)
+        self.observe_batch([(group, request)], flat, offsets, previous_counts=[previous_count])
+
+    def observe_batch(
+        self,
+        requests: Sequence[RequestKey],
+        tokens: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        *,
+        previous_counts: Sequence[int | None] | None = None,
+    ) -> None:
+        """Take in one step of a batch: request i has generated tokens[offsets[i]:offsets[i+1]]."""
+        with self._lock:
+            streams = self._streams.observe(requests, tokens, offsets, previous_counts)
+            grown = [(stream.group, stream.number, stream.length) for stream in streams]
+        if self._thread is not None:
+            self._jobs.append(lambda links: self._note(links, grown))
+
+    def draft(
+        self,
+        requests: Sequence[RequestKey],
+        budgets: Sequence[int] | NDArray[np.int32],
+        *,
+        options: DraftOptions = LINEAR,
+    ) -> DraftBatch:
+        """Draft after each request, up to its budget."""
+        with self._lock:
+            streams = [self._streams.open(group, request) for group, request in requests]
+        limits = np.ascontiguousarray(budgets, dtype=np.int32)
+        shape = (len(streams), int(limits.max(initial=0)))
+        batch = DraftBatch(
+            np.empty(shape, np.int32),
+            np.empty(shape, np.int32),
+            np.empty(shape, np.float32),
+            np.empty(len(streams), np.int32),
+        )
+        self.index.speculate(
+            np.fromiter((stream.group for stream in streams), np.uint64, len(streams)),
+            np.fromiter((stream.number for stream in streams), np.uint64, len(streams)),
+            limits,
+            *batch,
+            options=options,
+        )
+        return batch
+
+    def drop(self, group: Name) -> None:
+        """Forget a finished group, here and on its server."""
+        number = number_of(group)
+        with self._lock:
+            self._streams.drop(group)
+        self.index.drop([number])
+        self._tell(number, lambda link: self._drop(link, number))
+
+    # ---- for whoever owns the client
+
+    def flush(self, timeout_s: float) -> bool:
+        """Ship everything now and fetch once more; False if that took longer. Waits: not for decode steps."""
+        if self._thread is None:
+            return True
+        done = threading.Event()
+        self._jobs.append(lambda links: _begin_flush(links, done))
+        return done.wait(timeout_s)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Ship what is left if the servers answer within `timeout_s`, then stop."""
+        if self._thread is None:
+            return
+        self.flush(timeout_s)
+        self._closing.set()
+        self._thread.join()
+        self._thread = None
+
+    # ---- the background thread
+
+    def _note(self, links: list[Link], grown: list[tuple[int, int, int]]) -> None:
+        now = time.monotonic()
+        for group, stream, length in grown:
+            replica = links[shard_of(group, len(links))].replica
+            replica.note(group, stream, length, self._config.default_ttl_s, now)
+
+    def _tell(self, group: int, action: Callable[[Link], None]) -> None:
+        if self._thread is not None:
+            self._jobs.append(lambda links: action(links[shard_of(group, len(links))]))
+
+    def _drop(self, link: Link, group: int) -> None:
+        link.replica.drop(group)
+        # Once more: an answer may have brought the group back between the caller's drop and this one.
+        self.index.drop([group])
+
+    def _work(self) -> None:
+        try:
+            self._synchronise()
+        except Exception:
+            # The edge of a thread: nobody else would ever hear of it. Drafting goes on without servers.
+            logger.exception("draft client stopped synchronising; drafting from local history from now on")
+
+    def _synchronise(self) -> None:
+        config = self._config
+        links = [Link(address, self.index, config) for address in config.servers]
+        tick_s = min(config.fetch_every_s, config.ship_after_s / 4)
+        next_expiry = time.monotonic() + 1.0
+        try:
+            while not self._closing.is_set():
+                while self._jobs:
+                    self._jobs.popleft()(links)
+                for link in links:
+                    link.step(time.monotonic())
+                if time.monotonic() >= next_expiry:
+                    self._expire(links)
+                    next_expiry = time.monotonic() + 1.0
+                Link.wait(links, tick_s)
+        finally:
+            for link in links:
+                link.close()
+
+    def _expire(self, links: list[Link]) -> None:
+        for link in links:
+            over = link.replica.expire(time.monotonic())
+            if over:
+                self.index.drop(over)
+
+
+@lru_cache(maxsize=65_536)
+def shard_of(group: int, num_servers: int) -> int:
+    """Return which server holds a group; spread evenly whatever the numbers look like."""
+    return mix(group) % num_servers
+
+
+def _begin_flush(links: list[Link], done: threading.Event) -> None:
+    remaining = len(links)
+
+    def one_done() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if remaining == 0:
+            done.set()
+
+    for link in links:
+        link.flush(one_done)

@@ -1,0 +1,154 @@
+"""One connection of a draft client to one server: sends what the replica has due, hands it what comes back.
+
+Used by the client's background thread only. Nothing here waits; `Link.wait` does, for all links together
+and for a bounded time.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import zmq
+
+from seer.drafting.index import DraftIndex
+from seer.drafting.replica import Replica
+from seer.drafting.wire import MAX_MESSAGE_BYTES, Refused, Request, WireError, decode, encode
+
+logger = logging.getLogger(__name__)
+
+
+class LinkConfig(Protocol):
+    """What a link needs to know of the client's settings."""
+
+    @property
+    def secret(self) -> bytes | None: ...  # noqa: D102
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+    @property
+    def ship_after_s(self) -> float: ...  # noqa: D102
+    @property
+    def fetch_every_s(self) -> float: ...  # noqa: D102
+    @property
+    def answer_within_s(self) -> float: ...  # noqa: D102
+
+
+class Link:
+    """Keeps one replica in step with its server."""
+
+    def __init__(self, address: str, index: DraftIndex, config: LinkConfig) -> None:
+        self.address = address
+        self.replica = Replica(index, config.epoch)
+        self._config = config
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a server that is not there
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.connect(address)
+        self._waiting_since: float | None = None
+        self._unreachable_since: float | None = None
+        self._next_fetch = 0.0
+        self._down = False
+        self._flushes: list[tuple[int, Callable[[], None]]] = []
+
+    @staticmethod
+    def wait(links: Sequence["Link"], timeout_s: float) -> None:
+        """Wait until an answer arrives on any link, at most `timeout_s`."""
+        poller = zmq.Poller()
+        for link in links:
+            poller.register(link._socket, zmq.POLLIN)
+        poller.poll(int(timeout_s * 1000) + 1)
+
+    def step(self, now: float) -> None:
+        """Take in answers, notice an outage, and send what is due."""
+        self._receive(now)
+        patience_s = self._config.answer_within_s
+        if self._waiting_since is not None and now - self._waiting_since > patience_s:
+            self._lost(f"no answer for {patience_s:g} s")
+        if not self._socket.poll(0, zmq.POLLOUT):
+            # Not connected: that is normal while a connection is being made, and an outage if it lasts.
+            self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
+            if now - self._unreachable_since > patience_s and not self._down:
+                self._lost(f"not reachable for {patience_s:g} s")
+            return
+        self._unreachable_since = None
+        for notice in self.replica.next_notices():
+            self._send(notice)
+        due = self.replica.due_at(self._config.ship_after_s)
+        hurry = bool(self._flushes)
+        if due is not None and (due <= now or hurry) and not self.replica.pushing:
+            push = self.replica.next_push()
+            if push is not None:
+                self._send_question(push, now)
+        if (now >= self._next_fetch or hurry) and not self.replica.fetching:
+            self._next_fetch = now + self._config.fetch_every_s
+            # A flush asks even without groups: the answer proves that all before it was handled.
+            fetch = self.replica.next_fetch(even_if_idle=hurry)
+            if fetch is not None:
+                self._send_question(fetch, now)
+        self._finish_flushes()
+
+    def flush(self, done: Callable[[], None]) -> None:
+        """Call `done` once everything noted so far is shipped and a fetch begun after that is answered."""
+        self._flushes.append((self.replica.fetched_rounds + self.replica.fetching, done))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._socket.close()
+
+    def _finish_flushes(self) -> None:
+        waiting = []
+        for rounds, done in self._flushes:
+            if not self.replica.settled:
+                # A fetch counts only if it began after the last push was answered.
+                waiting.append((self.replica.fetched_rounds + self.replica.fetching, done))
+            elif self.replica.fetched_rounds > rounds:
+                done()
+            else:
+                waiting.append((rounds, done))
+        self._flushes = waiting
+
+    def _receive(self, now: float) -> None:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                reply = decode(frames[-1], self._config.secret)
+            except WireError as problem:
+                self._lost(str(problem))
+                continue
+            if isinstance(reply, Refused):
+                self._lost(f"it refused a message: {reply.reason}")
+                continue
+            if isinstance(reply, Request):
+                continue
+            if self.replica.receive(reply, now):
+                self._next_fetch = now
+            if not self.replica.pushing and not self.replica.fetching:
+                self._waiting_since = None
+            if self._down:
+                self._down = False
+                logger.info("draft server %s is back", self.address)
+
+    def _send_question(self, message: Request, now: float) -> None:
+        if not self._send(message):
+            self.replica.lose()  # the connection broke just now; nothing of this was sent
+        elif self._waiting_since is None:
+            self._waiting_since = now
+
+    def _send(self, message: Request) -> bool:
+        try:
+            self._socket.send(encode(message, self._config.secret), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _lost(self, why: str) -> None:
+        self.replica.lose()
+        self._waiting_since = None
+        if not self._down:
+            self._down = True
+            logger.warning("draft server %s: %s; drafting from local history meanwhile", self.address, why)

@@ -1,0 +1,255 @@
+"""Token logs of running groups: all that a draft server remembers.
+
+Pure: no sockets and no clock (`now` is passed in), so any exchange can be replayed in a test. A log is
+append-only int32 tokens in a bytearray; no tree is kept, because instances build theirs from the tokens.
+
+Invariants
+  1. A log only grows, and token i of a stream never changes.
+  2. Appending is idempotent by position: known tokens are skipped, a gap is refused with the length held.
+  3. Nothing of one epoch is returned to another, except logs retained on purpose, under numbers of their own.
+  4. Bytes held never exceed the limit: retained groups go first, then the least recently used ones; when that
+     is the very group that grows, it is refused room instead.
+  5. A group unused for its time to live is gone at the next `expire`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from seer.drafting.ids import mix
+from seer.drafting.wire import CONFLICT, FULL, STALE, Known, Tail, Wanted
+
+STREAM_BYTES = 160
+"""What an empty log costs: dictionary slot, number and bytearray object."""
+
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLimits:
+    """Bounds of a store."""
+
+    memory_bytes: int = 8 << 30
+    """Bytes of logs held before groups are evicted."""
+
+    default_ttl_s: float = 3600.0
+    """Time to live of a group nobody registered."""
+
+    retain: bool = False
+    """Keep the logs of finished groups, for the next epoch of the same prompt to start from."""
+
+
+@dataclass(slots=True)
+class _Group:
+    ttl_s: float
+    last_used: float
+    version: int
+    own: dict[int, bytearray] = field(default_factory=dict)
+    inherited: dict[int, bytearray] = field(default_factory=dict)
+    """Logs of an earlier epoch, under numbers mixed with that epoch."""
+
+    def logs(self) -> Iterable[tuple[int, bytearray]]:
+        yield from self.own.items()
+        yield from self.inherited.items()
+
+    def find(self, request: int) -> bytearray | None:
+        log = self.own.get(request)
+        return self.inherited.get(request) if log is None else log
+
+    def bytes(self) -> int:
+        return sum(STREAM_BYTES + len(log) for _, log in self.logs())
+
+
+class _Retained(NamedTuple):
+    epoch: int
+    logs: dict[int, bytearray]
+
+    def bytes(self) -> int:
+        return sum(STREAM_BYTES + len(log) for log in self.logs.values())
+
+
+class StoreStats(NamedTuple):
+    """What a store holds."""
+
+    groups: int
+    streams: int
+    tokens: int
+    bytes: int
+    retained_groups: int
+
+
+class LogStore:
+    """Logs of all groups of the current epoch."""
+
+    def __init__(self, limits: LogLimits | None = None) -> None:
+        self._limits = limits or LogLimits()
+        self._epoch = 0
+        self._groups: dict[int, _Group] = {}  # in order of use, oldest first
+        self._retained: dict[int, _Retained] = {}  # in order of retirement
+        self._bytes = 0
+        self._changes = 0  # versions are drawn from here, so that no two states of a group ever share one
+
+    def register(self, epoch: int, groups: Iterable[int], ttl_s: float, now: float) -> None:
+        """Keep groups for `ttl_s` seconds after their last use."""
+        if not self._enter(epoch):
+            return
+        for number in groups:
+            self._use(number, now).ttl_s = ttl_s
+
+    def append(self, epoch: int, tail: Tail, now: float) -> int:
+        """Append to a stream; return the length it now has, or CONFLICT, FULL or STALE."""
+        if not self._enter(epoch):
+            return STALE
+        group = self._use(tail.group, now)
+        log = group.find(tail.request)
+        held = 0 if log is None else len(log) // _TOKEN_BYTES
+        if tail.start > held:
+            return held
+        known = min((held - tail.start) * _TOKEN_BYTES, len(tail.tokens))
+        at = tail.start * _TOKEN_BYTES
+        if log is not None and log[at : at + known] != tail.tokens[:known]:
+            return CONFLICT
+        fresh = tail.tokens[known:]
+        needed = len(fresh) + (STREAM_BYTES if log is None else 0)
+        if needed == 0:
+            return held
+        if not self._make_room(needed, keep=tail.group):
+            return FULL
+        if log is None:
+            log = group.own[tail.request] = bytearray()
+        log += fresh
+        group.version = self._next_version()
+        self._bytes += needed
+        return len(log) // _TOKEN_BYTES
+
+    def fetch(
+        self, epoch: int, known: Iterable[Known], max_bytes: int, now: float
+    ) -> tuple[list[int], list[Tail], list[Wanted], bool]:
+        """Return each group's version, the tails the client lacks, what it could send us, and if more is due.
+
+        Once `max_bytes` of tokens are collected the rest is left for the next call: such a group keeps the
+        version the client came with.
+        """
+        versions: list[int] = []
+        tails: list[Tail] = []
+        wanted: list[Wanted] = []
+        more = False
+        current = self._enter(epoch)
+        for state in known:
+            if not current:
+                versions.append(state.version)
+                continue
+            group = self._use(state.group, now)
+            if state.version == group.version:
+                versions.append(state.version)
+                continue
+            complete, size = _missing(state, group, max_bytes, tails)
+            max_bytes -= size
+            wanted.extend(_lacking(state, group))
+            versions.append(group.version if complete else state.version)
+            more = more or not complete
+        return versions, tails, wanted, more
+
+    def drop(self, epoch: int, groups: Iterable[int]) -> None:
+        """Forget finished groups, or retain their logs."""
+        if not self._enter(epoch):
+            return
+        for number in groups:
+            if number in self._groups:
+                self._retire(number)
+
+    def expire(self, now: float) -> int:
+        """Drop groups unused for their time to live and return how many."""
+        over = [number for number, group in self._groups.items() if now - group.last_used > group.ttl_s]
+        for number in over:
+            self._retire(number)
+        return len(over)
+
+    def stats(self) -> StoreStats:
+        """Return what is held."""
+        logs = [log for group in self._groups.values() for _, log in group.logs()]
+        logs += [log for retained in self._retained.values() for log in retained.logs.values()]
+        tokens = sum(len(log) for log in logs) // _TOKEN_BYTES
+        return StoreStats(len(self._groups), len(logs), tokens, self._bytes, len(self._retained))
+
+    # ---- inside
+
+    def _enter(self, epoch: int) -> bool:
+        """Follow the newest epoch seen; False for one that is over."""
+        if epoch > self._epoch:
+            for number in list(self._groups):
+                self._retire(number)
+            self._epoch = epoch
+        return epoch == self._epoch
+
+    def _next_version(self) -> int:
+        self._changes += 1
+        return self._changes
+
+    def _use(self, number: int, now: float) -> _Group:
+        group = self._groups.pop(number, None)
+        if group is None:
+            group = _Group(self._limits.default_ttl_s, now, self._next_version())
+            past = self._retained.get(number)
+            if past is not None and past.epoch < self._epoch:
+                del self._retained[number]
+                group.inherited = {mix(past.epoch, request): log for request, log in past.logs.items()}
+        group.last_used = now
+        self._groups[number] = group  # last: the most recently used
+        return group
+
+    def _retire(self, number: int) -> None:
+        group = self._groups.pop(number)
+        self._bytes -= group.bytes()
+        if not self._limits.retain or not group.own:
+            return
+        before = self._retained.pop(number, None)
+        if before is not None:
+            self._bytes -= before.bytes()
+        kept = _Retained(self._epoch, group.own)
+        self._retained[number] = kept
+        self._bytes += kept.bytes()
+
+    def _make_room(self, needed: int, keep: int) -> bool:
+        limit = self._limits.memory_bytes
+        while self._bytes + needed > limit and self._retained:
+            self._bytes -= self._retained.pop(next(iter(self._retained))).bytes()
+        while self._bytes + needed > limit:
+            oldest = next(iter(self._groups))
+            if oldest == keep:  # the group in use is the last one: it is alone
+                return False
+            self._bytes -= self._groups.pop(oldest).bytes()
+        return True
+
+
+def _missing(state: Known, group: _Group, room: int, tails: list[Tail]) -> tuple[bool, int]:
+    """Add the tails a client lacks, up to `room` bytes; return whether that was all, and the bytes."""
+    lengths = _lengths(state)
+    size = 0
+    for request, log in group.logs():
+        start = lengths.get(request, 0)
+        lacking = len(log) - start * _TOKEN_BYTES
+        if lacking <= 0:
+            continue
+        part = min(lacking, (room - size) // _TOKEN_BYTES * _TOKEN_BYTES)
+        if part > 0:
+            at = start * _TOKEN_BYTES
+            tails.append(Tail(state.group, request, start, bytes(log[at : at + part])))
+            size += part
+        if part < lacking:
+            return False, size
+    return True, size
+
+
+def _lacking(state: Known, group: _Group) -> Iterable[Wanted]:
+    for request, length in _lengths(state).items():
+        held = len(group.find(request) or b"") // _TOKEN_BYTES
+        if held < length:
+            yield Wanted(state.group, request, held)
+
+
+def _lengths(state: Known) -> Mapping[int, int]:
+    requests = np.frombuffer(state.requests, "<u8").tolist()
+    return dict(zip(requests, np.frombuffer(state.lengths, "<u4").tolist(), strict=True))

@@ -1,0 +1,180 @@
+"""The draft server: token logs behind a socket.
+
+One thread, one ROUTER socket, one store. Every message gets exactly one answer; a frame that cannot be read
+gets Refused. Nothing a peer sends can stop the loop: the store only raises on our own bugs.
+
+Waits for: a frame, a stop, or the next moment to expire groups. All waits are bounded by that moment.
+"""
+
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import zmq
+
+from seer.drafting.log import LogLimits, LogStore
+from seer.drafting.wire import (
+    MAX_MESSAGE_BYTES,
+    Ask,
+    Done,
+    Drop,
+    Fetch,
+    Fetched,
+    Push,
+    Pushed,
+    Refused,
+    Register,
+    Reply,
+    Status,
+    WireError,
+    decode,
+    encode,
+)
+from seer.errors import ConfigError, DraftError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:5757"
+
+_EXPIRE_EVERY_S = 1.0
+_REPLY_BYTES = 1 << 20
+"""Tokens per answer: a client decodes it in one go, holding the interpreter, and more would be felt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """Settings of a draft server."""
+
+    address: str = DEFAULT_ADDRESS
+    """Where to listen; a port of * lets the system choose."""
+
+    secret: bytes | None = None
+    """Shared secret; frames without its authentication code are refused."""
+
+    open_to_network: bool = False
+    """Listen on other than loopback addresses without a secret."""
+
+    limits: LogLimits = field(default_factory=LogLimits)
+
+    def __post_init__(self) -> None:
+        if self.secret is None and not self.open_to_network and not _is_loopback(self.address):
+            raise ConfigError(
+                f"draft server would listen on {self.address} without a secret",
+                hint="give it a shared secret, or say that an open port is intended",
+            )
+
+
+def answer(store: LogStore, server: int, message: object, now: float) -> Reply:
+    """Return the answer to one decoded message."""
+    match message:
+        case Push():
+            lengths = [store.append(message.epoch, tail, now) for tail in message.tails]
+            return Pushed(message.sequence, server, lengths)
+        case Fetch():
+            found = store.fetch(message.epoch, message.known, _REPLY_BYTES, now)
+            return Fetched(message.sequence, server, *found)
+        case Register():
+            store.register(message.epoch, message.groups, message.ttl_s, now)
+            return Done(message.sequence, server)
+        case Drop():
+            store.drop(message.epoch, message.groups)
+            return Done(message.sequence, server)
+        case Ask():
+            return Status(message.sequence, server, *store.stats())
+        case _:
+            return Refused(0, server, f"a server does not take {type(message).__name__}")
+
+
+class DraftServer:
+    """Listens from construction on; `run` serves until `stop`."""
+
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        self._config = config or ServerConfig()
+        self._number = secrets.randbits(63)  # tells clients that a restarted server has forgotten
+        self._store = LogStore(self._config.limits)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._wake_read, self._wake_write = os.pipe()
+        try:
+            self._socket.bind(self._config.address)
+        except zmq.ZMQError as problem:
+            self._close()
+            raise DraftError(
+                f"draft server cannot listen on {self._config.address}: {problem}",
+                hint="is another one running? choose another --address",
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, the chosen port filled in."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def run(self) -> None:
+        """Serve until `stop` is called; then answer what has arrived and close."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        expire_at = time.monotonic() + _EXPIRE_EVERY_S
+        try:
+            while True:
+                timeout_s = max(expire_at - time.monotonic(), 0.0)
+                ready = dict(poller.poll(int(timeout_s * 1000) + 1))
+                self._serve_waiting()
+                if self._wake_read in ready:
+                    return
+                if time.monotonic() >= expire_at:
+                    self._store.expire(time.monotonic())
+                    expire_at = time.monotonic() + _EXPIRE_EVERY_S
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ask `run` to return; may be called from any thread and from a signal handler."""
+        os.write(self._wake_write, b"x")
+
+    def _serve_waiting(self) -> None:
+        # Bounded, so that a flood delays neither stop nor expiry for long.
+        for _ in range(1000):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            reply = self._reply(frames[1:])
+            try:
+                self._socket.send_multipart([frames[0], encode(reply, self._config.secret)], zmq.NOBLOCK)
+            except zmq.ZMQError as problem:
+                logger.debug("answer not delivered: %s", problem)
+
+    def _reply(self, frames: list[bytes]) -> Reply:
+        if len(frames) != 1:
+            return Refused(0, self._number, f"a message is one frame, got {len(frames)}")
+        try:
+            message = decode(frames[0], self._config.secret)
+        except WireError as problem:
+            return Refused(0, self._number, str(problem))
+        return answer(self._store, self._number, message, time.monotonic())
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        # The wake pipe stays open until the object goes: a late stop() must find its descriptor.
+
+    def __del__(self) -> None:
+        for descriptor in (self._wake_read, self._wake_write):
+            os.close(descriptor)
+
+
+def _is_loopback(address: str) -> bool:
+    if address.startswith(("ipc:", "inproc:")):
+        return True
+    host = urlsplit(address).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,214 @@
+"""Messages between draft clients and draft servers, and their bytes.
+
+A frame is two bytes of protocol version, 16 bytes of authentication code (zeros without a shared secret),
+then one MessagePack value: an array whose first item names the message. Tokens travel as little-endian
+int32.
+
+`decode` accepts only what `encode` could have produced: anything else raises WireError, never something else.
+"""
+
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from seer.errors import DraftError
+
+VERSION = b"S1"
+MAX_MESSAGE_BYTES = 8 << 20
+"""Largest frame either side accepts."""
+
+CONFLICT = -1
+"""Pushed length: these tokens contradict the log; the stream must get another number."""
+FULL = -2
+"""Pushed length: no room, not even after evicting what could be evicted."""
+STALE = -3
+"""Pushed length: the epoch is over."""
+
+_CODE_BYTES = 16
+
+U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack itself stops at 64 bits
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class WireError(DraftError):
+    """A frame is not a message of this protocol, or not from a holder of the secret."""
+
+
+class Tail(msgspec.Struct, array_like=True, frozen=True):
+    """Tokens of one stream from position `start` on."""
+
+    group: U64
+    request: U64
+    start: Count
+    tokens: bytes
+
+
+class Known(msgspec.Struct, array_like=True, frozen=True):
+    """What a client holds of one group: its streams and their lengths, as packed arrays."""
+
+    group: U64
+    version: U64
+    """The group's version the client has seen completely, 0 for none."""
+    requests: bytes
+    lengths: bytes
+
+
+class Wanted(msgspec.Struct, array_like=True, frozen=True):
+    """The server lacks this stream from `start` on, and the client has it."""
+
+    group: U64
+    request: U64
+    start: Count
+
+
+class Push(msgspec.Struct, tag="push", array_like=True, frozen=True):
+    """Append these tails to the logs of an epoch."""
+
+    sequence: U64
+    epoch: U64
+    tails: list[Tail]
+
+
+class Fetch(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
+    """Send what I lack of these groups."""
+
+    sequence: U64
+    epoch: U64
+    known: list[Known]
+
+
+class Register(msgspec.Struct, tag="register", array_like=True, frozen=True):
+    """Keep these groups for `ttl_s` seconds after they were last used."""
+
+    sequence: U64
+    epoch: U64
+    groups: list[U64]
+    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class Drop(msgspec.Struct, tag="drop", array_like=True, frozen=True):
+    """These groups are finished."""
+
+    sequence: U64
+    epoch: U64
+    groups: list[U64]
+
+
+class Ask(msgspec.Struct, tag="ask", array_like=True, frozen=True):
+    """How are you?"""
+
+    sequence: U64
+
+
+class Pushed(msgspec.Struct, tag="pushed", array_like=True, frozen=True):
+    """Answer to Push: the length each stream now has, or CONFLICT, FULL, STALE."""
+
+    sequence: U64
+    server: U64
+    lengths: list[int]
+
+
+class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
+    """Answer to Fetch: each group's version this completes, the missing tails, what the server lacks."""
+
+    sequence: U64
+    server: U64
+    versions: list[U64]
+    tails: list[Tail]
+    wanted: list[Wanted]
+    more: bool
+    """The answer was cut to its limit: ask again."""
+
+
+class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
+    """Answer to Register and Drop."""
+
+    sequence: U64
+    server: U64
+
+
+class Status(msgspec.Struct, tag="status", array_like=True, frozen=True):
+    """Answer to Ask."""
+
+    sequence: U64
+    server: U64
+    groups: int
+    streams: int
+    tokens: int
+    bytes: int
+    retained_groups: int
+
+
+class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+    """The server could not read the message."""
+
+    sequence: U64
+    server: U64
+    reason: str
+
+
+Request = Push | Fetch | Register | Drop | Ask
+Reply = Pushed | Fetched | Done | Status | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
+
+
+def encode(message: Request | Reply, secret: bytes | None = None) -> bytes:
+    """Return the frame of a message."""
+    body = _encoder.encode(message)
+    return VERSION + _code(body, secret) + body
+
+
+def decode(frame: bytes, secret: bytes | None = None) -> Request | Reply:
+    """Return the message of a frame, or raise WireError."""
+    head = len(VERSION) + _CODE_BYTES
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(frame)} bytes, limit {MAX_MESSAGE_BYTES}")
+    if len(frame) <= head or not frame.startswith(VERSION):
+        raise WireError("not a message of this protocol version")
+    body = frame[head:]
+    if not compare_digest(frame[len(VERSION) : head], _code(body, secret)):
+        raise WireError("wrong or missing shared secret")
+    try:
+        message = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
+        raise WireError(f"malformed message: {problem}") from None
+    _check_arrays(message)
+    return message
+
+
+def pack_tokens(tokens: NDArray[np.int32]) -> bytes:
+    """Return tokens as they travel."""
+    return tokens.astype("<i4", copy=False).tobytes()
+
+
+def unpack_tokens(packed: bytes) -> NDArray[np.int32]:
+    """Return the tokens of a checked message."""
+    return np.frombuffer(packed, "<i4").astype(np.int32, copy=False)
+
+
+def _check_arrays(message: Request | Reply) -> None:
+    if isinstance(message, Push | Fetched):
+        for tail in message.tails:
+            if len(tail.tokens) % 4:
+                raise WireError("tokens are not whole numbers of four bytes")
+            if tail.tokens and np.frombuffer(tail.tokens, "<i4").min() < 0:
+                raise WireError("a token is negative")
+            if tail.start + len(tail.tokens) // 4 >= 2**31:
+                raise WireError("a stream is longer than any response")
+    elif isinstance(message, Fetch):
+        for known in message.known:
+            if len(known.requests) % 8 or len(known.requests) != 2 * len(known.lengths):
+                raise WireError("streams and lengths of a group do not match")
+
+
+def _code(body: bytes, secret: bytes | None) -> bytes:
+    if secret is None:
+        return bytes(_CODE_BYTES)
+    key = blake2b(secret, digest_size=32).digest()
+    return blake2b(body, key=key, digest_size=_CODE_BYTES, person=b"seer-drafts").digest()

@@ -1,0 +1,120 @@
+"""The engines by name: how a child process makes an instance, and what the driver must know.
+
+The driver needs little of an engine: how to have an instance made elsewhere, the tokenizer, and how long a
+context may be. That is all this file reads; weights are read by the instances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from seer.engine.host.options import InstanceSpec
+from seer.errors import ConfigError, InputError, MissingExtra
+from seer.prompts import TextCodec
+
+EngineName = Literal["local", "fake"]
+ENGINES = ("local", "fake")
+
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSettings:
+    """What may be set on every instance; None leaves it to the engine."""
+
+    kv_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    block_tokens: int = 16
+    max_running: int = 16
+    max_context_tokens: int | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    extra: dict[str, Any] | None = None
+    """Passed to the engine as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEngine:
+    """An engine and a model, ready to be started."""
+
+    spec: InstanceSpec
+    codec: TextCodec | None
+    max_context_tokens: int
+    model_dir: Path | None
+    block_bytes: int | None
+    """Of one KV block, where a pool can hold it."""
+    can_draft: bool
+
+
+def prepare(engine: str, model: str | Path, settings: InstanceSettings) -> PreparedEngine:
+    """Check the names, read the model's configuration and its tokenizer; no weights."""
+    if engine == "local":
+        return _prepare_local(model, settings)
+    if engine == "fake":
+        return _prepare_fake(settings)
+    if engine == "vllm":
+        raise ConfigError("engine 'vllm' cannot be hosted by this version", hint="engine='local' runs anywhere")
+    raise ConfigError(f"unknown engine {engine!r}", hint=f"one of {', '.join(ENGINES)}")
+
+
+def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEngine:
+    try:
+        from seer.engine.local.folder import read_config  # noqa: PLC0415 - torch, only for whoever wants it
+        from seer.engine.local.models_get import find_model  # noqa: PLC0415
+        from seer.engine.local.tokenizer import Tokenizer  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra(error.name or "torch", "local") from None
+    folder = find_model(str(model)).resolve()
+    config = read_config(folder)
+    try:
+        codec: TextCodec | None = Tokenizer(folder)
+    except InputError:
+        codec = None  # prompts come as token ids, and responses have no text
+    context = min(settings.max_context_tokens or config.max_context_tokens, config.max_context_tokens)
+    value_bytes = _VALUE_BYTES.get(settings.dtype, 4 if settings.device == "cpu" else 2)
+    block_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * settings.block_tokens * value_bytes
+    kv = {"kv_blocks": settings.kv_blocks, "kv_memory_bytes": settings.kv_memory_bytes}
+    chosen: dict[str, Any] = {
+        "model_dir": str(folder),
+        "block_tokens": settings.block_tokens,
+        "max_running": settings.max_running,
+        "max_context_tokens": context,
+        "dtype": settings.dtype,
+        "device": settings.device,
+        **{key: value for key, value in kv.items() if value is not None},
+        **(settings.extra or {}),
+    }
+    return PreparedEngine(
+        spec=InstanceSpec(factory="seer.engine.host.local:make_local", settings=chosen),
+        codec=codec,
+        max_context_tokens=_fits(context, settings),
+        model_dir=folder,
+        block_bytes=block_bytes,
+        can_draft=True,
+    )
+
+
+def _prepare_fake(settings: InstanceSettings) -> PreparedEngine:
+    context = settings.max_context_tokens or 8192
+    chosen = {
+        "kv_blocks": settings.kv_blocks or 1024,
+        "block_tokens": settings.block_tokens,
+        "max_running": settings.max_running,
+        "max_context_tokens": context,
+        **(settings.extra or {}),
+    }
+    return PreparedEngine(
+        spec=InstanceSpec(factory="seer.engine.fake:make_fake", settings=chosen),
+        codec=None,
+        max_context_tokens=_fits(context, settings),
+        model_dir=None,
+        block_bytes=None,
+        can_draft=False,
+    )
+
+
+def _fits(context: int, settings: InstanceSettings) -> int:
+    """The longest context that an instance can both address and hold."""
+    return context if settings.kv_blocks is None else min(context, settings.kv_blocks * settings.block_tokens)

@@ -1,0 +1,176 @@
+"""An instance without a model: tokens are a pure function of the request's seed and the token's position.
+
+For whoever builds on Seer and wants tests without weights, and for Seer's own. It keeps every promise of
+the protocol, the local engine's included: chunking, moving or restarting a request changes none of its
+tokens.
+
+A response's length is drawn from its seed too, between 1 and `max_tokens`, unless its end tokens are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.errors import InstanceError
+from seer.metrics.events import EventSink, discard
+from seer.types import Chunk, ChunkEnd, ChunkOutput, TokenSpan
+
+VOCABULARY = 1000
+END_TOKEN = 0
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+def fake_token(seed: int, position: int, vocabulary: int = VOCABULARY) -> int:
+    """The token at a position of a response, never the end token."""
+    x = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + 1) & _MASK
+    x = ((x ^ (x >> 31)) * 0x94D049BB133111EB) & _MASK
+    return 1 + (x >> 33) % (vocabulary - 1)
+
+
+def fake_length(seed: int, max_tokens: int) -> int:
+    """How long the response of a seed is, its end token included: many short ones, few long ones."""
+    x = fake_token(seed, -1, 1 << 30) / (1 << 30)
+    return max(1, min(max_tokens, math.ceil(max_tokens * x**3)))
+
+
+class FakeInstance:
+    """Implements `seer.engine.base.Instance`: one token per running request and step."""
+
+    def __init__(
+        self,
+        id: int,
+        *,
+        kv_blocks: int = 1024,
+        block_tokens: int = 16,
+        max_running: int = 64,
+        max_context_tokens: int = 8192,
+        step_s: float = 0.0,
+        events: EventSink = discard,
+    ) -> None:
+        self._id = id
+        self._limits = InstanceLimits(
+            kv_blocks=kv_blocks,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            max_context_tokens=max_context_tokens,
+        )
+        self._step_s = step_s
+        self._sink: OutputSink | None = None
+        self._runs: dict[int, tuple[Chunk, int]] = {}  # request -> its chunk and the tokens generated of it
+        self._cached: dict[int, int] = {}
+        self._epoch = 0
+        self._num_steps = 0
+        self._timer: asyncio.Handle | None = None
+        self._is_paused = False
+
+    @property
+    def id(self) -> int:
+        """Dense and unique within a rollout."""
+        return self._id
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """What it can hold."""
+        return self._limits
+
+    async def start(self, sink: OutputSink) -> None:
+        """Ready at once."""
+        self._sink = sink
+
+    def submit(self, chunk: Chunk) -> None:
+        """Take a chunk in hand."""
+        if chunk.num_context_tokens + chunk.max_tokens > self._limits.max_context_tokens:
+            raise InstanceError(f"request {chunk.request} may reach more than {self._limits.max_context_tokens} tokens")
+        if chunk.epoch != self._epoch:
+            raise InstanceError(f"chunk of epoch {chunk.epoch}, instance {self._id} has {self._epoch}")
+        self._runs[chunk.request] = (chunk, 0)
+        self._step_soon()
+
+    def abort(self, request: int) -> None:
+        """End a request's chunk."""
+        run = self._runs.pop(request, None)
+        if run is not None:
+            self._emit(ChunkOutput(request, run[0].attempt, self._id, 0, end=ChunkEnd.ABORTED))
+
+    def view(self) -> InstanceView:
+        """How it is doing."""
+        running = min(len(self._runs), self._limits.max_running)
+        used = sum(self._limits.blocks(chunk.num_context_tokens + done) for chunk, done in self._runs.values())
+        return InstanceView(
+            num_running=running,
+            num_waiting=len(self._runs) - running,
+            used_kv_blocks=used,
+            num_steps=self._num_steps,
+            epoch=self._epoch,
+        )
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """What it computed for the request before."""
+        return min(self._cached.get(chunk.request, 0), chunk.num_context_tokens)
+
+    async def update_weights(self, weights: Weights, epoch: int) -> None:
+        """There are none; only the epoch changes."""
+        if self._runs:
+            raise InstanceError(f"{len(self._runs)} chunks run; weights change between rollouts")
+        self._epoch = epoch
+        self._cached.clear()
+
+    async def pause(self) -> None:
+        """Stop stepping."""
+        self._is_paused = True
+
+    async def resume(self) -> None:
+        """Step again."""
+        self._is_paused = False
+        self._step_soon()
+
+    async def close(self) -> None:
+        """End everything."""
+        for request in list(self._runs):
+            self.abort(request)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _step_soon(self) -> None:
+        if self._timer is None and self._runs and not self._is_paused:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._step_s, self._step) if self._step_s else loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        self._timer = None
+        if self._is_paused:
+            return
+        self._num_steps += 1
+        for request in list(self._runs)[: self._limits.max_running]:
+            self._generate(request)
+        self._step_soon()
+
+    def _generate(self, request: int) -> None:
+        chunk, done = self._runs[request]
+        position = chunk.num_generated_tokens + done
+        sampling = chunk.sampling
+        length = max(fake_length(chunk.seed, sampling.max_tokens), sampling.min_tokens)
+        is_end = not sampling.ignore_eos and position + 1 == length
+        token = END_TOKEN if is_end else fake_token(chunk.seed, position)
+        done += 1
+        end = ChunkEnd.STOP if is_end else (ChunkEnd.LIMIT if done == chunk.max_tokens else None)
+        self._cached[request] = chunk.num_context_tokens + done
+        if end is None:
+            self._runs[request] = (chunk, done)
+        else:
+            del self._runs[request]
+        span = TokenSpan([token], [-1.0 - token / VOCABULARY], self._epoch)
+        stop_token = END_TOKEN if is_end else None
+        self._emit(ChunkOutput(request, chunk.attempt, self._id, 1, span, end, stop_token=stop_token))
+
+    def _emit(self, output: ChunkOutput) -> None:
+        assert self._sink is not None, "output before start"
+        self._sink(output)
+
+
+def make_fake(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """For `InstanceSpec.factory`."""
+    return FakeInstance(id, events=events, **settings)

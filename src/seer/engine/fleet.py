@@ -1,0 +1,211 @@
+"""The instances of a rollout and what they share: processes, supervisor, pool, draft server.
+
+Lives as long as the user's `Rollout`; the rollout loops of successive runs are attached to it one at a time.
+
+Invariants
+  1. At most one loop is attached; outputs and losses go to that one, and to nobody when there is none.
+  2. A loop that is attached knows every instance that is down.
+  3. After `close` no process, socket or shared memory of this fleet is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from seer.engine.base import Weights
+from seer.engine.catalog import PreparedEngine
+from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance, Supervisor
+from seer.engine.host.draft_server import DraftServerProcess
+from seer.errors import InstanceError, SeerError
+from seer.metrics.events import Event, EventSink, discard
+from seer.rollout import RolloutLoop
+from seer.types import ChunkOutput
+
+log = logging.getLogger(__name__)
+
+POOL_DEADLINE_S = 2.0
+POOL_PREFIX = "rollout"
+
+
+class HostedFleet:
+    """N instances of one engine, each in a process of its own."""
+
+    def __init__(
+        self,
+        engine: PreparedEngine,
+        num_instances: int,
+        *,
+        options: HostOptions,
+        pool_bytes: int = 0,
+        drafts: bool = False,
+    ) -> None:
+        self._options = options
+        self._engine = engine
+        self._num_instances = num_instances
+        self._pool_bytes = pool_bytes
+        self._pool_name: str | None = None
+        if pool_bytes and engine.block_bytes:
+            self._pool_name = f"{POOL_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._wants_drafts = drafts and engine.can_draft
+        self.draft_server: DraftServerProcess | None = None
+        self._supervisor = Supervisor(
+            max_restarts=options.max_restarts, lost=self._lost, back=self._back, given_up=self._give_up
+        )
+        self._loop: RolloutLoop | None = None
+        self._on_output: Callable[[ChunkOutput], None] | None = None
+        self._on_failure: Callable[[SeerError], None] | None = None
+        self._events: EventSink = discard
+        self._failure: SeerError | None = None
+        self._an_end = asyncio.Event()
+        self.instances: list[ProcessInstance] = []
+        self.epoch = 0
+        self.num_lost = 0
+        """Instances lost so far; one that was lost twice counts twice."""
+
+    async def start(self) -> None:
+        """Launch every instance at once and wait until all are ready; none is left if one fails."""
+        if self._pool_name is not None:
+            remove_orphaned_pools()
+        if self._wants_drafts:
+            self.draft_server = DraftServerProcess()
+            await self.draft_server.start()
+        spec = self._spec()
+        self.instances = [
+            ProcessInstance(i, spec, options=self._options, events=self._emit, on_lost=self._supervisor.on_lost)
+            for i in range(self._num_instances)
+        ]
+        self._supervisor.watch(list(self.instances))
+        started = await asyncio.gather(
+            *(instance.start(self._take_output) for instance in self.instances), return_exceptions=True
+        )
+        failures = [result for result in started if isinstance(result, BaseException)]
+        if failures:
+            await self.close()
+            raise failures[0]
+
+    def attach(
+        self,
+        loop: RolloutLoop,
+        *,
+        events: EventSink,
+        on_output: Callable[[ChunkOutput], None],
+        on_failure: Callable[[SeerError], None],
+    ) -> None:
+        """Drive this loop from now on; `on_failure` is called if no instance is left for it."""
+        assert self._loop is None, "another rollout is running"
+        if self._failure is not None:
+            raise self._failure
+        self._loop, self._events, self._on_output, self._on_failure = loop, events, on_output, on_failure
+        for instance in self.instances:
+            if not instance.is_up:
+                loop.lose_instance(instance.id)
+
+    def detach(self) -> None:
+        """The loop is over."""
+        self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
+
+    async def begin_run(self, run: str, drafts: str) -> None:
+        """Tell the instances which drafts the next run wants; what earlier runs said is forgotten."""
+        if self._wants_drafts:
+            await self._configure("begin_run", run=run, drafts=drafts, epoch=self.epoch)
+
+    async def update_weights(self, weights: Weights) -> int:
+        """Move every instance to the next epoch; returns it."""
+        epoch = self.epoch + 1
+        await self._on_all("update_weights", lambda instance: instance.update_weights(weights, epoch))
+        self.epoch = epoch
+        return epoch
+
+    async def wait_until_idle(self, deadline_s: float) -> None:
+        """Wait until no instance has a chunk in hand: a new loop must not hear of an old one's requests."""
+        async with asyncio.timeout(deadline_s):
+            while any(instance.num_in_hand for instance in self.instances if instance.is_up):
+                self._an_end.clear()
+                await self._an_end.wait()
+
+    async def close(self) -> None:
+        """End every process and give the shared memory back."""
+        await self._supervisor.close()
+        await asyncio.gather(*(instance.close() for instance in self.instances))
+        if self.draft_server is not None:
+            await self.draft_server.close()
+        if self._pool_name is not None:
+            _remove_pool(self._pool_name)
+
+    def _spec(self) -> InstanceSpec:
+        shared: dict[str, object] = {}
+        if self._pool_name is not None:
+            shared["pool"] = {
+                "name": self._pool_name,
+                "block_bytes": self._engine.block_bytes,
+                "dram_bytes": self._pool_bytes,
+                "deadline_s": POOL_DEADLINE_S,
+                "populate": False,
+            }
+        if self.draft_server is not None:
+            shared["draft_servers"] = [self.draft_server.address]
+        return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
+
+    async def _configure(self, method: str, **arguments: object) -> None:
+        await self._on_all(method, lambda instance: instance.configure(method, **arguments))
+
+    async def _on_all(self, what: str, act: Callable[[ProcessInstance], object]) -> None:
+        """Act on every instance that is up; one that is lost meanwhile is the supervisor's business."""
+        up = [instance for instance in self.instances if instance.is_up]
+        results = await asyncio.gather(*map(act, up), return_exceptions=True)  # type: ignore[call-overload]
+        for instance, result in zip(up, results, strict=True):
+            if isinstance(result, BaseException) and instance.is_up:
+                raise result
+        if not any(instance.is_up for instance in self.instances):
+            raise InstanceError(f"{what}: no instance is up")
+
+    def _take_output(self, output: ChunkOutput) -> None:
+        if output.end is not None:
+            self._an_end.set()
+        if self._on_output is not None:
+            self._on_output(output)
+
+    def _emit(self, event: Event) -> None:
+        self._events(event)
+
+    def _lost(self, instance: int, reason: str) -> None:
+        self.num_lost += 1
+        log.warning("instance %d was lost: %s", instance, reason)
+        if self._loop is not None:
+            self._loop.lose_instance(instance)
+
+    def _back(self, instance: int) -> None:
+        log.warning("instance %d is back", instance)
+        if self._loop is not None:
+            self._loop.rejoin_instance(instance)
+
+    def _give_up(self, error: SeerError) -> None:
+        self._failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+
+def remove_orphaned_pools() -> None:
+    """Give back the shared memory of drivers that were killed: their pools carry their process id."""
+    from seer.kvpool.local_files import find_pools  # noqa: PLC0415 - native
+
+    for pool in find_pools():
+        prefix, _, rest = pool.name.partition("-")
+        pid = rest.partition("-")[0]
+        if prefix == POOL_PREFIX and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            log.warning("removing pool %s: its driver is gone", pool.name)
+            _remove_pool(pool.name)
+
+
+def _remove_pool(name: str) -> None:
+    from seer.kvpool.local_files import PoolFiles, remove_files  # noqa: PLC0415 - native
+
+    files = PoolFiles.named(name, "/dev/shm")
+    remove_files(files)
+    files.lock.unlink(missing_ok=True)  # the name was ours alone, so nobody waits for it

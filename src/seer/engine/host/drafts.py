@@ -1,0 +1,180 @@
+"""Drafts inside an instance's process: the drafter over a draft client, and the budget that prices them.
+
+The engine asks `budget` how much to draft, `draft` for the drafts, and tells `observe` what became final.
+Seeing both the drafts and what followed, this is also where acceptance is measured, position by position.
+
+Invariants
+  1. Nothing here waits: the draft client does its talking in a thread of its own.
+  2. Groups of two runs never share an index: their names carry the run.
+  3. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
+     small, regular trial that keeps the measurement alive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from seer.drafting.client import ClientConfig, DraftClient
+from seer.drafting.index import DraftOptions
+from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
+from seer.speculation.acceptance import AcceptanceTracker
+from seer.speculation.budget import best_depth
+
+Drafts = Literal["none", "own", "grouped"]
+
+TRIAL_PERIOD = 32
+"""One step in so many drafts a little although it does not pay, so that a change of fortune is noticed."""
+TRIAL_TOKENS = 2
+
+
+class GroupedDrafter:
+    """Implements `seer.engine.drafter.Drafter` over the group's suffix index."""
+
+    def __init__(self, servers: tuple[str, ...], secret: bytes | None) -> None:
+        self._servers = servers
+        self._secret = secret
+        self._client = DraftClient(ClientConfig(servers=servers, secret=secret))
+        self._run = ""
+        self.mode: Drafts = "none"
+        self.acceptance = AcceptanceTracker()
+        self._offered: dict[int, Sequence[int]] = {}  # request -> first path of its newest draft
+        self.draft_s = 0.0
+        """Seconds the newest batch of drafts took to make."""
+
+    def begin_run(self, run: str, mode: Drafts, epoch: int) -> None:
+        """Start from an empty memory: what another run said is not known to this one."""
+        self._client.close()
+        self._client = DraftClient(ClientConfig(servers=self._servers, secret=self._secret, epoch=epoch))
+        self._run, self.mode = run, mode
+        self.acceptance = AcceptanceTracker()
+        self._offered.clear()
+
+    def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
+        """Learn final tokens, and what became of the draft that preceded them."""
+        if self.mode == "none":
+            return
+        offered = self._offered.pop(request, None)
+        if offered:
+            num_accepted = 0
+            while num_accepted < min(len(offered), len(tokens)) and offered[num_accepted] == tokens[num_accepted]:
+                num_accepted += 1
+            self.acceptance.observe(len(offered), num_accepted)
+        self._client.observe(self._name(group, request), f"{self._run}/{request}", tokens, previous_count=start)
+
+    def draft(self, asks: Sequence[DraftAsk]) -> Sequence[DraftTree]:
+        """One tree per ask."""
+        if self.mode == "none":
+            return [DraftTree()] * len(asks)
+        began_s = time.perf_counter()
+        paths = max((ask.max_paths for ask in asks), default=1)
+        batch = self._client.draft(
+            [(self._name(ask.group, ask.request), f"{self._run}/{ask.request}") for ask in asks],
+            [ask.max_tokens for ask in asks],
+            options=DraftOptions(paths=paths),
+        )
+        trees = []
+        for row, ask in enumerate(asks):
+            draft = batch.draft(row)
+            parents = [None if parent < 0 else int(parent) for parent in draft.parents]
+            tree = DraftTree(draft.tokens.tolist(), parents, draft.confidence.tolist())
+            self._offered[ask.request] = _first_path(tree)
+            trees.append(tree)
+        self.draft_s = time.perf_counter() - began_s
+        return trees
+
+    def forget(self, request: int) -> None:
+        """The request left; its tokens go on serving its siblings."""
+        self._offered.pop(request, None)
+
+    def close(self) -> None:
+        """Stop the client's thread."""
+        self._client.close()
+
+    def _name(self, group: int, request: int) -> str:
+        # Plain speculation looks at the request's own words only: a group of one.
+        return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
+
+
+def _first_path(tree: DraftTree) -> list[int]:
+    """The most likely path: the first child of the root, its first child, and so on."""
+    path: list[int] = []
+    at: int | None = None
+    for node, parent in enumerate(tree.parents):
+        if parent == at and (parent is not None or not path):
+            path.append(tree.tokens[node])
+            at = node
+    return path
+
+
+class MeasuredBudget:
+    """A draft budget from what steps have been measured to cost. Implements `DraftBudget`."""
+
+    def __init__(self, drafter: GroupedDrafter) -> None:
+        self._drafter = drafter
+        self._cost = MeasuredCost()
+        self._num_asked = 0
+        self._is_drafting = False
+
+    def __call__(self, num_running: int, mean_context_tokens: int) -> Allowance:
+        """How much each request of the next step may draft."""
+        if self._drafter.mode == "none":
+            return Allowance(0)
+        self._num_asked += 1
+        depth = best_depth(self._cost, num_running, self._drafter.acceptance.survival())
+        if depth == 0 and (not self._cost.is_known or self._num_asked % TRIAL_PERIOD == 0):
+            depth = TRIAL_TOKENS
+        return Allowance(depth)
+
+    def on_step(self, report: StepReport) -> None:
+        """Learn what a step cost."""
+        self._cost.learn(report)
+
+
+class MeasuredCost:
+    """Step time as base + slope·rows, fitted with decay to the steps of this instance. Implements `StepCost`.
+
+    Steps that also computed prompts are left out: their rows are of another kind.
+    """
+
+    DECAY = 0.98
+    MIN_STEPS = 12
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._rows2 = self._time = self._rows_time = 0.0
+        self._num_steps = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether steps of different sizes have been seen."""
+        spread = self._rows2 * self._weight - self._rows * self._rows
+        return self._num_steps >= self.MIN_STEPS and spread > 1e-3 * max(1.0, self._rows2 * self._weight)
+
+    def learn(self, report: StepReport) -> None:
+        """One more step."""
+        if report.num_prefill_rows or not report.num_rows:
+            return
+        d, rows, time_s = self.DECAY, float(report.num_rows), report.duration_s
+        self._num_steps += 1
+        self._weight = self._weight * d + 1
+        self._rows = self._rows * d + rows
+        self._rows2 = self._rows2 * d + rows * rows
+        self._time = self._time * d + time_s
+        self._rows_time = self._rows_time * d + rows * time_s
+
+    def step_s(self, num_requests: int, tokens_per_request: float) -> float:
+        """Seconds of one step, drafting included."""
+        if not self.is_known:
+            return 1.0 + num_requests * (tokens_per_request - 1)  # pessimistic: every row costs a step
+        spread = self._rows2 * self._weight - self._rows * self._rows
+        slope = max(0.0, (self._rows_time * self._weight - self._rows * self._time) / spread)
+        base = max(1e-6, (self._time - slope * self._rows) / self._weight)
+        return base + slope * num_requests * tokens_per_request
+
+    def draft_s(self, num_requests: int, depth: float) -> float:
+        """Counted within the step that was measured."""
+        return 0.0
+
+
+__all__ = ["Drafts", "GroupedDrafter", "MeasuredBudget", "MeasuredCost"]

@@ -1,0 +1,105 @@
+"""What an instance has said and the driver has not been sent: merged, and sent in small batches.
+
+A step of an instance makes one token for each running request; a frame for each would cost more than the
+step. So outputs of a request are merged for at most `flush_s` or `flush_tokens`, whichever comes first, and
+an output that ends a chunk goes at once: somebody waits for its place. If this process dies, what the
+outbox holds is all that is lost.
+
+Invariants
+  1. Outputs of one request leave in the order they came, and none is dropped.
+  2. Outputs of two attempts or two epochs are never merged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from seer.metrics.events import Event
+from seer.types import ChunkOutput, TokenSpan
+
+Send = Callable[[list[ChunkOutput], list[Event]], None]
+
+
+class Outbox:
+    """Collects outputs and events, and calls `send` with batches of them."""
+
+    def __init__(self, send: Send, *, flush_s: float, flush_tokens: int) -> None:
+        self._send = send
+        self._flush_s = flush_s
+        self._flush_tokens = flush_tokens
+        self._outputs: dict[tuple[int, int], list[ChunkOutput]] = {}
+        self._events: list[Event] = []
+        self._timer: asyncio.Handle | None = None
+        self._is_soon = False
+
+    def put(self, output: ChunkOutput) -> None:
+        """Take an output; it leaves with the next batch."""
+        held = self._outputs.setdefault((output.request, output.attempt), [])
+        merged = merge(held[-1], output) if held else None
+        if merged is None:
+            held.append(output)
+        else:
+            held[-1] = merged
+        self._schedule(now=output.end is not None or held[-1].num_tokens >= self._flush_tokens)
+
+    def put_event(self, event: Event) -> None:
+        """Take an event; it leaves with the next batch."""
+        self._events.append(event)
+        self._schedule(now=False)
+
+    def flush(self) -> None:
+        """Send what is held, if anything."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._is_soon = False
+        outputs = [output for held in self._outputs.values() for output in held]
+        events, self._events = self._events, []
+        self._outputs.clear()
+        if outputs or events:
+            self._send(outputs, events)
+
+    def _schedule(self, *, now: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if now and not self._is_soon:
+            # Not in place: whatever else the same step ends goes into the same frame.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_soon(self.flush)
+            self._is_soon = True
+        elif self._timer is None:
+            self._timer = loop.call_later(self._flush_s, self.flush)
+
+
+def merge(first: ChunkOutput, second: ChunkOutput) -> ChunkOutput | None:
+    """Two successive outputs of one attempt as one, or None if they must stay apart."""
+    if first.end is not None or (first.request, first.attempt) != (second.request, second.attempt):
+        return None
+    span = first.span or second.span
+    if first.span is not None and second.span is not None:
+        if first.span.epoch != second.span.epoch:
+            return None
+        raw = None
+        if first.span.raw_logprobs is not None and second.span.raw_logprobs is not None:
+            raw = [*first.span.raw_logprobs, *second.span.raw_logprobs]
+        span = TokenSpan(
+            [*first.span.ids, *second.span.ids],
+            [*first.span.logprobs, *second.span.logprobs],
+            first.span.epoch,
+            raw,
+        )
+    elif first.num_tokens and second.num_tokens and span is not None:
+        return None  # one carries its tokens, the other only their number
+    return ChunkOutput(
+        second.request,
+        second.attempt,
+        second.instance,
+        first.num_tokens + second.num_tokens,
+        span,
+        second.end,
+        second.error,
+        second.stop_token,
+        first.num_drafted + second.num_drafted,
+        first.num_accepted + second.num_accepted,
+    )

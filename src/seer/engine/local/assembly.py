@@ -1,0 +1,180 @@
+"""Put an engine together: sizes, type, device, weights, kernels.
+
+What the parts are is decided here once, so that the instance, the benchmarks and the tests run the same
+engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from seer.engine.base import InstanceLimits, Weights
+from seer.engine.drafter import DraftBudget, Drafter, StepObserver
+from seer.engine.local import cpu_ops
+from seer.engine.local.cache import KVCache, block_bytes, model_identity
+from seer.engine.local.engine import Engine
+from seer.engine.local.folder import ModelConfig
+from seer.engine.local.model import Model
+from seer.engine.local.ops import Ops, TorchOps
+from seer.engine.local.rotary import RotaryTable
+from seer.engine.local.runner import PlainRunner, Runner
+from seer.engine.local.scheduler import Scheduler
+from seer.engine.local.shared import shared_weights
+from seer.errors import ConfigError
+from seer.kvpool.base import Pool
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MEMORY_SHARE = 0.3
+"""Of the memory that is free when an instance starts and no KV size is given; other instances want theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How an engine runs, apart from what it can hold."""
+
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    epoch: int = 0
+    max_step_tokens: int = 512
+    """Rows of one forward pass: contexts are computed in pieces of at most this."""
+    stream_tokens: int = 16
+    """Tokens of a request between two reports of it."""
+    drafter: Drafter | None = None
+    budget: DraftBudget | None = None
+    pool: Pool | None = None
+    on_step: StepObserver | None = None
+    kernels: str = "auto"
+    """`auto` takes the fastest for the device; `torch` the PyTorch specification; `triton` the GPU's, which
+    without a GPU needs Triton's interpreter."""
+
+
+def assemble(
+    instance: int,
+    folder: Path,
+    config: ModelConfig,
+    limits: InstanceLimits,
+    settings: EngineSettings,
+    *,
+    busy: Callable[[], bool] | None = None,
+) -> Engine:
+    """Load the weights and build an engine; `busy` tells others who share the weights that it has work."""
+    cache = KVCache(
+        config,
+        num_blocks=limits.kv_blocks,
+        num_scratch_tokens=settings.max_step_tokens if settings.drafter is not None else 0,
+        block_tokens=limits.block_tokens,
+        dtype=settings.dtype,
+        device=settings.device,
+    )
+    ops = _choose_ops(cache, settings.kernels)
+    scheduler = Scheduler(
+        cache,
+        max_running=limits.max_running,
+        max_context_tokens=limits.max_context_tokens,
+        max_step_tokens=settings.max_step_tokens,
+        pool=settings.pool,
+        drafter=settings.drafter,
+        budget=settings.budget,
+    )
+    shared = shared_weights(folder, config, ops, settings.dtype, settings.device)
+    weights = shared.load(folder, settings.epoch, ops, scheduler)
+    shared.join(scheduler, busy or (lambda: bool(scheduler.running or scheduler.waiting)))
+    model = Model(config, ops, weights)
+    return Engine(
+        instance,
+        model=model,
+        runner=_choose_runner(model, scheduler),
+        scheduler=scheduler,
+        shared=shared,
+        namespace=cache.namespace(model_identity(config, shared.fingerprint), settings.epoch),
+        stream_tokens=settings.stream_tokens,
+        on_step=settings.on_step,
+    )
+
+
+def update(engine: Engine, weights: Weights, epoch: int) -> None:
+    """Go on under new weights; from here on KV of the old epoch cannot be found."""
+    assert not engine.busy, "weights change between chunks only"
+    engine.shared.load(weights, epoch, engine.model.ops, engine.scheduler)
+    engine.scheduler.blocks.forget_all()
+    identity = model_identity(engine.model.config, engine.shared.fingerprint)
+    engine.namespace = engine.scheduler.cache.namespace(identity, epoch)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type to compute in."""
+    if name == "auto":
+        # Bf16 on a CPU is slow and inexact; on a GPU it is what models are served in.
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ConfigError(f"dtype={name!r} is not supported", hint=f"auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def choose_limits(
+    config: ModelConfig,
+    settings: EngineSettings,
+    *,
+    block_tokens: int,
+    max_running: int,
+    kv_blocks: int | None = None,
+    kv_memory_bytes: int | None = None,
+    max_context_tokens: int | None = None,
+) -> InstanceLimits:
+    """What the engine can hold: as told, or what memory allows."""
+    for name, value in (("block_tokens", block_tokens), ("max_running", max_running)):
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+    if settings.max_step_tokens < max_running:
+        raise ConfigError(
+            f"max_step_tokens={settings.max_step_tokens} is below max_running={max_running}",
+            hint="each running request needs a row in every step",
+        )
+    context = min(max_context_tokens or config.max_context_tokens, config.max_context_tokens)
+    size = block_bytes(config, block_tokens, settings.dtype)
+    if kv_blocks is None:
+        # No more than all lanes can fill: what is left stays with the machine.
+        most = max_running * -(-context // block_tokens)
+        memory = (
+            int(_free_bytes(settings.device) * MEMORY_SHARE) if kv_memory_bytes is None else kv_memory_bytes
+        )
+        kv_blocks = min(most, memory // size)
+    if kv_blocks < 1:
+        raise ConfigError(
+            f"no room for a single KV block of {size / 2**20:.1f} MiB",
+            hint="raise kv_memory_bytes or lower block_tokens",
+        )
+    return InstanceLimits(
+        kv_blocks=kv_blocks, block_tokens=block_tokens, max_running=max_running, max_context_tokens=context
+    )
+
+
+def _choose_ops(cache: KVCache, kernels: str) -> Ops:
+    rotary = RotaryTable(cache.config, cache.tensor.device)
+    on_cpu = cache.tensor.device.type == "cpu"
+    if kernels == "triton" or (kernels == "auto" and not on_cpu):
+        from seer.engine.local.gpu_ops import GpuOps  # noqa: PLC0415 - Triton is there with a GPU only
+
+        return GpuOps(cache, rotary)
+    if kernels == "auto" and cache.tensor.dtype == torch.float32 and cpu_ops.available():
+        return cpu_ops.CpuOps(cache, rotary)
+    return TorchOps(cache, rotary)
+
+
+def _choose_runner(model: Model, scheduler: Scheduler) -> Runner:
+    if isinstance(model.ops, TorchOps | cpu_ops.CpuOps):
+        return PlainRunner(model, scheduler)
+    from seer.engine.local.gpu_runner import GpuRunner  # noqa: PLC0415 - as above
+
+    return GpuRunner(model, scheduler)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,127 @@
+"""One forward pass, row by row: which tokens, where their KV goes, and what each of them sees.
+
+A row is one token. Rows of one chunk are consecutive (a segment): a piece of its context, or its last token
+followed by the nodes of its draft tree.
+
+    kind of row           its KV goes to          it sees
+    context, last token   its own place (table)   the table's positions up to its own
+    draft node            a scratch slot          the table up to the tree's root, then its ancestors and itself
+
+So a rejected draft is never in a chunk's blocks, and an accepted node is moved there (engine.py, `settle`).
+
+Invariants
+  1. Rows that are drawn from come in the order of `works`, and within one in tree order (root first).
+  2. No two rows of a batch share a slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer.engine.drafter import DraftTree
+from seer.engine.local.active import ActiveChunk
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Work:
+    """What one chunk has computed in a step."""
+
+    active: ActiveChunk
+    num_tokens: int
+    """Known tokens, from `active.num_computed` on."""
+    tree: DraftTree | None = None
+    first_draw: int = 0
+    """Index of its first drawn row among all drawn rows; filled by `build`."""
+    node_slots: list[int] | None = None
+    """Scratch slots of the tree's nodes; filled by `build`."""
+
+    draws: bool = field(init=False)
+    """Its last known token is among the rows, so that the next one can be drawn."""
+
+    def __post_init__(self) -> None:
+        """Settled now, for the chunk moves on before the work is forgotten."""
+        self.draws = self.active.num_computed + self.num_tokens == len(self.active.tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the forward pass."""
+        return self.num_tokens + (len(self.tree.tokens) if self.tree else 0)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The arrays of one forward pass, on the host."""
+
+    works: list[Work]
+    num_rows: int
+    tokens: Int64
+    positions: Int64
+    slots: Int64
+    segment_rows: Int32
+    segment_lanes: Int32
+    num_visible: Int32
+    path_start: Int32
+    path_slots: Int64
+    draw_rows: Int64
+    """Rows whose next token is drawn."""
+
+
+def build(works: list[Work], block_tokens: int, first_scratch_slot: int) -> Batch:
+    """Lay out the rows of the given work."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    visible: list[int] = []
+    paths: list[int] = []
+    path_start = [0]
+    segment_rows = [0]
+    draw_rows: list[int] = []
+    scratch = first_scratch_slot
+    for work in works:
+        active = work.active
+        start, stop = active.num_computed, active.num_computed + work.num_tokens
+        tokens.extend(active.tokens[start:stop])
+        positions.extend(range(start, stop))
+        visible.extend(range(start + 1, stop + 1))
+        blocks = active.blocks
+        slots.extend(
+            blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop)
+        )
+        path_start.extend([len(paths)] * work.num_tokens)
+        if work.draws:
+            work.first_draw = len(draw_rows)
+            draw_rows.append(len(tokens) - 1)
+        if work.tree is not None:
+            node_paths: list[list[int]] = []
+            for token, parent in zip(work.tree.tokens, work.tree.parents, strict=True):
+                path = [*(node_paths[parent] if parent is not None else ()), scratch]
+                node_paths.append(path)
+                draw_rows.append(len(tokens))
+                tokens.append(token)
+                positions.append(stop - 1 + len(path))
+                slots.append(scratch)
+                visible.append(stop)
+                paths.extend(path)
+                path_start.append(len(paths))
+                scratch += 1
+            work.node_slots = [path[-1] for path in node_paths]
+        segment_rows.append(len(tokens))
+    return Batch(
+        works=works,
+        num_rows=len(tokens),
+        tokens=np.array(tokens, np.int64),
+        positions=np.array(positions, np.int64),
+        slots=np.array(slots, np.int64),
+        segment_rows=np.array(segment_rows, np.int32),
+        segment_lanes=np.array([work.active.lane for work in works], np.int32),
+        num_visible=np.array(visible, np.int32),
+        path_start=np.array(path_start, np.int32),
+        path_slots=np.array(paths, np.int64),
+        draw_rows=np.array(draw_rows, np.int64),
+    )

@@ -1,0 +1,116 @@
+"""The memory that KV blocks live in, and the way their bytes go out to the pool and come back.
+
+One tensor, [block][layer][key, value][...]: a block's bytes are contiguous, so exporting a block is handing
+out a view of it (on a CPU) or one copy (on a GPU). Keys are [head_dim][block_tokens] and values
+[block_tokens][head_dim] within a KV head. Behind the blocks lie scratch blocks, in which draft nodes keep
+their KV until they are accepted.
+
+Invariants
+  1. Scratch blocks are never exported, and no block table names one.
+  2. The layout is part of the namespace: blocks of another layout, model or epoch can not be read by mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from seer.engine.local.folder import ModelConfig
+from seer.kvpool.base import Pool
+from seer.kvpool.keys import KVLayout, Namespace
+
+
+class KVCache:
+    """KV memory of one instance."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        num_scratch_tokens: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.num_scratch_tokens = num_scratch_tokens
+        # One block more than asked for: padding rows of fixed shapes write to its last slot.
+        num_scratch_blocks = -(-num_scratch_tokens // block_tokens) + 1
+        shape = (
+            num_blocks + num_scratch_blocks,
+            config.num_layers,
+            2,
+            config.num_kv_heads * config.head_dim * block_tokens,
+        )
+        # Zeros, not garbage: implementations that mask by weight 0 must not meet a NaN. Untouched pages cost
+        # nothing.
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def first_scratch_slot(self) -> int:
+        """Slots from here on belong to draft nodes."""
+        return self.num_blocks * self.block_tokens
+
+    @property
+    def spare_slot(self) -> int:
+        """A slot nobody reads, for rows that only fill up a shape."""
+        return len(self.tensor) * self.block_tokens - 1
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Keys of a layer, [block, kv head, head_dim, offset]."""
+        c = self.config
+        return self.tensor[:, layer, 0].view(-1, c.num_kv_heads, c.head_dim, self.block_tokens)
+
+    def values(self, layer: int) -> torch.Tensor:
+        """Values of a layer, [block, kv head, offset, head_dim]."""
+        c = self.config
+        return self.tensor[:, layer, 1].view(-1, c.num_kv_heads, self.block_tokens, c.head_dim)
+
+    def namespace(self, model: str, epoch: int) -> Namespace:
+        """What the pool must know, beside the tokens, to tell these blocks from others."""
+        layout = KVLayout(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=str(self.tensor.dtype).removeprefix("torch."),
+            block_tokens=self.block_tokens,
+        )
+        return Namespace(model=model, epoch=epoch, layout=layout, salt="local/keys-transposed")
+
+    def export(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int], request_id: str) -> list[bool]:
+        """Offer blocks to the pool; what it takes is pinned for the request."""
+        return pool.put_now(list(keys), self._bytes(blocks), request_id)
+
+    def fetch(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
+        """Fill blocks from the pool; returns how many leading ones it had."""
+        buffers = self._bytes(blocks)
+        found = pool.get_now(list(keys), buffers)
+        count = found.index(False) if False in found else len(found)
+        if self.tensor.device.type != "cpu":
+            for block, buffer in zip(blocks[:count], buffers[:count], strict=True):
+                self._flat(block).copy_(torch.from_numpy(buffer))
+        return count
+
+    def _flat(self, block: int) -> torch.Tensor:
+        return self.tensor[block].view(torch.uint8).view(-1)
+
+    def _bytes(self, blocks: Sequence[int]) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The bytes of each block in host memory; on a CPU the memory itself."""
+        return [self._flat(block).cpu().numpy() for block in blocks]
+
+
+def block_bytes(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
+    """Memory one block takes."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_tokens * dtype.itemsize
+
+
+def model_identity(config: ModelConfig, fingerprint: str) -> str:
+    """A name that two instances share only when they run the same weights."""
+    return hashlib.blake2b(f"{config}|{fingerprint}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,242 @@
+"""The step: plan, lay out, compute, draw, settle, report.
+
+Synchronous and single-threaded; instance.py gives it a thread and an event loop. Nothing here knows time
+beyond measuring how long a step took.
+
+Invariants
+  1. Every chunk added leads to exactly one output with `end` set, and its tokens are reported once, in order.
+  2. A block is registered, and offered to the pool, only when all its tokens are final and their KV computed
+     under the current epoch.
+  3. The KV of a rejected draft node is in scratch only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from seer.engine.drafter import StepObserver, StepReport
+from seer.engine.local.active import ActiveChunk, activate
+from seer.engine.local.batch import Work
+from seer.engine.local.model import Model
+from seer.engine.local.runner import Runner
+from seer.engine.local.sampling import Draws
+from seer.engine.local.scheduler import Scheduler
+from seer.engine.local.shared import SharedWeights
+from seer.engine.local.verify import walk
+from seer.kvpool.keys import Namespace
+from seer.types import Chunk, ChunkEnd, ChunkOutput
+
+
+class Engine:
+    """Continuous batching over one model and one KV cache."""
+
+    def __init__(
+        self,
+        instance: int,
+        *,
+        model: Model,
+        runner: Runner,
+        scheduler: Scheduler,
+        shared: SharedWeights,
+        namespace: Namespace,
+        stream_tokens: int,
+        on_step: StepObserver | None = None,
+    ) -> None:
+        self.instance = instance
+        self.model = model
+        self.runner = runner
+        self.scheduler = scheduler
+        self.shared = shared
+        self.namespace = namespace
+        self.stream_tokens = stream_tokens
+        self.on_step = on_step
+        self.num_steps = self.num_drafted = self.num_accepted = self.num_near_ties = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> list[ChunkOutput]:
+        """Move every running chunk on by one forward pass, or by a few where nothing can come between."""
+        started, before = time.perf_counter(), self.num_accepted
+        works = self.scheduler.plan()
+        burst = self._burst_length(works)
+        if burst > 1:
+            emitted = self.settle_burst(works, self.runner.burst(works, burst))
+        else:
+            emitted = self.settle(works, self.runner.run(works))
+        self._report(works, burst, emitted, self.num_accepted - before, time.perf_counter() - started)
+        return self.collect(works)
+
+    def _burst_length(self, works: Sequence[Work]) -> int:
+        """More than 1 when all there is to do is to decode, without drafts."""
+        busy_otherwise = self.scheduler.waiting or self.scheduler.drafting
+        if busy_otherwise or any(work.num_tokens > 1 or not work.draws for work in works):
+            return 1
+        return self.runner.burst_length(works)
+
+    # A chunk's life
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk in hand."""
+        active = activate(chunk, self.namespace, self.model.config.eos_token_ids)
+        if self.scheduler.drafter is not None and active.num_response:
+            self.scheduler.drafter.observe(
+                chunk.group, chunk.request, active.tokens[chunk.num_prompt_tokens :], start=0
+            )
+        self.scheduler.add(active)
+
+    def abort(self, request: int) -> list[ChunkOutput]:
+        """End a request's chunk now and report what it generated."""
+        found = [active for active in self.scheduler.all_chunks() if active.chunk.request == request]
+        return [self._finish(active, ChunkEnd.ABORTED) for active in found]
+
+    def end_all(self, end: ChunkEnd, error: str | None = None) -> list[ChunkOutput]:
+        """End everything in hand: the engine closes, or can not go on."""
+        return [self._finish(active, end, error) for active in list(self.scheduler.all_chunks())]
+
+    # After the forward pass
+
+    def settle(self, works: Sequence[Work], draws: Draws) -> int:
+        """Make drawn tokens final, keep accepted nodes' KV, seal full blocks; returns how many tokens."""
+        source: list[int] = []
+        target: list[int] = []
+        emitted = 0
+        for work in works:
+            work.active.num_computed += work.num_tokens - (1 if work.draws else 0)
+            if work.draws:
+                emitted += self._advance(work, draws, source, target)
+        if source:
+            self.model.ops.move(source, target)
+        for work in works:
+            self._seal(work.active)
+        self.num_near_ties += draws.num_near_ties
+        return emitted
+
+    def settle_burst(self, works: Sequence[Work], steps: Sequence[Draws]) -> int:
+        """Make the tokens of several decoding steps final, up to each chunk's stop token or limit."""
+        emitted = 0
+        for index, work in enumerate(works):
+            active = work.active
+            tokens = [draws.tokens[index] for draws in steps][: active.num_remaining]
+            stop = next((at for at, token in enumerate(tokens) if token in active.stop_ids), None)
+            count = len(tokens) if stop is None else stop + 1
+            self._append(
+                active,
+                tokens[:count],
+                [draws.logprobs[index] for draws in steps[:count]],
+                [draws.raw_logprobs[index] for draws in steps[:count]],
+                stopped=stop is not None,
+            )
+            active.num_computed += count
+            self._seal(active)
+            emitted += count
+        self.num_near_ties += sum(draws.num_near_ties for draws in steps)
+        return emitted
+
+    def _advance(self, work: Work, draws: Draws, source: list[int], target: list[int]) -> int:
+        """Append what one chunk drew; list the slots that accepted nodes move between."""
+        active, first = work.active, work.first_draw
+        num_nodes = len(work.tree.tokens) if work.tree else 0
+        drawn = draws.tokens[first : first + 1 + num_nodes]
+        way = walk(work.tree, drawn, active.num_remaining, active.stop_ids)
+        tokens = self.scheduler.cache.block_tokens
+        for depth, node in enumerate(way.nodes):
+            position = len(active.tokens) + depth
+            assert work.node_slots is not None, "a walked tree was laid out"
+            source.append(work.node_slots[node])
+            target.append(active.blocks[position // tokens] * tokens + position % tokens)
+        self._append(
+            active,
+            [drawn[row] for row in way.rows],
+            [draws.logprobs[first + row] for row in way.rows],
+            [draws.raw_logprobs[first + row] for row in way.rows],
+            stopped=way.stopped,
+        )
+        active.num_computed += 1 + len(way.nodes)
+        active.num_drafted += num_nodes
+        active.num_accepted += len(way.nodes)
+        self.num_drafted += num_nodes
+        self.num_accepted += len(way.nodes)
+        return len(way.rows)
+
+    def _append(
+        self,
+        active: ActiveChunk,
+        tokens: list[int],
+        logprobs: list[float],
+        raw_logprobs: list[float],
+        *,
+        stopped: bool,
+    ) -> None:
+        """Take final tokens in, notice the end, tell the drafter."""
+        start = active.num_response
+        active.append(tokens, logprobs, raw_logprobs)
+        if stopped:
+            active.end, active.stop_token = ChunkEnd.STOP, tokens[-1]
+        elif active.num_remaining == 0:
+            active.end = ChunkEnd.LIMIT
+        if self.scheduler.drafter is not None:
+            self.scheduler.drafter.observe(active.chunk.group, active.chunk.request, tokens, start=start)
+
+    def _seal(self, active: ActiveChunk) -> None:
+        """Register the blocks that became full and computed."""
+        num_full = active.num_computed // self.scheduler.cache.block_tokens
+        for index in range(active.num_sealed, num_full):
+            self.scheduler.blocks.seal(active.blocks[index], active.keys[index])
+        active.num_sealed = max(active.num_sealed, num_full)
+        if self.scheduler.pool is not None and active.num_sealed > active.num_exported:
+            fresh = slice(active.num_exported, active.num_sealed)
+            self.scheduler.cache.export(
+                self.scheduler.pool, active.keys[fresh], active.blocks[fresh], str(active.chunk.request)
+            )
+            active.num_exported = active.num_sealed
+
+    # Reporting
+
+    def collect(self, works: Sequence[Work]) -> list[ChunkOutput]:
+        """News of the chunks that ended or have enough to tell; those that ended leave."""
+        outputs = []
+        for work in works:
+            active = work.active
+            if active.end is not None:
+                outputs.append(self._finish(active, active.end))
+            elif active.num_unreported >= self.stream_tokens:
+                outputs.append(active.take_output(self.instance, self.namespace.epoch))
+        return outputs
+
+    def _finish(self, active: ActiveChunk, end: ChunkEnd, error: str | None = None) -> ChunkOutput:
+        active.end, active.error = end, error
+        self.scheduler.leave(active)
+        chunk = active.chunk
+        if self.scheduler.drafter is not None:
+            self.scheduler.drafter.forget(chunk.request)
+        if self.scheduler.pool is not None and (
+            end is ChunkEnd.STOP or active.num_response >= chunk.sampling.max_tokens
+        ):
+            # The request is over, so nobody will continue it: its KV may make room.
+            self.scheduler.pool.free(str(chunk.request))
+        return active.take_output(self.instance, self.namespace.epoch)
+
+    def _report(
+        self, works: Sequence[Work], num_steps: int, num_emitted: int, num_accepted: int, duration_s: float
+    ) -> None:
+        self.num_steps += num_steps
+        if self.on_step is None:
+            return
+        num_rows = sum(work.num_rows for work in works)
+        num_drafted = sum(len(work.tree.tokens) for work in works if work.tree)
+        report = StepReport(
+            duration_s=duration_s / num_steps,
+            num_steps=num_steps,
+            num_running=len(works),
+            num_rows=num_rows,
+            num_prefill_rows=sum(work.num_tokens for work in works if work.num_tokens > 1),
+            mean_context_tokens=sum(len(work.active.tokens) for work in works) // max(1, len(works)),
+            num_emitted=num_emitted,
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+        )
+        self.on_step(report)

@@ -1,0 +1,259 @@
+"""The arithmetic of a decoder layer on a GPU: cuBLAS products and the Triton kernels of gpu_kernels.py.
+
+`step` says what the kernels work on. For a batch of any form (pieces of contexts among decoding rows) `begin`
+makes one; captured graphs (gpu_runner.py) bring their own, whose tensors keep their addresses while their
+content changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from seer.engine.local import gpu_kernels as kernels
+from seer.engine.local.batch import Batch, Work
+from seer.engine.local.cache import KVCache
+from seer.engine.local.ops import Linear, PlainLinear
+from seer.engine.local.rotary import RotaryTable
+
+triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
+
+TILE_TOKENS = 16
+"""Tokens of a context that one attention program handles."""
+BLOCK_N = 64
+PROGRAMS = 264
+"""Programs that fill the GPU twice over (132 multiprocessors); contexts are split until there are as many."""
+MAX_SPLITS = 32
+MAX_DRAW_PARTS = 16
+DRAW_BLOCK = 2048
+
+
+@dataclass(slots=True)
+class GpuStep:
+    """One forward pass as the kernels see it; fields as in gpu_kernels.py."""
+
+    rows: torch.Tensor
+    tiles: torch.Tensor
+    tables: torch.Tensor
+    num_rows: int
+    tile_tokens: int
+    num_node_rows: int
+    """0 without trees; else a power of two of at least 16, a tree's nodes or more."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows there is room for."""
+        return self.rows.shape[1]
+
+    @property
+    def num_tiles(self) -> int:
+        """Attention tiles, padding included."""
+        return self.tiles.shape[1]
+
+
+class WideLinear:
+    """A matrix whose products come in fp32: logits rounded to bf16 would tie by the dozen."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.transposed = weight.t()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in] -> [rows, out] in fp32."""
+        return torch.mm(x, self.transposed, out_dtype=torch.float32)
+
+
+class GpuOps:
+    """Triton kernels around cuBLAS."""
+
+    min_rows = 1
+
+    def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
+        self.cache, self.config, self.rotary = cache, cache.config, rotary
+        self.device = cache.tensor.device
+        self.block_stride = cache.tensor.stride(0)
+        self.layer_stride = cache.tensor.stride(1)
+        self.step: GpuStep | None = None
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
+        """Matrices stay as they are; the output matrix answers in fp32."""
+        if wide and bias is None and weight.dtype != torch.float32 and self.device.type == "cuda":
+            return WideLinear(weight)
+        return PlainLinear(weight, bias)
+
+    def begin(self, batch: Batch, tables: torch.Tensor) -> None:
+        """Lay any batch out for the kernels; `tables` is on the device."""
+        num_nodes = max((len(work.tree.tokens) for work in batch.works if work.tree), default=0)
+        assert num_nodes <= kernels.MAX_NODES, (
+            f"a tree of {num_nodes} nodes, {kernels.MAX_NODES} are possible"
+        )
+        rows = np.zeros((6, batch.num_rows), np.int32)
+        rows[kernels.TOKEN], rows[kernels.POSITION] = batch.tokens, batch.positions
+        rows[kernels.SLOT], rows[kernels.VISIBLE] = batch.slots, batch.num_visible
+        tiles: list[tuple[int, int, int]] = []
+        longest = 1
+        for index, work in enumerate(batch.works):
+            first, last = int(batch.segment_rows[index]), int(batch.segment_rows[index + 1])
+            rows[kernels.LANE, first:last] = work.active.lane
+            node_first = last - (len(work.tree.tokens) if work.tree else 0)
+            rows[kernels.NODES, node_first:last] = node_masks(work)
+            tiles += [(at, min(TILE_TOKENS, last - at), node_first) for at in range(first, last, TILE_TOKENS)]
+            longest = max(longest, min(TILE_TOKENS, last - first))
+        self.step = GpuStep(
+            rows=torch.from_numpy(rows).to(self.device),
+            tiles=torch.tensor(tiles, dtype=torch.int32).t().contiguous().to(self.device),
+            tables=tables,
+            num_rows=batch.num_rows,
+            tile_tokens=triton.next_power_of_2(longest),
+            num_node_rows=max(16, triton.next_power_of_2(num_nodes)) if num_nodes else 0,
+        )
+
+    def add_rms_norm(
+        self, x: torch.Tensor | None, hidden: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add and normalise in one pass."""
+        out = torch.empty_like(hidden)
+        rows, dim = hidden.shape
+        block = triton.next_power_of_2(dim)
+        kernels.add_rms_norm_kernel[(rows,)](
+            hidden if x is None else x, hidden, weight, out, dim, eps, HAS_X=x is not None, BLOCK=block,
+            num_warps=4 if block <= 2048 else 8,
+        )  # fmt: skip
+        return out
+
+    def rotate_store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> None:
+        """In place, then into the cache."""
+        c, step = self.config, self._step()
+        kernels.rotate_store_kernel[(step.num_rows, c.num_heads + 2 * c.num_kv_heads)](
+            qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
+            self.rotary.cosine, self.rotary.sine, step.rows, step.capacity, self.cache.tensor,
+            layer * self.layer_stride, self.block_stride, eps,
+            NORM=q_norm is not None, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim,
+            BT=self.cache.block_tokens, num_warps=1,
+        )  # fmt: skip
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Attention over the paged cache and, for draft nodes, over the tree's own rows."""
+        c, step = self.config, self._step()
+        out = torch.empty((len(qkv), c.num_heads * c.head_dim), dtype=qkv.dtype, device=qkv.device)
+        splits = num_splits(step.num_tiles * c.num_kv_heads)
+        places = step.num_rows * c.num_heads
+        parts = stats = out
+        if splits > 1:
+            parts = torch.empty(places * splits * c.head_dim, dtype=torch.float32, device=qkv.device)
+            stats = torch.empty(places * splits * 2, dtype=torch.float32, device=qkv.device)
+        block_m = max(16, triton.next_power_of_2(step.tile_tokens * (c.num_heads // c.num_kv_heads)))
+        kernels.attention_kernel[(step.num_tiles, c.num_kv_heads, splits)](
+            qkv, self.cache.tensor, step.tables, step.rows, step.capacity, step.tiles, step.num_tiles, out,
+            parts, stats, layer * self.layer_stride, self.block_stride, step.tables.shape[1],
+            c.head_dim**-0.5, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens,
+            BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLITS=splits, NODE_ROWS=step.num_node_rows, num_warps=4 if
+            block_m <= 64 else 8, num_stages=2,
+        )  # fmt: skip
+        if splits > 1:
+            kernels.join_parts_kernel[(places,)](parts, stats, out, D=c.head_dim, SPLITS=splits, num_warps=1)
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up."""
+        rows, width = gate_up.shape
+        out = torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
+        block = 1024
+        kernels.silu_mul_kernel[(rows, triton.cdiv(width // 2, block))](gate_up, out, width // 2, BLOCK=block)
+        return out
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """All moves in one launch; slots are disjoint, so their order does not matter."""
+        c = self.config
+        moves = torch.tensor([source, target], dtype=torch.int32)
+        if self.device.type == "cuda":
+            moves = moves.pin_memory().to(self.device, non_blocking=True)
+        kernels.move_kernel[(len(source), c.num_layers, c.num_kv_heads)](
+            self.cache.tensor, moves, len(source), self.block_stride,
+            HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens, num_warps=1,
+        )  # fmt: skip
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        draw_rows: torch.Tensor,
+        lanes: LaneState,
+        *,
+        advance: bool,
+    ) -> torch.Tensor:
+        """Draw a token per row of logits: [rows, 4] of token (its bits), logprob, raw logprob, margin."""
+        step = self._step()
+        count, vocab = logits.shape
+        num_parts = min(MAX_DRAW_PARTS, triton.next_power_of_2(triton.cdiv(vocab, DRAW_BLOCK)))
+        parts = torch.empty((count, num_parts, 8), dtype=torch.float32, device=logits.device)
+        drawn = torch.empty((count, 4), dtype=torch.float32, device=logits.device)
+        size = triton.cdiv(triton.cdiv(vocab, num_parts), DRAW_BLOCK) * DRAW_BLOCK
+        kernels.draw_part_kernel[(count, num_parts)](
+            logits, draw_rows, step.rows, step.capacity, lanes.seeds, lanes.inverse_temperature, parts, vocab,
+            size, PARTS=num_parts, BLOCK=DRAW_BLOCK, num_warps=4,
+        )  # fmt: skip
+        kernels.draw_join_kernel[(count,)](
+            parts, draw_rows, step.rows, step.capacity, lanes.inverse_temperature, drawn, lanes.tokens,
+            lanes.positions, PARTS=num_parts, ADVANCE=advance, num_warps=1,
+        )  # fmt: skip
+        return drawn
+
+    def _step(self) -> GpuStep:
+        assert self.step is not None, "begin comes first"
+        return self.step
+
+
+@dataclass(slots=True)
+class LaneState:
+    """What the device knows of each lane, so that decoding steps need nothing from the host."""
+
+    tokens: torch.Tensor
+    """int32: the lane's last token."""
+    positions: torch.Tensor
+    """int32: that token's position."""
+    limits: torch.Tensor
+    """int32: the last position with room reserved."""
+    seeds: torch.Tensor
+    """int64: the mixed seed of its noise."""
+    inverse_temperature: torch.Tensor
+    """fp32; 0 is greedy."""
+
+    @classmethod
+    def zeros(cls, num_lanes: int, device: torch.device) -> LaneState:
+        """State of idle lanes."""
+
+        def zeros(dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(num_lanes, dtype=dtype, device=device)
+
+        return cls(
+            tokens=zeros(torch.int32),
+            positions=zeros(torch.int32),
+            limits=zeros(torch.int32),
+            seeds=zeros(torch.int64),
+            inverse_temperature=zeros(torch.float32),
+        )
+
+
+def num_splits(num_programs: int) -> int:
+    """Into how many parts a context is cut: a power of two that about fills the GPU."""
+    wanted = PROGRAMS // num_programs
+    return max(1, min(MAX_SPLITS, 1 << wanted.bit_length() >> 1))
+
+
+def node_masks(work: Work) -> list[int]:
+    """For each node of a tree, the bits of its ancestors and itself."""
+    masks: list[int] = []
+    if work.tree is not None:
+        for node, parent in enumerate(work.tree.parents):
+            masks.append((masks[parent] if parent is not None else 0) | 1 << node)
+    return masks

@@ -1,0 +1,299 @@
+"""Carry out steps on a GPU: captured graphs for the shapes that repeat, bursts of decoding without the host.
+
+    kind of step                              how every chunk decodes, no drafts            burst: a graph per
+    batch size, replayed several times; each replay lays
+                                              out its rows from the lanes' own state on the device
+    every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy
+    out anything else (pieces of contexts)        kernel by kernel
+
+Chunks that use top-k, top-p, min-p or are still below `min_tokens` draw through sampling.py, row by row;
+everything else is drawn on the device, and a step waits for the host once however many chunks it has.
+
+Invariants
+  1. Padding rows belong to a spare lane whose only slot nobody reads.
+  2. `LaneState` equals the host's view of a lane whenever a step starts; lanes that differ are sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seer.engine.local import gpu_kernels as kernels
+from seer.engine.local.batch import Work, build
+from seer.engine.local.gpu_ops import GpuOps, GpuStep, LaneState, node_masks
+from seer.engine.local.model import Model
+from seer.engine.local.runner import draw_rows
+from seer.engine.local.sampling import MASK64, NEAR_TIE, Draws, draw, mix64
+from seer.engine.local.scheduler import Scheduler
+
+BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+ROW_SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+"""Rows per chunk of verification graphs: its last token and up to 31 nodes."""
+BURST = 8
+"""Decoding steps per burst: host work per token falls to an eighth; a stopped chunk wastes 3.5 rows on
+average.
+"""
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured step."""
+
+    replay: Callable[[], None]
+    step: GpuStep
+    lanes: torch.Tensor
+    """Input of decoding graphs: the lane of each row."""
+    drawn: torch.Tensor
+    """Output, see `GpuOps.draw`."""
+
+
+class GpuRunner:
+    """Replays captured graphs; implements `Runner`."""
+
+    def __init__(self, model: Model, scheduler: Scheduler, *, capture: bool = True) -> None:
+        assert isinstance(model.ops, GpuOps), "a GPU runner needs the GPU's kernels"
+        self.model, self.ops, self.scheduler, self.capture = model, model.ops, scheduler, capture
+        self.device = model.ops.device
+        num_lanes, width = scheduler.tables.shape
+        self.spare_lane = num_lanes
+        self.spare_slot = scheduler.cache.spare_slot
+        self.tables = torch.full(
+            (num_lanes + 1, width),
+            self.spare_slot // scheduler.cache.block_tokens,
+            dtype=torch.int32,
+            device=self.device,
+        )
+        self.lanes = LaneState.zeros(num_lanes + 1, self.device)
+        self._positions: NDArray[np.int64] = np.zeros(num_lanes + 1, np.int64)
+        self._owners: list[object] = [None] * num_lanes
+        self._tables_version = -1
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if capture and self.device.type == "cuda" else None
+
+    # The protocol
+
+    def run(self, works: list[Work]) -> Draws:
+        """One step, by graph where its shape repeats."""
+        self._send_tables()
+        uniform = all(work.num_tokens == 1 and work.draws for work in works)
+        if uniform and all(_plain_sampling(work) for work in works):
+            self._send_lanes(works)
+            return self._run_uniform(works)
+        return self._run_any(works)
+
+    def burst_length(self, works: Sequence[Work]) -> int:
+        """As long as every chunk can be drawn for on the device."""
+        return BURST if all(_plain_sampling(work) for work in works) else 1
+
+    def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
+        """Replay the decoding graph; the host looks at all results at the end."""
+        self._send_tables()
+        self._send_lanes(works)
+        graph = self._graph(_bucket(len(works), BATCH_SIZES), 1)
+        lanes = [work.active.lane for work in works]
+        lanes += [self.spare_lane] * (graph.step.num_rows - len(lanes))
+        graph.lanes.copy_(_pinned(np.array(lanes, np.int32), self.device), non_blocking=True)
+        results = torch.empty((num_steps, *graph.drawn.shape), device=self.device)
+        for index in range(num_steps):
+            graph.replay()
+            results[index].copy_(graph.drawn)
+        self._positions[lanes[: len(works)]] += num_steps
+        host = results.cpu().numpy()
+        return [_to_draws(host[index, : len(works)]) for index in range(num_steps)]
+
+    # Shapes that do not repeat
+
+    def _run_any(self, works: list[Work]) -> Draws:
+        cache = self.scheduler.cache
+        batch = build(works, cache.block_tokens, cache.first_scratch_slot)
+        self._send_lanes(works)
+        logits = self.model.forward(batch, self.tables)
+        if not len(batch.draw_rows):
+            return Draws([], [], [])
+        if not all(_plain_sampling(work) for work in works if work.draws):
+            return draw(logits, draw_rows(works))
+        rows = torch.from_numpy(batch.draw_rows.astype(np.int32)).to(self.device)
+        return _to_draws(self.ops.draw(logits, rows, self.lanes, advance=False).cpu().numpy())
+
+    # Shapes that repeat
+
+    def _run_uniform(self, works: list[Work]) -> Draws:
+        """Each chunk's last token and its draft nodes, padded to one shape."""
+        most = max(1 + (len(work.tree.tokens) if work.tree else 0) for work in works)
+        per_chunk = _bucket(most, (1, *ROW_SIZES))
+        size = _bucket(len(works), BATCH_SIZES)
+        graph = self._graph(size, per_chunk, from_lanes=False)
+        rows = self._lay_out(works, size, per_chunk)
+        graph.step.rows.copy_(_pinned(rows, self.device), non_blocking=True)
+        graph.replay()
+        return _to_draws(graph.drawn.cpu().numpy())
+
+    def _lay_out(self, works: list[Work], size: int, per_chunk: int) -> NDArray[np.int32]:
+        tokens = self.scheduler.cache.block_tokens
+        rows = np.zeros((6, size, per_chunk), np.int32)
+        rows[kernels.LANE] = self.spare_lane
+        rows[kernels.SLOT] = self.spare_slot
+        rows[kernels.VISIBLE] = 1
+        scratch = self.scheduler.cache.first_scratch_slot
+        for index, work in enumerate(works):
+            active = work.active
+            work.first_draw = index * per_chunk
+            root = active.num_computed
+            row = rows[:, index]
+            row[kernels.LANE] = active.lane
+            row[kernels.VISIBLE] = root + 1
+            row[:4, 0] = (
+                active.tokens[-1],
+                root,
+                active.blocks[root // tokens] * tokens + root % tokens,
+                root + 1,
+            )
+            if work.tree is not None:
+                count = len(work.tree.tokens)
+                nodes = row[:, 1 : 1 + count]
+                nodes[kernels.TOKEN] = work.tree.tokens
+                nodes[kernels.POSITION] = np.asarray(work.tree.depths()) + root
+                nodes[kernels.NODES] = node_masks(work)
+                work.node_slots = list(range(scratch, scratch + count))
+                nodes[kernels.SLOT] = work.node_slots
+                scratch += count
+        return rows.reshape(6, -1)
+
+    def _graph(self, size: int, per_chunk: int, *, from_lanes: bool = True) -> Graph:
+        key = (size, per_chunk if not from_lanes else 0)
+        if key not in self._graphs:
+            self._graphs[key] = self._make_graph(size, per_chunk, from_lanes)
+        return self._graphs[key]
+
+    def _make_graph(self, size: int, per_chunk: int, from_lanes: bool) -> Graph:
+        num_rows = size * per_chunk
+        rows = torch.zeros((6, num_rows), dtype=torch.int32)
+        rows[kernels.LANE], rows[kernels.SLOT], rows[kernels.VISIBLE] = self.spare_lane, self.spare_slot, 1
+        first = torch.arange(0, num_rows, per_chunk, dtype=torch.int32)
+        tiles = torch.stack((first, torch.full_like(first, per_chunk), first + 1))
+        step = GpuStep(
+            rows=rows.to(self.device),
+            tiles=tiles.contiguous().to(self.device),
+            tables=self.tables,
+            num_rows=num_rows,
+            tile_tokens=per_chunk,
+            num_node_rows=0 if per_chunk == 1 else 16 if per_chunk <= 17 else 32,
+        )
+        lanes = torch.full((size,), self.spare_lane, dtype=torch.int32, device=self.device)
+        draw_index = torch.arange(num_rows, dtype=torch.int32, device=self.device)
+
+        def forward() -> torch.Tensor:
+            self.ops.step = step
+            if from_lanes:
+                self._next_rows(step, lanes)
+            hidden = self.model.weights.embedding[step.rows[kernels.TOKEN].long()]
+            logits = self.model.logits(hidden, self.model.run_layers(hidden))
+            return self.ops.draw(logits, draw_index, self.lanes, advance=from_lanes)
+
+        if self._pool is None:
+            graph = Graph(lambda: None, step, lanes, torch.empty((num_rows, 4), device=self.device))
+
+            def replay() -> None:
+                graph.drawn.copy_(forward())
+
+            graph.replay = replay
+            return graph
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(
+                2
+            ):  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
+                forward()
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
+            drawn = forward()
+        return Graph(captured.replay, step, lanes, drawn)
+
+    def _next_rows(self, step: GpuStep, lanes: torch.Tensor) -> None:
+        state = self.lanes
+        kernels.next_rows_kernel[(step.num_rows,)](
+            lanes, state.tokens, state.positions, state.limits, self.tables, self.tables.shape[1], step.rows,
+            step.capacity, BT=self.scheduler.cache.block_tokens, num_warps=1,
+        )  # fmt: skip
+
+    # What the device knows
+
+    def _send_tables(self) -> None:
+        if self._tables_version != self.scheduler.tables_version:
+            self._tables_version = self.scheduler.tables_version
+            self.tables[:-1].copy_(self.scheduler.tables)
+
+    def _send_lanes(self, works: Sequence[Work]) -> None:
+        """Bring the lanes' state up to date where the host knows better."""
+        stale = [
+            work
+            for work in works
+            if self._owners[work.active.lane] is not work.active
+            or self._positions[work.active.lane] != len(work.active.tokens) - 1
+        ]
+        if not stale:
+            return
+        lanes = [work.active.lane for work in stale]
+        last = [len(work.active.tokens) - 1 for work in stale]
+        limits = [work.active.num_context + work.active.chunk.max_tokens - 1 for work in stale]
+        ints = np.array([lanes, [work.active.tokens[-1] for work in stale], last, limits], np.int32)
+        sent = _pinned(ints, self.device).to(self.device, non_blocking=True)
+        at = sent[0].long()
+        self.lanes.tokens[at], self.lanes.positions[at], self.lanes.limits[at] = sent[1], sent[2], sent[3]
+        self._positions[lanes] = last
+        fresh = [work.active for work in stale if self._owners[work.active.lane] is not work.active]
+        if fresh:
+            at = torch.tensor([active.lane for active in fresh], device=self.device)
+            seeds = [_signed(mix64(active.chunk.seed & MASK64)) for active in fresh]
+            self.lanes.seeds[at] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
+            inverse = [_inverse(active.chunk.sampling.temperature) for active in fresh]
+            self.lanes.inverse_temperature[at] = torch.tensor(
+                inverse, dtype=torch.float32, device=self.device
+            )
+            for active in fresh:
+                self._owners[active.lane] = active
+
+
+def _plain_sampling(work: Work) -> bool:
+    """Whether the device can draw for this chunk: nothing is cut from the distribution."""
+    sampling = work.active.chunk.sampling
+    whole = sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
+    return whole and work.active.num_response >= sampling.min_tokens
+
+
+def _to_draws(drawn: NDArray[np.float32]) -> Draws:
+    return Draws(
+        np.ascontiguousarray(drawn[:, 0]).view(np.int32).tolist(),
+        drawn[:, 1].tolist(),
+        drawn[:, 2].tolist(),
+        int((drawn[:, 3] < NEAR_TIE).sum()),
+    )
+
+
+def _bucket(size: int, sizes: tuple[int, ...]) -> int:
+    """The least of `sizes` that is enough."""
+    for candidate in sizes:
+        if candidate >= size:
+            return candidate
+    return -(-size // sizes[-1]) * sizes[-1]
+
+
+def _pinned(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _signed(value: int) -> int:
+    """64 bits as PyTorch's int64 holds them."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _inverse(temperature: float) -> float:
+    return 0.0 if temperature == 0 else 1.0 / temperature

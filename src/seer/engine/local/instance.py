@@ -1,0 +1,302 @@
+"""The embedded engine as an instance: a thread that steps, an event loop that asks and listens.
+
+    event loop thread                              worker thread
+    submit, abort, update_weights, ... --queue-->  commands, between two steps
+    sink(output)                       <--loop---  outputs of a step, in one hop
+
+Waits, and what ends them: the worker waits for a command or for work; `start`, `update_weights`, `pause`,
+`resume` and `close` wait for the worker to reach them, which takes at most the step in progress.
+
+Invariants
+  1. The engine is touched by the worker thread only; `view` and `cached_prefix_tokens` read counters and
+     dictionaries whose single operations are atomic.
+  2. `submit` refuses on the event loop's side whatever can be known to fail, so a chunk taken always ends.
+  3. An exception in a step fails the chunks in hand, by name, and not the instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.drafter import DraftBudget, Drafter, StepObserver
+from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits, update
+from seer.engine.local.engine import Engine
+from seer.engine.local.folder import ModelConfig, read_config
+from seer.errors import InstanceError, Overloaded
+from seer.kvpool.base import Pool
+from seer.kvpool.keys import block_keys
+from seer.types import Chunk, ChunkEnd, ChunkOutput
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Command = Callable[[], None]
+
+
+class LocalInstance:
+    """One embedded engine. Implements `seer.engine.base.Instance`."""
+
+    def __init__(
+        self,
+        id: int,
+        model_dir: Path | str,
+        *,
+        kv_blocks: int | None = None,
+        kv_memory_bytes: int | None = None,
+        block_tokens: int = 16,
+        max_running: int = 32,
+        max_waiting: int = 1024,
+        max_context_tokens: int | None = None,
+        max_step_tokens: int | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+        epoch: int = 0,
+        drafter: Drafter | None = None,
+        pool: Pool | None = None,
+        budget: DraftBudget | None = None,
+        on_step: StepObserver | None = None,
+        stream_tokens: int = 16,
+        threads: int = 1,
+    ) -> None:
+        self._id = id
+        self._folder = Path(model_dir)
+        self.config: ModelConfig = read_config(self._folder)
+        on_device = torch.device(device)
+        self._settings = EngineSettings(
+            dtype=choose_dtype(dtype, on_device),
+            device=on_device,
+            epoch=epoch,
+            max_step_tokens=max_step_tokens or (512 if on_device.type == "cpu" else 8192),
+            stream_tokens=stream_tokens,
+            drafter=drafter,
+            budget=budget,
+            pool=pool,
+            on_step=on_step,
+        )
+        self._limits = choose_limits(
+            self.config,
+            self._settings,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            kv_blocks=kv_blocks,
+            kv_memory_bytes=kv_memory_bytes,
+            max_context_tokens=max_context_tokens,
+        )
+        self._max_waiting, self._threads, self._epoch = max_waiting, threads, epoch
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sink: OutputSink | None = None
+        self._in_hand: dict[int, int] = {}  # request -> attempt; event loop's side
+        self._paused = self._closed = False  # worker's side
+
+    # The protocol
+
+    @property
+    def id(self) -> int:
+        """Dense and unique within a rollout."""
+        return self._id
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """What it can hold."""
+        return self._limits
+
+    async def start(self, sink: OutputSink) -> None:
+        """Load the weights and start stepping."""
+        assert self._worker is None, f"instance {self._id} is started twice"
+        self._loop, self._sink = asyncio.get_running_loop(), sink
+        self._worker = threading.Thread(target=self._work, name=f"seer-instance-{self._id}", daemon=True)
+        self._worker.start()
+        try:
+            await self._ask(self._open)
+        except BaseException:
+            await self.close()
+            raise
+
+    def submit(self, chunk: Chunk) -> None:
+        """Take a chunk in hand; refuses what it could not finish."""
+        self._refuse(chunk)
+        self._in_hand[chunk.request] = chunk.attempt
+        self._tell(lambda: self._started().add(chunk))
+
+    def abort(self, request: int) -> None:
+        """End a request's chunk between two steps."""
+        if request in self._in_hand:
+            self._tell(lambda: self._post(self._started().abort(request)))
+
+    def view(self) -> InstanceView:
+        """Counters as of now."""
+        if self._engine is None:
+            return InstanceView(epoch=self._epoch)
+        engine, scheduler = self._engine, self._engine.scheduler
+        return InstanceView(
+            num_running=len(scheduler.running),
+            num_waiting=max(0, len(self._in_hand) - len(scheduler.running)),
+            used_kv_blocks=scheduler.blocks.num_held,
+            cached_kv_blocks=scheduler.blocks.num_cached,
+            num_steps=engine.num_steps,
+            num_drafted=engine.num_drafted,
+            num_accepted=engine.num_accepted,
+            epoch=engine.namespace.epoch,
+        )
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """Leading tokens of the chunk's context whose KV is here."""
+        engine = self._started()
+        keys = block_keys(engine.namespace, chunk.token_ids())
+        return len(engine.scheduler.blocks.find(key.tobytes() for key in keys)) * self._limits.block_tokens
+
+    async def update_weights(self, weights: Weights, epoch: int) -> None:
+        """Replace the weights in place; old KV becomes unreachable in the same moment."""
+        if self._in_hand:
+            raise InstanceError(
+                f"instance {self._id} has {len(self._in_hand)} chunks in hand, so its weights cannot change",
+                hint="wait for them or abort them",
+            )
+        if epoch <= self._epoch:
+            raise InstanceError(f"epoch {epoch} is not newer than epoch {self._epoch}")
+        await self._ask(lambda: update(self._started(), weights, epoch))
+        self._epoch = epoch
+
+    async def pause(self) -> None:
+        """Stop stepping; commands are still heard."""
+        await self._ask(lambda: setattr(self, "_paused", True))
+
+    async def resume(self) -> None:
+        """Step again."""
+        await self._ask(lambda: setattr(self, "_paused", False))
+
+    async def close(self) -> None:
+        """End what is in hand, stop the worker, free the memory."""
+        if self._worker is None or self._closed:
+            return
+        await self._ask(self._shut)
+        await asyncio.to_thread(self._worker.join)
+        await asyncio.sleep(
+            0
+        )  # outputs posted by the worker are already in the loop's queue; let them through
+        self._engine = None
+
+    # Event loop's side
+
+    def _refuse(self, chunk: Chunk) -> None:
+        limits, who = self._limits, f"instance {self._id}"
+        if self._worker is None or self._closed:
+            raise InstanceError(f"{who} is not running")
+        if chunk.prompt is None:
+            raise InstanceError(
+                f"request {chunk.request} carries no token ids", hint="only simulation goes without"
+            )
+        if chunk.epoch != self._epoch:
+            raise InstanceError(
+                f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {self._epoch}"
+            )
+        if self._engine is not None and self._engine.shared.epoch != self._epoch:
+            raise InstanceError(
+                f"{who} runs epoch {self._epoch}, but its weights are of epoch {self._engine.shared.epoch}",
+                hint="call update_weights on every instance of the process",
+            )
+        if chunk.request in self._in_hand:
+            raise InstanceError(f"request {chunk.request} is already in hand on {who}")
+        end_tokens = chunk.num_context_tokens + chunk.max_tokens
+        if end_tokens > limits.max_context_tokens:
+            raise InstanceError(
+                f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_context_tokens} at most",
+                hint="lower max_tokens or use shorter prompts",
+            )
+        if limits.blocks(end_tokens) > limits.kv_blocks:
+            raise Overloaded(
+                f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
+                hint="give the instance more KV memory or use smaller chunks",
+            )
+        if len(self._in_hand) >= limits.max_running + self._max_waiting:
+            raise Overloaded(f"{who} already holds {len(self._in_hand)} chunks")
+        vocab = self.config.vocab_size
+        if not all(0 <= token < vocab for token in chunk.prompt):
+            raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab - 1}")
+
+    def _deliver(self, outputs: Sequence[ChunkOutput]) -> None:
+        assert self._sink is not None, "outputs come after start"
+        for output in outputs:
+            if output.end is not None:
+                self._in_hand.pop(output.request, None)
+            self._sink(output)
+
+    def _tell(self, command: Command) -> None:
+        self._commands.put(command)
+
+    async def _ask(self, command: Callable[[], T]) -> T:
+        """Run something in the worker, between two steps, and wait for it."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(command())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._commands.put(run)
+        return await asyncio.wrap_future(answer)
+
+    # Worker's side
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            while not self._closed:
+                self._hear(wait=self._paused or self._engine is None or not self._engine.busy)
+                if not self._paused and not self._closed and self._engine is not None and self._engine.busy:
+                    self._step(self._engine)
+
+    def _hear(self, *, wait: bool) -> None:
+        """Carry out the commands that have come in; with nothing else to do, wait for one."""
+        try:
+            self._commands.get(block=wait)()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            outputs = engine.step()
+        except Exception as error:  # the edge: whatever broke, the chunks in hand must end
+            log.exception("instance %d: a step failed", self._id)
+            outputs = engine.end_all(ChunkEnd.FAILED, f"{type(error).__name__}: {error}")
+        self._post(outputs)
+
+    def _post(self, outputs: Sequence[ChunkOutput]) -> None:
+        assert self._loop is not None, "the worker runs after start"
+        if outputs:
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _open(self) -> None:
+        self._engine = assemble(
+            self._id,
+            self._folder,
+            self.config,
+            self._limits,
+            self._settings,
+            busy=lambda: bool(self._in_hand),
+        )
+
+    def _shut(self) -> None:
+        if self._engine is not None:
+            self._post(self._engine.end_all(ChunkEnd.ABORTED))
+        self._closed = True
+
+    def _started(self) -> Engine:
+        if self._engine is None:
+            raise InstanceError(f"instance {self._id} is not running", hint="await start() first")
+        return self._engine

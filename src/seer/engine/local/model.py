@@ -1,0 +1,146 @@
+"""The decoder: Llama, Qwen2 and Qwen3 (dense) are one page of code with three switches.
+
+A layer is attention and a gated MLP around a residual stream that is updated in place:
+
+    hidden -> norm -> qkv -> rotate, store -> attend -> out -> + -> norm -> gate_up -> silu * -> down -> +
+
+The switches: a bias on qkv (Qwen2), norms on the heads of q and k (Qwen3), and whether the output matrix is
+the embedding table.
+
+Invariants
+  1. `forward` reads and writes KV through `ops` only, and changes nothing else.
+  2. `load` returns a whole set of weights or raises; a set in use is untouched until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from seer.engine.local.batch import Batch
+from seer.engine.local.folder import ModelConfig
+from seer.engine.local.ops import Linear, Ops
+from seer.engine.local.weights import check, check_shape, expected_shapes
+
+
+@dataclass(slots=True)
+class Layer:
+    """The weights of one layer."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(slots=True)
+class ModelWeights:
+    """All weights in the form `ops` multiplies with; instances of one process may share them."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    final_norm: torch.Tensor
+    head: Linear
+
+    def replace(self, other: ModelWeights) -> None:
+        """Become `other`, for everyone who holds this."""
+        self.embedding, self.layers = other.embedding, other.layers
+        self.final_norm, self.head = other.final_norm, other.head
+
+
+def load(
+    config: ModelConfig,
+    ops: Ops,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ModelWeights:
+    """Check, join and convert weights."""
+    check(config, tensors)
+    shapes = expected_shapes(config)
+
+    def get(name: str) -> torch.Tensor:
+        return check_shape(name, tensors[name], shapes[name]).to(device=device, dtype=dtype).contiguous()
+
+    def join(at: str, names: tuple[str, ...], kind: str = "weight") -> torch.Tensor:
+        return torch.cat([get(f"{at}{name}.{kind}") for name in names])
+
+    layers = []
+    for index in range(config.num_layers):
+        at = f"model.layers.{index}."
+        heads = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        layers.append(
+            Layer(
+                attention_norm=get(at + "input_layernorm.weight"),
+                qkv=ops.linear(join(at, heads), join(at, heads, "bias") if config.qkv_bias else None),
+                q_norm=get(at + "self_attn.q_norm.weight") if config.qk_norm else None,
+                k_norm=get(at + "self_attn.k_norm.weight") if config.qk_norm else None,
+                out=ops.linear(get(at + "self_attn.o_proj.weight"), None),
+                mlp_norm=get(at + "post_attention_layernorm.weight"),
+                gate_up=ops.linear(join(at, ("mlp.gate_proj", "mlp.up_proj")), None),
+                down=ops.linear(get(at + "mlp.down_proj.weight"), None),
+            )
+        )
+    embedding = get("model.embed_tokens.weight")
+    head = embedding if config.tied_head else get("lm_head.weight")
+    return ModelWeights(embedding, layers, get("model.norm.weight"), ops.linear(head, None, wide=True))
+
+
+class Model:
+    """Weights and the arithmetic that uses them."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, weights: ModelWeights) -> None:
+        self.config = config
+        self.ops = ops
+        self.weights = weights
+
+    def forward(self, batch: Batch, tables: torch.Tensor) -> torch.Tensor:
+        """Compute the batch's rows, KV included; return fp32 logits of the rows to be drawn from."""
+        self.ops.begin(batch, tables)
+        hidden = self._embed(batch)
+        change = self.run_layers(hidden)
+        if not len(batch.draw_rows):
+            return hidden.new_zeros((0, self.config.vocab_size), dtype=torch.float32)
+        hidden, change = (self._drawn_rows(batch, rows) for rows in (hidden, change))
+        return self.logits(hidden, change)[: len(batch.draw_rows)]
+
+    def run_layers(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Run every layer over the residual stream, in place; return the last change, not yet added."""
+        ops, eps = self.ops, self.config.rms_norm_eps
+        change: torch.Tensor | None = None
+        for index, layer in enumerate(self.weights.layers):
+            qkv = layer.qkv(ops.add_rms_norm(change, hidden, layer.attention_norm, eps))
+            ops.rotate_store(index, qkv, layer.q_norm, layer.k_norm, eps)
+            change = layer.out(ops.attend(index, qkv))
+            normed = ops.add_rms_norm(change, hidden, layer.mlp_norm, eps)
+            change = layer.down(ops.silu_mul(layer.gate_up(normed)))
+        assert change is not None, "a model has at least one layer"
+        return change
+
+    def logits(self, hidden: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+        """fp32 logits of rows of the residual stream."""
+        normed = self.ops.add_rms_norm(change, hidden, self.weights.final_norm, self.config.rms_norm_eps)
+        return self.weights.head(normed).float()
+
+    def _embed(self, batch: Batch) -> torch.Tensor:
+        """The rows' embeddings, padded to the least number of rows `ops` likes."""
+        embedding = self.weights.embedding
+        hidden = embedding.new_zeros((max(batch.num_rows, self.ops.min_rows), self.config.hidden_size))
+        tokens = torch.from_numpy(batch.tokens).to(embedding.device)
+        torch.index_select(embedding, 0, tokens, out=hidden[: batch.num_rows])
+        return hidden
+
+    def _drawn_rows(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+        """Only rows that are drawn from need the output matrix, by far the largest."""
+        count = len(batch.draw_rows)
+        if count == len(rows):
+            return rows
+        picked = rows.new_zeros((max(count, self.ops.min_rows), rows.shape[1]))
+        picked[:count] = rows[torch.from_numpy(batch.draw_rows).to(rows.device)]
+        return picked

@@ -1,0 +1,153 @@
+"""Draw tokens from logits, with noise that depends on (seed, position) and nothing else.
+
+Gumbel-max: the token drawn is the argmax of processed logit plus noise(seed, position, token). The noise of a
+position is fixed before anything is computed, so the token at a position is a function of the tokens before
+it: the same in any batch, chunk, instance and draft. That is what lets verify.py accept a draft by comparing
+tokens.
+
+Processing, in this order: stop tokens are cut before `min_tokens`, then temperature, min-p, top-k, top-p
+(each on what the ones before left). At temperature 0 the distribution is one point, so the log-probability of
+its token is 0; the raw one is always the model's own.
+
+Invariants
+  1. noise(seed, position, token) is the same function in C++, PyTorch and Triton: integer arithmetic, then
+     two logs.
+  2. A token cut by processing is never drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from seer.engine.local import cpu_ops
+from seer.types import Sampling
+
+MASK32 = 0xFFFFFFFF
+MASK64 = 0xFFFFFFFFFFFFFFFF
+NEAR_TIE = 1e-3
+"""Draws whose runner-up was closer than this could fall the other way under another order of summation."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRow:
+    """How one row of logits is drawn from."""
+
+    sampling: Sampling
+    seed: int
+    position: int
+    """Absolute position of the token to be drawn."""
+    cut: frozenset[int] = frozenset()
+    """Tokens that must not be drawn yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn, row by row."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    raw_logprobs: list[float]
+    num_near_ties: int = 0
+
+
+def draw(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
+    """Draw one token per row of fp32 logits."""
+    if logits.device.type == "cpu" and cpu_ops.available():
+        return _draw_native(logits, rows)
+    return _draw_torch(logits, rows)
+
+
+def processed(logits: torch.Tensor, row: DrawRow) -> torch.Tensor:
+    """One row's logits after everything but the noise; the row itself when nothing applies."""
+    sampling = row.sampling
+    if row.cut:
+        logits = logits.clone()
+        logits[torch.tensor(sorted(row.cut), device=logits.device)] = float("-inf")
+    if sampling.temperature == 0:
+        return logits
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if sampling.min_p > 0:
+        floor = logits.max() + torch.log(torch.tensor(sampling.min_p))
+        logits = logits.masked_fill(logits < floor, float("-inf"))
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        least = logits.topk(sampling.top_k).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if sampling.top_p < 1:
+        ordered, order = logits.sort(descending=True, stable=True)
+        before = ordered.softmax(0).cumsum(0) - ordered.softmax(0)
+        # A token stays when those above it do not reach top_p yet; the first always does.
+        gone = order[before >= sampling.top_p]
+        logits = logits.index_fill(0, gone[gone != order[0]], float("-inf"))
+    return logits
+
+
+def noise_key(seed: int, position: int) -> int:
+    """64 bits that stand for (seed, position)."""
+    return mix64(mix64(seed & MASK64) ^ position)
+
+
+def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | None = None) -> torch.Tensor:
+    """The noise of every token at one position, in plain PyTorch."""
+    key = noise_key(seed, position)
+    token = torch.arange(vocab_size, dtype=torch.int64, device=device)
+    bits = _mix32((_mix32(token ^ (key & MASK32)) + (key >> 32)) & MASK32)
+    high, low = (bits >> 16).float(), (bits & 0xFFFF).float()
+    # Steps of 2^-32 near 0, where the winners are: rare tokens keep their probability.
+    uniform = (high * 2.0**-16 + (low + 0.5) * 2.0**-32).clamp_max(0.99999994)
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _mix32(x: torch.Tensor) -> torch.Tensor:
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & MASK32
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & MASK32
+    return x ^ (x >> 16)
+
+
+def mix64(x: int) -> int:
+    """Spread 64 bits over 64 bits (splitmix64)."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+def _draw_native(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
+    logits = logits.contiguous()
+    vocab = logits.shape[1]
+    tokens, logprobs, raw_logprobs, near = [], [], [], 0
+    for raw, row in zip(logits.unbind(), rows, strict=True):
+        ready = processed(raw, row)
+        token, logprob, raw_logprob, margin = cpu_ops.kernels.draw(
+            raw.data_ptr(),
+            ready.data_ptr(),
+            vocab,
+            row.seed & MASK64,
+            row.position,
+            row.sampling.temperature == 0,
+        )
+        tokens.append(token)
+        logprobs.append(logprob)
+        raw_logprobs.append(raw_logprob)
+        near += margin < NEAR_TIE
+    return Draws(tokens, logprobs, raw_logprobs, near)
+
+
+def _draw_torch(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
+    tokens, logprobs, raw_logprobs, near = [], [], [], 0
+    for raw, row in zip(logits.unbind(), rows, strict=True):
+        ready = processed(raw, row)
+        greedy = row.sampling.temperature == 0
+        noisy = ready if greedy else ready + gumbel(row.seed, row.position, len(raw), raw.device)
+        best = noisy.topk(2)
+        token = int(best.indices[0]) if greedy else int(noisy.argmax())
+        tokens.append(token)
+        logprobs.append(0.0 if greedy else float(ready[token] - ready.logsumexp(0)))
+        raw_logprobs.append(float(raw[token] - raw.logsumexp(0)))
+        near += float(best.values[0] - best.values[1]) < NEAR_TIE
+    return Draws(tokens, logprobs, raw_logprobs, near)

@@ -1,0 +1,211 @@
+"""Decide what the next step computes: who enters, who continues, who prefills.
+
+A chunk enters when there is a lane for it and KV room for everything it can generate, so nothing that entered
+is ever preempted. Order of entry is order of arrival. In a step, chunks that decode come first, then pieces
+of contexts, up to `max_step_tokens` rows.
+
+Invariants
+  1. The blocks of a chunk that entered cover its context and its `max_tokens`.
+  2. Two chunks never compute the same block at once: the later one waits a step or more and then finds the
+     block. The earliest chunk waits for nobody, so every step with running chunks does something.
+  3. Equal arrivals give equal plans.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from seer.engine.drafter import Allowance, DraftAsk, DraftBudget, Drafter, DraftTree
+from seer.engine.local.active import ActiveChunk
+from seer.engine.local.batch import Work
+from seer.engine.local.blocks import BlockTable
+from seer.engine.local.cache import KVCache
+from seer.errors import DraftError
+from seer.kvpool.base import Pool
+
+NO_DRAFT = DraftTree()
+
+
+class Scheduler:
+    """Owner of the waiting and running chunks and of their blocks."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_running: int,
+        max_context_tokens: int,
+        max_step_tokens: int,
+        pool: Pool | None = None,
+        drafter: Drafter | None = None,
+        budget: DraftBudget | None = None,
+    ) -> None:
+        self.cache = cache
+        self.blocks = BlockTable(cache.num_blocks)
+        self.waiting: deque[ActiveChunk] = deque()
+        self.running: list[ActiveChunk] = []
+        self.max_running = max_running
+        self.max_step_tokens = max_step_tokens
+        self.pool = pool
+        self.drafter = drafter
+        self.budget = budget
+        self.num_draft_failures = 0
+        self.drafting = False
+        """Whether the last plan asked the drafter."""
+        self.tables_version = 0
+        """Counts changes of `tables`, for whoever keeps a copy."""
+        width = -(-max_context_tokens // cache.block_tokens)
+        self.tables = torch.zeros((max_running, width), dtype=torch.int32)
+        self._lanes = list(range(max_running - 1, -1, -1))
+
+    def add(self, active: ActiveChunk) -> None:
+        """Let a chunk wait for its turn."""
+        self.waiting.append(active)
+
+    def all_chunks(self) -> Iterator[ActiveChunk]:
+        """Everything in hand."""
+        yield from self.running
+        yield from self.waiting
+
+    def plan(self) -> list[Work]:
+        """Let in whoever fits, then say what each running chunk computes now."""
+        while self.waiting and self._enter(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+        works = self._decode_works()
+        self._add_prefill_works(works)
+        return works
+
+    def leave(self, active: ActiveChunk) -> None:
+        """Take a chunk out, wherever it is; its blocks stay findable."""
+        if active.lane >= 0:
+            self.running.remove(active)
+            self._lanes.append(active.lane)
+            self._lanes.sort(reverse=True)
+            active.lane = -1
+            self.blocks.release(active.blocks)
+            active.blocks = []
+        else:
+            self.waiting.remove(active)
+
+    def _write_table(self, active: ActiveChunk, start: int, blocks: Sequence[int]) -> None:
+        row = torch.tensor(blocks, dtype=torch.int32)
+        self.tables[active.lane, start : start + len(blocks)] = row
+        self.tables_version += 1
+
+    # Entering
+
+    def _enter(self, active: ActiveChunk) -> bool:
+        """Reserve a lane and all blocks the chunk can need, reusing what is held here or in the pool."""
+        tokens = self.cache.block_tokens
+        found = self.blocks.find(active.keys[: self._max_reused(active)])
+        needed = -(-(active.num_context + active.chunk.max_tokens) // tokens) - len(found)
+        self.blocks.hold(found)
+        if not self._lanes or needed > self.blocks.num_available:
+            self.blocks.release(found)
+            return False
+        active.blocks = found + self.blocks.take(needed)
+        active.num_sealed = len(found)
+        active.num_computed = len(found) * tokens
+        if self.pool is not None and active.chunk.load_kv:
+            self._fetch(active, self.pool)
+        active.lane = self._lanes.pop()
+        self._write_table(active, 0, active.blocks)
+        return True
+
+    def _fetch(self, active: ActiveChunk, pool: Pool) -> None:
+        """Fill the next blocks from the pool, as far as it holds them."""
+        start = active.num_sealed
+        keys = active.keys[start : self._max_reused(active)]
+        held = pool.lookup_now(keys) if keys else 0
+        if not held:
+            return
+        blocks = active.blocks[start : start + held]
+        for index in range(self.cache.fetch(pool, keys[:held], blocks)):
+            self.blocks.seal(blocks[index], keys[index])
+            active.num_sealed += 1
+        active.num_computed = active.num_sealed * self.cache.block_tokens
+
+    def _max_reused(self, active: ActiveChunk) -> int:
+        """Blocks that may be reused: the last token must be computed, to draw its successor."""
+        return (len(active.tokens) - 1) // self.cache.block_tokens
+
+    # Continuing
+
+    def _decode_works(self) -> list[Work]:
+        decoding = [active for active in self.running if active.decoding]
+        trees = self._draft(decoding)
+        return [
+            Work(active, 1, tree if tree.tokens else None)
+            for active, tree in zip(decoding, trees, strict=True)
+        ]
+
+    def _draft(self, decoding: Sequence[ActiveChunk]) -> Sequence[DraftTree]:
+        """Ask the drafter for one tree per chunk, within what the budget and the step allow."""
+        none = [NO_DRAFT] * len(decoding)
+        self.drafting = False
+        if self.drafter is None or not decoding:
+            return none
+        mean_context = sum(len(active.tokens) for active in decoding) // len(decoding)
+        allowance = self.budget(len(decoding), mean_context) if self.budget else Allowance(4)
+        room = (self.max_step_tokens - len(decoding)) // len(decoding)
+        most = min(allowance.max_tokens, room)
+        if most < 1:
+            return none
+        self.drafting = True
+        asks = [
+            DraftAsk(
+                active.chunk.group,
+                active.chunk.request,
+                active.tokens,
+                active.chunk.num_prompt_tokens,
+                min(most, active.num_remaining - 1),
+                allowance.max_paths,
+            )
+            for active in decoding
+        ]
+        try:
+            trees = self.drafter.draft(asks)
+        except DraftError:
+            self.num_draft_failures += 1
+            return none
+        # A tree reaches the chunk's limit with its root's draw alone, so depth counts from the second token
+        # on.
+        return [
+            tree.pruned(most, active.num_remaining - 1) for tree, active in zip(trees, decoding, strict=True)
+        ]
+
+    # Prefilling
+
+    def _add_prefill_works(self, works: list[Work]) -> None:
+        room = self.max_step_tokens - sum(work.num_rows for work in works)
+        being_computed: set[bytes] = set()
+        for active in self.running:
+            if active.decoding or room <= 0:
+                continue
+            self._adopt(active)
+            start = active.num_computed // self.cache.block_tokens
+            if start < len(active.keys) and active.keys[start] in being_computed:
+                continue
+            being_computed.update(active.keys[start:])
+            count = min(room, len(active.tokens) - active.num_computed)
+            works.append(Work(active, count))
+            room -= count
+
+    def _adopt(self, active: ActiveChunk) -> None:
+        """Swap reserved blocks for ones that another chunk has computed meanwhile."""
+        tokens = self.cache.block_tokens
+        if active.num_computed % tokens:
+            return
+        start = active.num_computed // tokens
+        found = self.blocks.find(active.keys[start : self._max_reused(active)])
+        if not found:
+            return
+        self.blocks.hold(found)
+        self.blocks.release(active.blocks[start : start + len(found)])
+        active.blocks[start : start + len(found)] = found
+        self._write_table(active, start, found)
+        active.num_sealed = start + len(found)
+        active.num_computed = active.num_sealed * tokens

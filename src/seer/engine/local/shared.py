@@ -1,0 +1,80 @@
+"""Weights that several instances of one process use together.
+
+Instances of one folder, type and device share one set of weights, so a second instance costs its KV memory
+only. Sharing means that an update reaches all of them at once; it is therefore refused while any of them has
+work, and asking a second instance for the same epoch finds it done.
+
+Invariants
+  1. All users of a set see the same epoch of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from seer.engine.local import model as decoder
+from seer.engine.local.folder import ModelConfig
+from seer.engine.local.ops import Ops
+from seer.engine.local.weights import fingerprint, open_weights
+from seer.errors import InstanceError
+
+
+class SharedWeights:
+    """One set of weights and who uses it."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self.epoch: int | None = None
+        self.fingerprint = ""
+        self.tensors: decoder.ModelWeights | None = None
+        self.lock = threading.Lock()
+        self._users: weakref.WeakKeyDictionary[object, Callable[[], bool]] = weakref.WeakKeyDictionary()
+
+    def join(self, user: object, busy: Callable[[], bool]) -> None:
+        """Register a user; `busy` says whether it has work in hand."""
+        self._users[user] = busy
+
+    def load(
+        self, source: Path | Mapping[str, torch.Tensor], epoch: int, ops: Ops, user: object
+    ) -> decoder.ModelWeights:
+        """The weights of an epoch, read from `source` unless another user has done so."""
+        with self.lock:
+            if self.tensors is not None and self.epoch == epoch:
+                return self.tensors
+            for other, busy in list(self._users.items()):
+                if other is not user and busy():
+                    raise InstanceError(
+                        f"epoch {epoch} cannot be loaded: an instance that shares the weights still runs chunks",
+                        hint="let every instance finish or abort its chunks first",
+                    )
+            tensors = open_weights(source)
+            loaded = decoder.load(self.config, ops, tensors, self.dtype, self.device)
+            self.fingerprint = fingerprint(tensors)
+            self.epoch = epoch
+            if self.tensors is None:
+                self.tensors = loaded
+            else:
+                # In place, so that every user's model sees the new weights.
+                self.tensors.replace(loaded)
+            return self.tensors
+
+
+_sets: weakref.WeakValueDictionary[tuple[object, ...], SharedWeights] = weakref.WeakValueDictionary()
+_sets_lock = threading.Lock()
+
+
+def shared_weights(
+    folder: Path, config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device
+) -> SharedWeights:
+    """The set for a folder, kernels, type and device; made on first use, dropped with its last user."""
+    key = (folder.resolve(), type(ops), dtype, device)
+    with _sets_lock:
+        found = _sets.get(key)
+        if found is None:
+            found = _sets[key] = SharedWeights(config, dtype, device)
+        return found

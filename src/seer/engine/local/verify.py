@@ -1,0 +1,49 @@
+"""Walk down a draft tree by the tokens that were drawn.
+
+Every node's row was drawn from as if plain decoding had come there, with the noise of its position. So the
+token drawn at the root is what plain decoding draws; if a child carries that token, its row is where plain
+decoding would be next, and so on down. The tokens are those of plain decoding, to the token, and hence so is
+their distribution: nothing is accepted or rejected by chance.
+
+Invariants
+  1. Each emitted token was drawn at the row of the token before it.
+  2. At most `max_tokens` are emitted, and none after a stop token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from seer.engine.drafter import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The way taken through a tree."""
+
+    rows: list[int]
+    """Rows drawn from, 0 for the root and 1 + i for node i; one per emitted token."""
+    nodes: list[int]
+    """Accepted nodes, in order."""
+    stopped: bool
+    """The last emitted token is a stop token."""
+
+
+def walk(tree: DraftTree | None, drawn: Sequence[int], max_tokens: int, stop_ids: Collection[int]) -> Walk:
+    """Follow the drawn tokens; `drawn[0]` is the root's, `drawn[1 + i]` node i's."""
+    children: dict[tuple[int | None, int], int] = {}
+    if tree is not None:
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            children.setdefault((parent, token), node)
+    rows = [0]
+    nodes: list[int] = []
+    at: int | None = None
+    while drawn[rows[-1]] not in stop_ids and len(rows) < max_tokens:
+        child = children.get((at, drawn[rows[-1]]))
+        if child is None:
+            return Walk(rows, nodes, stopped=False)
+        nodes.append(child)
+        rows.append(1 + child)
+        at = child
+    return Walk(rows, nodes, stopped=drawn[rows[-1]] in stop_ids)

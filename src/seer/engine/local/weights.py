@@ -1,0 +1,145 @@
+"""Where weights come from: safetensors files of a folder, or tensors handed over by a trainer.
+
+Files are memory-mapped, so instances of one machine read one copy from the page cache; only what must change
+its form (joined or packed matrices, another type) is private to a process.
+
+Invariants
+  1. Every name the model needs is present with the expected shape, and no other name is; both are refused by
+     name before anything changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from seer.engine.local.folder import ModelConfig
+from seer.errors import InputError
+
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+"""Buffers that old checkpoints carry and that are computed here."""
+
+
+class TensorFiles(Mapping[str, torch.Tensor]):
+    """The tensors of safetensors files by name; each is read when it is asked for."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._file_of: dict[str, Path] = {}
+        self._open: dict[Path, Any] = {}
+        for path in paths:
+            try:
+                self._open[path] = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"{path} cannot be read as safetensors: {error}") from None
+            for name in self._open[path].keys():  # noqa: SIM118 - a file handle, not a dict
+                self._file_of[name] = path
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._open[self._file_of[name]].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+
+def open_weights(source: Path | Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Tensors by name from a folder, a safetensors file or a mapping."""
+    if not isinstance(source, Path):
+        return source
+    if source.is_file():
+        return TensorFiles([source])
+    index = source / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing = [name for name in names if not (source / name).is_file()]
+        if missing:
+            raise InputError(
+                f"{source} lacks {missing[0]}, which its index names", hint="download the folder again"
+            )
+        return TensorFiles([source / name for name in names])
+    paths = sorted(source.glob("*.safetensors"))
+    if not paths:
+        raise InputError(f"{source} holds no *.safetensors files")
+    return TensorFiles(paths)
+
+
+def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Tells two sets of weights apart without reading all of them: the first values of every tensor.
+
+    A training step changes nearly every value, so a sample is enough to keep KV of different weights apart.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        sample = tensors[name].reshape(-1)[:64].detach().to(device="cpu", dtype=torch.float32)
+        digest.update(name.encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a model by its Hugging Face name."""
+    c = config
+    queries, pairs = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
+        "model.norm.weight": (c.hidden_size,),
+    }
+    if not c.tied_head:
+        shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
+    for layer in range(c.num_layers):
+        at = f"model.layers.{layer}."
+        shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (
+            c.hidden_size,
+        )
+        for name, width in (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs)):
+            shapes[f"{at}self_attn.{name}.weight"] = (width, c.hidden_size)
+            if c.qkv_bias:
+                shapes[f"{at}self_attn.{name}.bias"] = (width,)
+        if c.qk_norm:
+            shapes[at + "self_attn.q_norm.weight"] = shapes[at + "self_attn.k_norm.weight"] = (c.head_dim,)
+        shapes[at + "self_attn.o_proj.weight"] = (c.hidden_size, queries)
+        for name in ("gate_proj", "up_proj"):
+            shapes[f"{at}mlp.{name}.weight"] = (c.intermediate_size, c.hidden_size)
+        shapes[at + "mlp.down_proj.weight"] = (c.hidden_size, c.intermediate_size)
+    return shapes
+
+
+def check(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that are not exactly this model's."""
+    expected = expected_shapes(config)
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        raise InputError(f"the weights lack {missing[0]}" + _and_more(missing))
+    spare = [name for name in tensors if name not in expected and not _ignored(name, config)]
+    if spare:
+        raise InputError(
+            f"the weights hold {spare[0]}, which a {config.family} model has no place for" + _and_more(spare)
+        )
+    if isinstance(tensors, TensorFiles):
+        return  # shapes are checked as each tensor is read: no need to read every file twice
+    for name, shape in expected.items():
+        check_shape(name, tensors[name], shape)
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor, if it has the shape the configuration promises."""
+    if tuple(tensor.shape) != shape:
+        raise InputError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
+    return tensor
+
+
+def _ignored(name: str, config: ModelConfig) -> bool:
+    return name.endswith(IGNORED_SUFFIXES) or (config.tied_head and name == "lm_head.weight")
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,98 @@
+"""What a step of an engine costs, as measured: the file `seer profile` writes and the speculation budget
+reads.
+
+Free of PyTorch, so that whoever plans can read it. Points lie on a grid of (requests, tokens per request,
+context tokens); between them cost is interpolated linearly, beyond them it is continued with the slope of the
+last two.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from seer.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePoint:
+    """One measured shape of a step."""
+
+    num_requests: int
+    tokens_per_request: int
+    """1 is plain decoding; 1 + n verifies n draft tokens."""
+    context_tokens: int
+    step_s: float
+    """Median over `num_steps`."""
+    num_steps: int
+    spread_s: float
+    """Between the first and third quartile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProfile:
+    """Measured step costs of one model on one device. Serves as the budget's `StepCost`."""
+
+    model: str
+    device: str
+    dtype: str
+    points: tuple[ProfilePoint, ...]
+    draft_s_per_request: float = 0.0
+    """Host time to draft for one request."""
+
+    def step_s(
+        self, num_requests: int, tokens_per_request: float, context_tokens: float | None = None
+    ) -> float:
+        """Seconds of one forward pass; without a context the middle one that was measured."""
+        contexts = sorted({point.context_tokens for point in self.points})
+        at = contexts[len(contexts) // 2] if context_tokens is None else context_tokens
+        by_context = []
+        for context in contexts:
+            here = [point for point in self.points if point.context_tokens == context]
+            batches = sorted({point.num_requests for point in here})
+            by_batch = [
+                _line(
+                    *zip(
+                        *sorted((p.tokens_per_request, p.step_s) for p in here if p.num_requests == batch),
+                        strict=True,
+                    ),
+                    at=tokens_per_request,
+                )
+                for batch in batches
+            ]
+            by_context.append(_line(batches, by_batch, at=num_requests))
+        return max(0.0, _line(contexts, by_context, at=at))
+
+    def draft_s(self, num_requests: int, depth: float) -> float:
+        """Seconds to make the drafts of a step."""
+        return self.draft_s_per_request * num_requests if depth else 0.0
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> StepProfile:
+        """Read what `save` wrote."""
+        try:
+            raw = json.loads(path.read_text())
+            points = tuple(ProfilePoint(**point) for point in raw.pop("points"))
+            return cls(points=points, **raw)
+        except FileNotFoundError:
+            raise InputError(f"there is no profile at {path}", hint="seer profile MODEL makes one") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(
+                f"{path} is not a profile: {error}", hint="seer profile MODEL makes one"
+            ) from None
+
+
+def _line(xs: Sequence[float], ys: Sequence[float], *, at: float) -> float:
+    """Piecewise linear through (xs, ys), continued at the upper end, constant at the lower one."""
+    if len(xs) == 1 or at <= xs[0]:
+        return ys[0]
+    upper = min(max(1, bisect_left(xs, at)), len(xs) - 1)
+    x0, x1, y0, y1 = xs[upper - 1], xs[upper], ys[upper - 1], ys[upper]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)

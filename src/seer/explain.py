@@ -1,0 +1,204 @@
+"""Where did the time go? A run's makespan, split by cause; and what an oracle would have needed.
+
+Each instance has had the whole makespan T to spend. Every second of it is put under exactly one heading:
+
+    decode        steps' time for rows that became tokens of responses
+    prefill       steps' time for rows of prompts that had to be computed once
+    recompute     steps' time for rows of contexts beyond that: KV that was lost, or not there after a move
+    speculation   steps' time for drafted rows that were rejected
+    overhead      requests running, but no step measured: scheduling, messages, KV transfers
+    tail          nothing running, while only the last tenth of the requests was left
+    imbalance     nothing running before that, though another instance ran something
+    queueing      nothing running anywhere: the scheduler had work and gave none
+
+A step's time is split among its rows in equal parts. The heading's numbers are means over the instances, so
+they add up to T. Where an instance reports no steps (`Stepped`), its running time is all `decode`.
+
+The oracle bound: lengths known, longest remaining first, any request on any instance at any step for free,
+prompts for free, no speculation, at the step cost base + slope·rows fitted to this very run. A real
+schedule without speculation cannot do much better; one with speculation may.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from seer.metrics.events import Ended, Event, InstanceState, Queued, Stepped
+from seer.metrics.summary import TAIL_SHARE
+
+HEADINGS = ("decode", "prefill", "recompute", "speculation", "overhead", "imbalance", "tail", "queueing")
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """Seconds of a step: base + slope·rows."""
+
+    base_s: float
+    slope_s: float
+
+    def step_s(self, num_rows: float) -> float:
+        """Seconds of a step over so many rows."""
+        return self.base_s + self.slope_s * num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A run's time, split, and its bound."""
+
+    makespan_s: float
+    seconds: dict[str, float]
+    """By heading; they add up to the makespan."""
+    busy_share: list[float]
+    """Of each instance."""
+    num_prefilled: int
+    num_drafted: int
+    num_accepted: int
+    step: StepFit | None
+    oracle_s: float | None
+    """The oracle bound on the makespan; None where steps were not measured."""
+
+
+@dataclass(slots=True)
+class _Instance:
+    running: int = 0
+    since_s: float = 0.0
+    idle: list[tuple[float, float]] = field(default_factory=list)
+    steps: list[Stepped] = field(default_factory=list)
+
+
+def explain(events: Iterable[Event], *, num_instances: int, max_running: int) -> Explanation | None:
+    """Split a run's time; None if nothing ended."""
+    instances = [_Instance() for _ in range(num_instances)]
+    prompt_of: dict[int, int] = {}
+    ends: list[tuple[float, int]] = []
+    first_s = math.inf
+    for event in events:
+        if isinstance(event, Queued):
+            first_s = min(first_s, event.t_s)
+            prompt_of[event.group] = event.num_prompt_tokens
+        elif isinstance(event, Ended):
+            ends.append((event.t_s, event.num_generated))
+        elif isinstance(event, Stepped):
+            instances[event.instance].steps.append(event)
+        elif isinstance(event, InstanceState):
+            _note_state(instances[event.instance], event)
+    if not ends or not math.isfinite(first_s):
+        return None
+    ends.sort()
+    last_s = ends[-1][0]
+    for one in instances:
+        if not one.running:
+            one.idle.append((one.since_s, last_s))
+        one.idle = [(max(a, first_s), min(b, last_s)) for a, b in one.idle if b > first_s and a < last_s]
+    tail_from_s = ends[math.ceil(len(ends) * (1.0 - TAIL_SHARE)) - 1][0]
+    makespan_s = last_s - first_s
+    steps = [step for one in instances for step in one.steps]
+    seconds = dict.fromkeys(HEADINGS, 0.0)
+    _split_idle(seconds, instances, tail_from_s)
+    _split_busy(seconds, instances, makespan_s, sum(prompt_of.values()))
+    fit = fit_steps(steps)
+    lengths = [length for _, length in ends if length]
+    return Explanation(
+        makespan_s=makespan_s,
+        seconds={heading: value / num_instances for heading, value in seconds.items()},
+        busy_share=[1 - sum(b - a for a, b in one.idle) / makespan_s if makespan_s else 0.0 for one in instances],
+        num_prefilled=sum(step.num_prefill_rows for step in steps),
+        num_drafted=sum(step.num_drafted for step in steps),
+        num_accepted=sum(step.num_accepted for step in steps),
+        step=fit,
+        oracle_s=oracle_bound_s(lengths, num_instances, max_running, fit) if fit is not None else None,
+    )
+
+
+def _note_state(one: _Instance, event: InstanceState) -> None:
+    if bool(event.num_running) != bool(one.running):
+        if event.num_running:
+            one.idle.append((one.since_s, event.t_s))
+        one.since_s = event.t_s
+    one.running = event.num_running
+
+
+def _split_idle(seconds: dict[str, float], instances: Sequence[_Instance], tail_from_s: float) -> None:
+    """Idle stretches: in the tail, while another worked, or while nobody did."""
+    edges = sorted({edge for one in instances for stretch in one.idle for edge in stretch} | {tail_from_s})
+    for a, b in pairwise(edges):
+        num_idle = sum(any(x <= a and b <= y for x, y in one.idle) for one in instances)
+        if not num_idle:
+            continue
+        if a >= tail_from_s:
+            heading = "tail"
+        elif num_idle < len(instances):
+            heading = "imbalance"
+        else:
+            heading = "queueing"
+        seconds[heading] += num_idle * (b - a)
+
+
+def _split_busy(
+    seconds: dict[str, float], instances: Sequence[_Instance], makespan_s: float, num_prompt_tokens: int
+) -> None:
+    num_prefilled = sum(step.num_prefill_rows for one in instances for step in one.steps)
+    needed_share = min(1.0, num_prompt_tokens / num_prefilled) if num_prefilled else 1.0
+    for one in instances:
+        busy_s = makespan_s - sum(b - a for a, b in one.idle)
+        stepped_s = sum(step.duration_s for step in one.steps)
+        if not one.steps or stepped_s <= 0:
+            seconds["decode"] += busy_s
+            continue
+        # Steps can reach a little beyond the states that were sampled; they never count for more.
+        scale = min(1.0, busy_s / stepped_s)
+        for step in one.steps:
+            row_s = scale * step.duration_s / max(1, step.num_rows)
+            rejected = step.num_drafted - step.num_accepted
+            seconds["prefill"] += row_s * step.num_prefill_rows * needed_share
+            seconds["recompute"] += row_s * step.num_prefill_rows * (1.0 - needed_share)
+            seconds["speculation"] += row_s * rejected
+            seconds["decode"] += row_s * max(0, step.num_rows - step.num_prefill_rows - rejected)
+        seconds["overhead"] += busy_s - scale * stepped_s
+
+
+def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
+    """Least squares of time against steps and rows, over reports without prompts; None with too few."""
+    pure = [step for step in steps if not step.num_prefill_rows and step.num_steps]
+    if len(pure) < 3:
+        return None
+    nn = sum(s.num_steps * s.num_steps for s in pure)
+    nr = sum(s.num_steps * s.num_rows for s in pure)
+    rr = sum(s.num_rows * s.num_rows for s in pure)
+    nt = sum(s.num_steps * s.duration_s for s in pure)
+    rt = sum(s.num_rows * s.duration_s for s in pure)
+    determinant = nn * rr - nr * nr
+    if determinant <= 1e-9 * nn * rr:
+        return StepFit(0.0, sum(s.duration_s for s in pure) / max(1, sum(s.num_rows for s in pure)))
+    base = (nt * rr - rt * nr) / determinant
+    slope = (rt * nn - nt * nr) / determinant
+    if base < 0 or slope < 0:  # noise: one of the two explains everything
+        total_s = sum(s.duration_s for s in pure)
+        if base < 0:
+            return StepFit(0.0, total_s / sum(s.num_rows for s in pure))
+        return StepFit(total_s / sum(s.num_steps for s in pure), 0.0)
+    return StepFit(base, slope)
+
+
+def oracle_bound_s(lengths: Sequence[int], num_instances: int, max_running: int, fit: StepFit) -> float:
+    """Seconds of the idealised schedule described above."""
+    waiting = [-length for length in lengths]
+    heapq.heapify(waiting)
+    lanes = num_instances * max_running
+    elapsed_s = 0.0
+    quantum = max(1, max(lengths, default=0) // 2000)  # steps taken at once at least: bounds the work for long runs
+    while waiting:
+        # Run the longest `lanes` until the shortest of them meets the longest that waits, or is done.
+        running = [-heapq.heappop(waiting) for _ in range(min(lanes, len(waiting)))]
+        shortest = running[-1]
+        meets = shortest + waiting[0] + 1 if waiting else shortest
+        num_steps = min(shortest, max(quantum, meets))
+        elapsed_s += num_steps * fit.step_s(len(running) / num_instances)
+        for left in running:
+            if left > num_steps:
+                heapq.heappush(waiting, -(left - num_steps))
+    return elapsed_s

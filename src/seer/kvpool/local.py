@@ -1,0 +1,249 @@
+"""The pool on one machine, and the default: shared memory over an SSD file, no server, no port.
+
+Every process opens the same files (local_files.py) and works on them directly (csrc/kvpool). One of them,
+whichever is first, keeps house in a background thread: it spills blocks so that puts find free slots, and
+takes back what killed processes left behind. When it dies another one takes over.
+
+Contents survive the death of any process, and of all of them while the files stay; they do not survive a
+reboot: KV of a run that a reboot ended is of no use.
+
+Invariants beyond those of base.py
+  1. A call that the arena cannot serve in time is a miss and is counted in `num_failed`, except `drop_epoch`,
+     which raises: that a purge did not happen must not go unnoticed.
+  2. Closing waits for the calls that are running, and never removes what other processes use.
+  3. A forked child does not use its parent's pool: it is told to open its own.
+  4. A process that ends without closing leaves the pool as if it had closed it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from seer.errors import PoolError
+from seer.kvpool import _arena
+from seer.kvpool.base import Buffers, Latency, PoolStats
+from seer.kvpool.keys import Keys, as_key_array
+from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, open_files, remove_files
+from seer.kvpool.offload import Offload
+
+_KEEPER_WAIT_S = 1.0
+T = TypeVar("T")
+
+
+class LocalPool:
+    """A pool in shared memory and on SSD; open the same config, or `attach` by name, in every process."""
+
+    name = "local"
+
+    def __init__(self, config: LocalPoolConfig) -> None:
+        self._files, self.created = open_files(config)
+        """True when this call made the pool; False when it joined one."""
+        self._start(config)
+
+    @classmethod
+    def attach(cls, name: str = "default", dram_dir: str = "/dev/shm", **options: Any) -> Self:
+        """Join a pool that exists; its sizes come from the pool itself."""
+        files = PoolFiles.named(name, dram_dir)
+        if not files.arena.exists():
+            raise PoolError(f"there is no pool named {name!r} in {dram_dir}", hint="start it with `seer pool up`")
+        found = _arena.probe(str(files.arena))
+        stride = found["stride_bytes"]
+        config = LocalPoolConfig(
+            name=name,
+            run=found["run"],
+            dram_dir=dram_dir,
+            block_bytes=found["slot_bytes"],
+            dram_bytes=found["dram_slots"] * stride,
+            ssd_bytes=found["ssd_slots"] * stride,
+            ssd_dir=os.path.dirname(files.slab()),
+            **options,
+        )
+        self = cls.__new__(cls)
+        self._files, self.created = files, False
+        self._start(config)
+        return self
+
+    def _start(self, config: LocalPoolConfig) -> None:
+        self.config = config
+        self._arena: _arena.Arena | None = _arena.Arena(
+            str(self._files.arena), self._files.slab(), config.deadline_s, config.populate
+        )
+        self._pid = os.getpid()
+        self._num_failed = 0
+        self._offload = Offload("seer-pool", config.num_threads)
+        self._background = Offload("seer-pool-prefetch", 1)
+        self._closing = threading.Event()
+        atexit.register(self.close)  # a keeper inside the arena must be gone before the interpreter is
+        self._keeper: threading.Thread | None = None
+        if config.keeper:
+            self._keeper = threading.Thread(target=self._keep, name="seer-pool-keeper", daemon=True)
+            self._keeper.start()
+
+    # hot calls
+
+    async def lookup(self, keys: Keys) -> int:
+        """Count the leading keys that are held."""
+        return await self._offload.run(self.lookup_now, keys)
+
+    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Store one block per key, True where it is held."""
+        return await self._offload.run(self.put_now, keys, buffers, request_id)
+
+    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Fill one buffer per key, False where it is a miss."""
+        return await self._offload.run(self.get_now, keys, buffers)
+
+    def lookup_now(self, keys: Keys) -> int:
+        """Count the leading keys that are held."""
+        array = as_key_array(keys)
+        return self._or_failed(0, lambda arena: arena.lookup(array))
+
+    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Store one block per key, True where it is held."""
+        array = as_key_array(keys)
+        request = None if request_id is None else _digest(request_id)
+        return self._or_failed([False] * len(array), lambda arena: arena.put(array, _rows(buffers), request))
+
+    def get_now(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Fill one buffer per key, False where it is a miss."""
+        array = as_key_array(keys)
+        promote = self.config.promote
+        return self._or_failed([False] * len(array), lambda arena: arena.get(array, _rows(buffers), promote))
+
+    # requests, epochs
+
+    def pin(self, request_id: str, keys: Keys) -> int:
+        """Keep the leading run of held keys for this request."""
+        array = as_key_array(keys)
+        return self._or_failed(0, lambda arena: arena.pin(_digest(request_id), array))
+
+    def release(self, request_id: str) -> int:
+        """Undo the request's pins and keep its blocks while there is room."""
+        return self._or_failed(0, lambda arena: arena.unpin(_digest(request_id), False))
+
+    def free(self, request_id: str) -> int:
+        """Undo the request's pins and drop the blocks no other request has pinned."""
+        return self._or_failed(0, lambda arena: arena.unpin(_digest(request_id), True))
+
+    def prefetch(self, keys: Keys) -> None:
+        """Bring blocks from SSD to DRAM in the background."""
+        array = as_key_array(keys)
+        self._open_arena()
+        self._background.start(self._or_failed, 0, lambda arena: arena.promote(array))
+
+    def drop_epoch(self, epoch: int) -> int:
+        """Drop every block of an epoch and refuse its later puts."""
+        return self._open_arena().drop_epoch(epoch)
+
+    # the pool itself
+
+    def stats(self) -> PoolStats:
+        """What all processes together hold and have done; `num_failed` adds the calls this one could not
+        make.
+        """
+        counts = self._open_arena().stats()
+        return PoolStats(
+            backend=self.name,
+            num_blocks=counts["num_held"],
+            num_pinned_blocks=counts["num_pinned"],
+            dram_bytes=counts["dram_bytes"],
+            dram_capacity_bytes=self.config.dram_slots * self.config.stride_bytes,
+            ssd_bytes=counts["ssd_bytes"],
+            ssd_capacity_bytes=self.config.ssd_slots * self.config.stride_bytes,
+            num_put=counts["put"],
+            num_duplicate=counts["duplicate"],
+            num_refused=counts["refused"],
+            num_hit_dram=counts["hit_dram"],
+            num_hit_ssd=counts["hit_ssd"],
+            num_miss=counts["miss"],
+            num_corrupt=counts["corrupt"],
+            num_spilled=counts["spilled"],
+            num_promoted=counts["promoted"],
+            num_evicted=counts["evicted"],
+            num_freed=counts["freed"],
+            num_failed=counts["failed"] + self._num_failed,
+            num_repaired=counts["repaired"],
+            bytes_put=counts["bytes_put"],
+            bytes_got=counts["bytes_got"],
+            latency={call: _latency(buckets) for call, buckets in counts["latency"].items()},
+        )
+
+    def close(self, *, remove: bool = False) -> None:
+        """Leave the pool; with `remove` its files go too, for everybody."""
+        if self._arena is None:
+            return
+        self._closing.set()
+        if os.getpid() == self._pid:
+            self._arena.stop_keeping()
+            if self._keeper is not None:
+                self._keeper.join(timeout=2 * self.config.deadline_s)
+            self._background.close()
+            self._offload.close()
+        self._arena = None
+        atexit.unregister(self.close)
+        if remove:
+            remove_files(self._files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_arena(self) -> _arena.Arena:
+        if self._arena is None:
+            raise PoolError("this pool is closed")
+        if os.getpid() != self._pid:
+            raise PoolError("this pool was opened by the parent process", hint="open it after the fork, or use spawn")
+        return self._arena
+
+    def _or_failed(self, failed: T, call: Callable[[_arena.Arena], T]) -> T:
+        arena = self._open_arena()
+        try:
+            return call(arena)
+        except PoolError:
+            self._num_failed += 1
+            return failed
+
+    def _keep(self) -> None:
+        arena = self._open_arena()
+        while not self._closing.is_set():
+            try:
+                kept = arena.keep(_KEEPER_WAIT_S)
+            except PoolError:
+                kept = False
+            if not kept:  # another process keeps house, or the lock was not given: look again later
+                self._closing.wait(_KEEPER_WAIT_S)
+
+
+def _digest(request_id: str) -> bytes:
+    return hashlib.blake2b(request_id.encode(), digest_size=16).digest()
+
+
+def _rows(buffers: Buffers) -> Any:
+    """Lists and arrays go as they are; any other sequence becomes a list."""
+    return list(buffers) if isinstance(buffers, Sequence) and not isinstance(buffers, (list, tuple)) else buffers
+
+
+def _latency(buckets: list[int]) -> Latency:
+    total = sum(buckets)
+    if total == 0:
+        return Latency()
+
+    def percentile(share: float) -> float:
+        seen = 0
+        for power, num in enumerate(buckets):
+            seen += num
+            if seen >= share * total:
+                return float(2**power) * 1e-9
+        raise AssertionError("the shares of all buckets add up to one")
+
+    return Latency(num_calls=total, p50_s=percentile(0.5), p99_s=percentile(0.99))

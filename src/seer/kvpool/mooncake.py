@@ -1,0 +1,432 @@
+"""The pool on Mooncake Store: many machines, or one where Mooncake is already in use.
+
+Workers attach to an owner process on their machine through shared memory (mooncake_servers.py starts it), or
+reach owners elsewhere over TCP. Mooncake is a cache with sharp edges; they are handled here, so that
+everything above sees the protocol of base.py:
+
+  * put returning 0 is no promise to keep: a miss is recomputed, like any miss
+  * a failure is a negative number, which Python takes for true: every answer is compared with == 1, == 0 or
+    the exact size
+  * put on a held key keeps the old bytes: keys name content and epoch, so the old bytes are the right ones
+  * remove skips leased blocks silently: every removal is forced
+  * nothing is checked: each block carries its length, key and checksum (mooncake_record.py)
+  * a call with the master down blocks 4.3 s: calls have a deadline, and after a failure none is made for a
+    while (bounded.py)
+  * unknown names in setup are ignored: setup by position, its return code checked
+  * a forked child hangs for good: it is refused
+
+Invariants: those of base.py, less two
+  1. Pins only say whose blocks `free` drops: Mooncake evicts them all the same when it is full.
+  2. What is pinned is known to the process that pinned it. `free` in another process drops nothing of it;
+     eviction or the end of the epoch does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer.errors import ConfigError, DeadlineExceeded, MissingExtra, PoolError
+from seer.kvpool.base import Buffers, PoolStats
+from seer.kvpool.bounded import BoundedCalls
+from seer.kvpool.keys import KeyArray, Keys, as_key_array
+from seer.kvpool.mooncake_record import (
+    FOOTER_BYTES,
+    Unsealed,
+    drop_mark,
+    epoch_of,
+    epoch_pattern,
+    names,
+    seal,
+    unseal,
+)
+from seer.kvpool.offload import Offload
+from seer.kvpool.tally import Tally
+
+_STRIDE_ALIGN = 4096
+_SETUP_DEADLINE_S = 20.0
+_LOCAL_BUFFER_BYTES = 16 << 20
+_UNREACHABLE = (-900, -600)  # master gone, client not set up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MooncakePoolConfig:
+    """How to reach a Mooncake store from this process."""
+
+    block_bytes: int
+    """Largest block."""
+
+    owner_address: str = ""
+    """host:port of the owner process on this machine: attach to it through shared memory."""
+
+    master_address: str = ""
+    """host:port of the master, where no owner is on this machine: bytes go over TCP."""
+
+    host: str = "127.0.0.1"
+    """Over TCP: the address of this machine that owners can reach."""
+
+    staging_blocks: int = 32
+    """Blocks of shared memory this process moves bytes through; a batch is cut to half of it."""
+
+    deadline_s: float = 2.0
+    """No call waits longer."""
+
+    retry_s: float = 5.0
+    """After a failure, no call is made for so long."""
+
+    num_threads: int = 2
+
+    def __post_init__(self) -> None:
+        if bool(self.owner_address) == bool(self.master_address):
+            raise ConfigError("mooncake needs either owner_address (shared memory) or master_address (TCP)")
+        if self.block_bytes < 1 or self.staging_blocks < 2:
+            raise ConfigError(
+                f"mooncake block_bytes={self.block_bytes}, staging_blocks={self.staging_blocks}: too small"
+            )
+
+
+class MooncakePool:
+    """A client of a Mooncake store."""
+
+    name = "mooncake"
+
+    def __init__(self, config: MooncakePoolConfig) -> None:
+        self.config = config
+        self._pid = os.getpid()
+        self._stride = -(-(config.block_bytes + FOOTER_BYTES) // _STRIDE_ALIGN) * _STRIDE_ALIGN
+        self._calls = BoundedCalls("seer-mooncake", config.num_threads, config.deadline_s, config.retry_s)
+        self._offload = Offload("seer-pool", config.num_threads)
+        self._store: Any = self._calls.call(self._connect, what="connecting to Mooncake", deadline_s=_SETUP_DEADLINE_S)
+        self._lanes: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
+        for lane in self._map_staging():
+            self._lanes.put(lane)
+        self._pins: defaultdict[str, set[bytes]] = defaultdict(set)
+        self._dropped: set[int] = set()
+        self._lock = threading.Lock()
+        self._tally = Tally()
+
+    # hot calls
+
+    async def lookup(self, keys: Keys) -> int:
+        """Count the leading keys that are held."""
+        return await self._offload.run(self.lookup_now, keys)
+
+    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Store one block per key, True where Mooncake took it."""
+        return await self._offload.run(self.put_now, keys, buffers, request_id)
+
+    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Fill one buffer per key, False where it is a miss."""
+        return await self._offload.run(self.get_now, keys, buffers)
+
+    def lookup_now(self, keys: Keys) -> int:
+        """Count the leading keys that are held."""
+        self._check_usable()
+        wanted = names(as_key_array(keys))
+        if not wanted:
+            return 0
+        with self._tally.timed("lookup"):
+            held = self._answer(lambda: self._store.batch_is_exist(wanted), len(wanted), "lookup")
+        return next((i for i, answer in enumerate(held) if answer != 1), len(held))
+
+    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+        """Store one block per key, True where Mooncake took it."""
+        self._check_usable()
+        array, blocks = as_key_array(keys), _rows(buffers)
+        _same_number(array, blocks)
+        for block in blocks:
+            if not 0 < block.nbytes <= self.config.block_bytes:
+                raise ValueError(f"a block of {block.nbytes} bytes does not fit {self.config.block_bytes}")
+        done: list[bool] = []
+        with self._tally.timed("put"):
+            for start in range(0, len(array), self._batch):
+                part = slice(start, start + self._batch)
+                done += self._put_batch(array[part], blocks[part])
+        if request_id is not None:
+            with self._lock:
+                self._pins[request_id].update(bytes(k) for k, held in zip(array, done, strict=True) if held)
+        self._tally.add(put=sum(done), refused=len(done) - sum(done))
+        return done
+
+    def get_now(self, keys: Keys, buffers: Buffers) -> list[bool]:
+        """Fill one buffer per key, False where it is a miss."""
+        self._check_usable()
+        array, blocks = as_key_array(keys), _rows(buffers)
+        _same_number(array, blocks)
+        done: list[bool] = []
+        with self._tally.timed("get"):
+            for start in range(0, len(array), self._batch):
+                part = slice(start, start + self._batch)
+                done += self._get_batch(array[part], blocks[part])
+        got = sum(b.nbytes for b, hit in zip(blocks, done, strict=True) if hit)
+        self._tally.add(hit=sum(done), miss=len(done) - sum(done), bytes_got=got)
+        return done
+
+    # requests, epochs
+
+    def pin(self, request_id: str, keys: Keys) -> int:
+        """Note the leading run of held keys as this request's; see the header for what that is worth."""
+        array = as_key_array(keys)
+        held = self.lookup_now(array)
+        with self._lock:
+            self._pins[request_id].update(bytes(k) for k in array[:held])
+        return held
+
+    def release(self, request_id: str) -> int:
+        """Forget the request's pins."""
+        self._check_usable()
+        with self._lock:
+            return len(self._pins.pop(request_id, set()))
+
+    def free(self, request_id: str) -> int:
+        """Drop the blocks that only this request had pinned in this process."""
+        self._check_usable()
+        with self._lock:
+            mine = self._pins.pop(request_id, set())
+            others = set().union(*self._pins.values()) if self._pins else set()
+        mine_alone = names(as_key_array(sorted(mine - others)))
+        if not mine_alone:
+            return 0
+        answers = self._answer(lambda: self._store.batch_remove(mine_alone, True), len(mine_alone), "free")
+        freed = sum(answer == 0 for answer in answers)
+        self._tally.add(freed=freed)
+        return freed
+
+    def prefetch(self, keys: Keys) -> None:
+        """A lookup in the background: it renews the blocks' lease, and a block on SSD is promoted by being
+        asked for.
+        """
+        self._check_usable()
+        wanted = names(as_key_array(keys))
+        if wanted:
+            self._calls.start(lambda: self._store.batch_is_exist(wanted))
+
+    def drop_epoch(self, epoch: int) -> int:
+        """Purge an epoch by force, and leave a mark that makes every process refuse its later puts."""
+        self._check_usable()
+        with self._lock:
+            self._dropped.add(epoch)
+            for pinned in self._pins.values():
+                pinned -= {k for k in pinned if int.from_bytes(k[:8], "little") == epoch}
+
+        def purge() -> int:
+            # The mark first: a put that begins after this call returns finds it.
+            if self._store.put(drop_mark(epoch), b"dropped") != 0:
+                return -1
+            return int(self._store.remove_by_regex(epoch_pattern(epoch), True))
+
+        removed = self._calls.call(purge, what=f"dropping epoch {epoch}", deadline_s=5 * self.config.deadline_s)
+        if removed < 0:
+            raise PoolError(f"Mooncake did not purge epoch {epoch} (code {removed})", hint="is the master running?")
+        self._tally.add(freed=removed)
+        return removed
+
+    def remove_all(self) -> None:
+        """Empty the store, for everybody."""
+        self._check_usable()
+        code = self._calls.call(lambda: self._store.remove_all(True), what="emptying the store")
+        if code < 0:
+            raise PoolError(f"Mooncake did not empty the store (code {code})", hint="is the master running?")
+        with self._lock:
+            self._dropped.clear()
+            self._pins.clear()
+
+    # the pool itself
+
+    def stats(self) -> PoolStats:
+        """What this process has done; Mooncake keeps the sizes of its tiers to its master's metrics page."""
+        return self._tally.stats(self.name)
+
+    def close(self) -> None:
+        """Leave the store; its contents stay with the owner."""
+        if self._store is None:
+            return
+        store, self._store = self._store, None
+        if os.getpid() != self._pid:
+            return
+        self._offload.close()
+        # Closing takes about a second when all is well and longer when not: nobody waits for it.
+        self._calls.start(store.close)
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # moving bytes
+
+    @property
+    def _batch(self) -> int:
+        return self.config.staging_blocks // 2
+
+    def _put_batch(self, keys: KeyArray, blocks: list[NDArray[np.uint8]]) -> list[bool]:
+        named, epochs = names(keys), [epoch_of(k) for k in keys]
+        marks = sorted(set(epochs))
+        asked = [*map(drop_mark, marks), *named]
+        present = self._answer(lambda: self._store.batch_is_exist(asked), len(asked), "put")
+        dropped = {e for e, answer in zip(marks, present, strict=False) if answer == 1} | self._dropped
+        held = [a == 1 and e not in dropped for a, e in zip(present[len(marks) :], epochs, strict=True)]
+        self._tally.add(duplicate=sum(held))
+        todo = [i for i in range(len(named)) if not held[i] and epochs[i] not in dropped]
+        if not todo or present[0] == _FAILED or (lane := self._borrow_lane()) is None:
+            return held
+        sizes = [seal(row, blocks[i], bytes(keys[i])) for row, i in zip(lane, todo, strict=False)]
+        pointers, wanted = [row.ctypes.data for row in lane[: len(todo)]], [named[i] for i in todo]
+        answers, in_time = self._answer_in_lane(
+            lambda: self._store.batch_put_from(wanted, pointers, sizes), len(todo), "put", lane
+        )
+        if in_time:
+            self._lanes.put(lane)
+        for i, answer in zip(todo, answers, strict=True):
+            held[i] = answer == 0
+            self._tally.add(bytes_put=blocks[i].nbytes * held[i])
+        return held
+
+    def _get_batch(self, keys: KeyArray, blocks: list[NDArray[np.uint8]]) -> list[bool]:
+        named, lane = names(keys), self._borrow_lane()
+        if lane is None:
+            return [False] * len(named)
+        pointers, sizes = [row.ctypes.data for row in lane[: len(named)]], [self._stride] * len(named)
+        answers, in_time = self._answer_in_lane(
+            lambda: self._store.batch_get_into(named, pointers, sizes), len(named), "get", lane
+        )
+        if not in_time:  # the lane may still be written to: nothing in it can be believed
+            return [False] * len(named)
+        try:
+            rows = zip(lane, answers, blocks, keys, strict=False)
+            found = [unseal(row, answer, block, bytes(key)) for row, answer, block, key in rows]
+        finally:
+            self._lanes.put(lane)
+        corrupt = [name for name, one in zip(named, found, strict=True) if one is Unsealed.CORRUPT]
+        if corrupt:
+            self._tally.add(corrupt=len(corrupt))
+            self._answer(lambda: self._store.batch_remove(corrupt, True), len(corrupt), "dropping corrupt blocks")
+        return [one is Unsealed.GOOD for one in found]
+
+    def _borrow_lane(self) -> NDArray[np.uint8] | None:
+        """A stretch of staging memory; None when late calls hold it all."""
+        try:
+            return self._lanes.get(timeout=self.config.deadline_s)
+        except queue.Empty:
+            self._tally.add(failed=1)
+            return None
+
+    def _answer_in_lane(
+        self, call: Callable[[], Sequence[int]], num: int, what: str, lane: NDArray[np.uint8]
+    ) -> tuple[Sequence[int], bool]:
+        """`_answer`, and whether the call has ended. If not, the lane comes back when it does."""
+        late = False
+
+        def give_back() -> None:
+            self._lanes.put(lane)
+
+        try:
+            answers = self._calls.call(call, what=f"{what} in Mooncake", when_late=give_back)
+        except DeadlineExceeded:
+            late = True
+            answers = []
+        except PoolError:
+            answers = []
+        return self._checked(answers, num), not late
+
+    def _answer(self, call: Callable[[], Sequence[int]], num: int, what: str) -> Sequence[int]:
+        """What Mooncake answered, one number per key; all `_FAILED` when it could not be asked."""
+        try:
+            answers = self._calls.call(call, what=f"{what} in Mooncake")
+        except (PoolError, DeadlineExceeded):
+            answers = []
+        return self._checked(answers, num)
+
+    def _checked(self, answers: Sequence[int], num: int) -> Sequence[int]:
+        if len(answers) == num and not any(answer in _UNREACHABLE for answer in answers):
+            return answers
+        if answers:
+            self._calls.breaker.trip()
+        self._tally.add(failed=1)
+        return [_FAILED] * num
+
+    # set-up
+
+    def _connect(self) -> Any:
+        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # else 17 lines on stderr per client
+        try:
+            module = importlib.import_module("mooncake.store")
+        except ImportError as error:
+            if "libibverbs" in str(error):
+                raise PoolError(str(error), hint="apt-get install libibverbs1") from None
+            raise MissingExtra("mooncake-transfer-engine-non-cuda", "mooncake") from None
+        store = module.MooncakeDistributedStore()
+        config = self.config
+        if config.owner_address:
+            where = f"owner at {config.owner_address}"
+            staging = config.staging_blocks * self._stride
+            code = store.setup_dummy(staging + _LOCAL_BUFFER_BYTES, _LOCAL_BUFFER_BYTES, config.owner_address)
+        else:  # by position: unknown names would be ignored
+            where = f"master at {config.master_address}"
+            code = store.setup(config.host, "P2PHANDSHAKE", 0, _LOCAL_BUFFER_BYTES, "tcp", "", config.master_address)
+        if code != 0:  # and never touch the store again: some calls on it would crash the process
+            raise PoolError(
+                f"cannot attach to the Mooncake {where} (code {code})",
+                hint="start it with `seer pool up --backend mooncake`",
+            )
+        return store
+
+    def _map_staging(self) -> list[NDArray[np.uint8]]:
+        """Two stretches of memory that Mooncake may read and write, so that two calls can be under way."""
+        total = self.config.staging_blocks * self._stride
+        if self.config.owner_address:
+            pointer = self._store.alloc_from_mem_pool(total)
+            if not pointer:
+                raise PoolError(f"Mooncake gave no {total} bytes of staging memory")
+            memory = (ctypes.c_uint8 * total).from_address(pointer)
+            staging = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+        else:
+            staging = np.zeros(total, np.uint8)
+            pointer = staging.ctypes.data
+        if self._store.register_buffer(pointer, total) != 0:
+            raise PoolError(f"Mooncake did not register {total} bytes of staging memory")
+        rows, half = staging.reshape(self.config.staging_blocks, self._stride), self._batch
+        return [rows[:half], rows[half : 2 * half]]
+
+    def _check_usable(self) -> None:
+        if self._store is None:
+            raise PoolError("this pool is closed")
+        if os.getpid() != self._pid:
+            raise PoolError("this pool was opened by the parent process", hint="use spawn: Mooncake hangs after a fork")
+
+
+_FAILED = -(1 << 30)  # no code of Mooncake's: the call was not answered at all
+
+
+def _rows(buffers: Buffers) -> list[NDArray[np.uint8]]:
+    """Each buffer as flat bytes, sharing its memory."""
+    return [_flat(buffer) for buffer in buffers]
+
+
+def _flat(buffer: Any) -> NDArray[np.uint8]:
+    if hasattr(buffer, "data_ptr"):  # a tensor of torch: numpy lacks some of its types, so by address
+        if not buffer.is_contiguous() or buffer.device.type != "cpu":
+            raise TypeError("a buffer must be contiguous and in host memory")
+        memory = (ctypes.c_uint8 * (buffer.numel() * buffer.element_size())).from_address(buffer.data_ptr())
+        return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+    return np.frombuffer(memoryview(buffer).cast("B"), np.uint8)
+
+
+def _same_number(keys: KeyArray, blocks: list[NDArray[np.uint8]]) -> None:
+    if len(keys) != len(blocks):
+        raise ValueError(f"as many buffers as keys are needed: {len(blocks)} for {len(keys)}")

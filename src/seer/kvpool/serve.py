@@ -1,0 +1,168 @@
+"""The process that holds a pool up: `seer pool up` starts it, `seer pool down` ends it.
+
+    python -m seer.kvpool.serve '<json of ServeSpec>'
+
+For `local` it creates the arena and keeps house, so that the pool stays warm between runs and no worker has
+to spill. For `mooncake` it runs the master and the owner and restarts what dies. It writes one state file
+when everything answers, and takes it and the pool away when it is told to end.
+
+Invariants
+  1. The state file exists only while the pool is usable; it is written whole or not at all.
+  2. On SIGTERM or SIGINT everything started here is stopped and every file made here is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from seer.errors import SeerError
+from seer.kvpool.local import LocalPool
+from seer.kvpool.local_files import LocalPoolConfig
+from seer.kvpool.mooncake_servers import (
+    NAMESPACE_RECIPE,
+    MooncakeServers,
+    MooncakeServersConfig,
+    wildcard_listeners,
+)
+
+_WATCH_S = 1.0
+
+
+class ServeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which pool to hold up."""
+
+    backend: str
+    name: str
+    state_path: str
+    dram_dir: str
+    dram_bytes: int
+    ssd_bytes: int = 0
+    ssd_dir: str = ""
+    block_bytes: int = 0
+    run: str = ""
+    host: str = "127.0.0.1"
+    log_dir: str = ""
+
+
+class ServeState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the state file says."""
+
+    backend: str
+    name: str
+    pid: int
+    pid_started: int
+    """Start time of that process, in clock ticks: a pid is used again, this pair is not."""
+    since_unix_s: float
+    addresses: dict[str, str] = {}
+    pids: dict[str, int] = {}
+    warnings: list[str] = []
+
+
+def pid_started(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None when there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def hold_local(spec: ServeSpec, ended: threading.Event) -> None:
+    """Keep a local pool open and its house in order."""
+    config = LocalPoolConfig(
+        name=spec.name,
+        run=spec.run,
+        dram_dir=spec.dram_dir,
+        block_bytes=spec.block_bytes,
+        dram_bytes=spec.dram_bytes,
+        ssd_bytes=spec.ssd_bytes,
+        ssd_dir=spec.ssd_dir,
+    )
+    pool = LocalPool(config)
+    try:
+        _write_state(spec, {}, {}, [])
+        ended.wait()
+    finally:
+        pool.close(remove=True)
+
+
+def hold_mooncake(spec: ServeSpec, ended: threading.Event) -> None:
+    """Keep a Mooncake store running."""
+    config = MooncakeServersConfig(
+        dram_bytes=spec.dram_bytes,
+        ssd_bytes=spec.ssd_bytes,
+        ssd_dir=spec.ssd_dir,
+        host=spec.host,
+        log_dir=spec.log_dir,
+    )
+    with MooncakeServers(config) as servers:
+        addresses = {
+            "master": servers.master_address,
+            "owner": servers.owner_address,
+            "metrics": servers.metrics_address,
+        }
+        _write_state(spec, addresses, servers.pids, exposure_warnings(servers.pids))
+        while not ended.wait(_WATCH_S):
+            before = servers.pids
+            for note in servers.watch():
+                print(note, flush=True)
+            if servers.pids != before:
+                _write_state(spec, addresses, servers.pids, exposure_warnings(servers.pids))
+
+
+def exposure_warnings(pids: dict[str, int]) -> list[str]:
+    """One line per process that other machines can reach though nobody asked for it."""
+    warnings = []
+    for name, pid in pids.items():
+        ports = wildcard_listeners(pid)
+        if ports:
+            warnings.append(
+                f"Mooncake's {name} listens on every interface (ports {', '.join(map(str, ports))}) without "
+                f"authentication and cannot be told otherwise; close them: {NAMESPACE_RECIPE}"
+            )
+    return warnings
+
+
+def _write_state(spec: ServeSpec, addresses: dict[str, str], pids: dict[str, int], warnings: list[str]) -> None:
+    state = ServeState(
+        backend=spec.backend,
+        name=spec.name,
+        pid=os.getpid(),
+        pid_started=pid_started(os.getpid()) or 0,
+        since_unix_s=time.time(),
+        addresses=addresses,
+        pids=pids,
+        warnings=warnings,
+    )
+    temporary = f"{spec.state_path}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(state))
+    os.rename(temporary, spec.state_path)
+
+
+def main(arguments: list[str]) -> int:
+    """Hold the pool up until told to end; one line on stderr when it cannot."""
+    spec = msgspec.json.decode(arguments[0], type=ServeSpec)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        (hold_local if spec.backend == "local" else hold_mooncake)(spec, ended)
+    except SeerError as error:
+        print(msgspec.json.encode({"error": str(error), "hint": error.hint}).decode(), file=sys.stderr)
+        return 2
+    finally:
+        Path(spec.state_path).unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

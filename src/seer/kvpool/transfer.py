@@ -1,0 +1,137 @@
+"""Move KV or compute it again: which is sooner?
+
+A chunk placed on an instance that lacks part of its prefix can pull the missing blocks from the pool or
+prefill them. Moving costs a fixed delay and bytes over bandwidth; computing costs what prefill of that many
+tokens after that prefix costs there. Both are measured by whoever calls; this file only compares.
+
+Pure: no clock, no I/O, no state. Times are seconds, costs are estimates, and equal costs move: moving leaves
+the instance's compute to others.
+
+Invariants
+  1. The blocks moved are always the leading ones of the gap: prefill can only continue a prefix.
+  2. The cost of the decision is never above that of moving everything or of computing everything.
+  3. Blocks the pool does not hold are computed, whatever they cost.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+
+from seer.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MoveCost:
+    """What it takes to bring bytes from the pool to an instance."""
+
+    latency_s: float
+    """Fixed delay of a transfer, however small."""
+
+    bandwidth_bytes_s: float
+    """Bytes per second once it runs."""
+
+    def __post_init__(self) -> None:
+        if self.bandwidth_bytes_s <= 0 or self.latency_s < 0:
+            raise ConfigError(
+                f"move cost of {self.latency_s} s and {self.bandwidth_bytes_s} bytes/s is impossible",
+                hint="measure it with `seer bench pool`",
+            )
+
+    def seconds(self, num_bytes: int) -> float:
+        """Time to move this many bytes; none take no time."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_s if num_bytes > 0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillCost:
+    """What it takes to compute the KV of tokens: a fixed part, one per token, and attention to what stands
+    before.
+    """
+
+    fixed_s: float
+    """Cost of a prefill step as such."""
+
+    per_token_s: float
+    """Cost of a token regardless of its position."""
+
+    per_token_pair_s: float = 0.0
+    """Cost of one token attending to one earlier token; makes late tokens dearer."""
+
+    def __post_init__(self) -> None:
+        if min(self.fixed_s, self.per_token_s, self.per_token_pair_s) < 0:
+            raise ConfigError(f"prefill cost {self} has a negative part")
+
+    def seconds(self, first_token: int, num_tokens: int) -> float:
+        """Time to prefill tokens `first_token .. first_token + num_tokens`."""
+        if num_tokens <= 0:
+            return 0.0
+        pairs = num_tokens * first_token + num_tokens * (num_tokens - 1) / 2
+        return self.fixed_s + self.per_token_s * num_tokens + self.per_token_pair_s * pairs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """The part of a request's prefix that an instance does not hold."""
+
+    first_token: int
+    """Tokens the instance holds already."""
+
+    num_tokens: int
+    """Tokens it lacks."""
+
+    num_pooled_tokens: int
+    """Of these, how many leading ones the pool holds."""
+
+    bytes_per_token: int
+    """KV bytes of a token."""
+
+    block_tokens: int
+    """Tokens per block: what is moved is whole blocks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfer:
+    """How to close a gap: move the leading tokens, compute the rest."""
+
+    move_tokens: int
+    compute_tokens: int
+    seconds: float
+
+
+def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
+    """Choose between computing all of the gap and moving what the pool holds of it.
+
+    Nothing in between needs a look: moving is linear in tokens and computing is concave when read from the
+    end (late tokens cost most), so the best split is at one of the two ends.
+    """
+    pooled = min(gap.num_pooled_tokens, gap.num_tokens)
+    pooled -= pooled % gap.block_tokens
+    compute_all = Transfer(0, gap.num_tokens, prefill.seconds(gap.first_token, gap.num_tokens))
+    if pooled <= 0:
+        return compute_all
+    rest = gap.num_tokens - pooled
+    seconds = move.seconds(pooled * gap.bytes_per_token) + prefill.seconds(gap.first_token + pooled, rest)
+    move_pooled = Transfer(pooled, rest, seconds)
+    return move_pooled if move_pooled.seconds <= compute_all.seconds else compute_all
+
+
+def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveCost:
+    """Delay and bandwidth from measured transfers: the line through the medians of the smaller and larger
+    half.
+    """
+    if len(sizes_bytes) != len(seconds) or len(set(sizes_bytes)) < 2:
+        raise ConfigError(f"{len(set(sizes_bytes))} transfer sizes were measured, at least 2 are needed")
+    points = sorted(zip(sizes_bytes, seconds, strict=True))
+    middle = bisect.bisect_left(points, (points[len(points) // 2][0], 0.0)) or len(points) // 2
+    (small, small_s), (large, large_s) = _median(points[:middle]), _median(points[middle:])
+    if large <= small or large_s <= small_s:  # noise hid the slope: charge everything to bandwidth
+        return MoveCost(latency_s=0.0, bandwidth_bytes_s=large / max(large_s, 1e-9))
+    bandwidth = (large - small) / (large_s - small_s)
+    return MoveCost(latency_s=max(small_s - small / bandwidth, 0.0), bandwidth_bytes_s=bandwidth)
+
+
+def _median(points: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    sizes, times = sorted(p[0] for p in points), sorted(p[1] for p in points)
+    return sizes[len(sizes) // 2], times[len(times) // 2]

@@ -1,0 +1,93 @@
+"""The event log: a file of JSON lines, a header and then one event each.
+
+    {"kind":"header","schema":1,"metadata":{"policy":"seer", ...}}
+    {"kind":"queued","t_s":0.0,"request":0,"group":0,"index":0,"num_prompt_tokens":512}
+    ...
+
+The header says which version of the schema the lines follow and what was run; `seer.sim.replay` runs it again
+from that. Lines are appended in the order in which things happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from seer.errors import InputError
+from seer.metrics.events import Event
+
+SCHEMA = 1
+"""Raised whenever a reader of the old schema would misread the new."""
+
+_FLUSH_EVENTS = 4096
+
+
+class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
+    """The first line: what the other lines are."""
+
+    schema: int
+    metadata: dict[str, Any]
+    """What was run, in whatever words the writer has; plain JSON values."""
+
+
+class EventLog:
+    """An event sink that writes a file; a context manager, so that the last lines are never lost."""
+
+    def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._pending: list[Event] = []
+        self._file = path.open("wb")
+        self._file.write(self._encoder.encode_lines([Header(SCHEMA, metadata)]))
+
+    def __call__(self, event: Event) -> None:
+        """Write one event, soon."""
+        self._pending.append(event)
+        if len(self._pending) == _FLUSH_EVENTS:
+            self._flush()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._flush()
+        self._file.close()
+
+    def _flush(self) -> None:
+        self._file.write(self._encoder.encode_lines(self._pending))
+        self._pending.clear()
+
+
+def read_header(path: Path) -> Header:
+    """The header of an event log, or a clear refusal of a file that is none."""
+    try:
+        with path.open("rb") as file:
+            header = msgspec.json.decode(file.readline(), type=Header)
+    except FileNotFoundError:
+        raise InputError(f"no event log {path}", hint="`seer simulate ... --out DIR` writes them") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not an event log: {error}", hint="its first line is a header") from error
+    if header.schema != SCHEMA:
+        raise InputError(
+            f"{path} follows schema {header.schema}, this version reads {SCHEMA}",
+            hint="read it with the version of Seer that wrote it",
+        )
+    return header
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a log, in order; a damaged line is refused with its number."""
+    read_header(path)
+    decoder = msgspec.json.Decoder(Event)
+    with path.open("rb") as file:
+        next(file)
+        for number, line in enumerate(file, start=2):
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InputError(f"{path}, line {number}: {error}", hint="was it cut off?") from error

@@ -1,0 +1,151 @@
+"""A run as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
+
+Each instance is a process. Its requests are slices (queued, prefill, decode) on numbered lanes, because many
+run at once; a lane is reused as soon as its request has left. Running requests and KV tokens are counter
+tracks; preemptions are marks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.metrics.events import (
+    Decoding,
+    Event,
+    InstanceState,
+    Preempted,
+    Prefilling,
+    Queued,
+    Started,
+    Stopped,
+)
+
+_MICROSECONDS = 1e6
+
+
+class _Lanes:
+    """The lowest free lane first, so that the picture is as high as the batch and no higher."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, lane: int) -> None:
+        heapq.heappush(self._free, lane)
+
+
+class PerfettoTrace:
+    """An event sink that gathers slices and counters; `write` makes the file."""
+
+    def __init__(self) -> None:
+        self._records: list[dict[str, Any]] = []
+        self._group_of: dict[int, int] = {}
+        self._lanes: dict[int, _Lanes] = {}
+        self._open: dict[int, tuple[str, float, int, int, dict[str, Any]]] = {}
+        """request -> (phase, since, instance, lane, arguments)"""
+        self._last_s = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Take one event into account."""
+        self._last_s = event.t_s
+        if isinstance(event, InstanceState):
+            self._count(event)
+        elif isinstance(event, Queued):
+            self._group_of[event.request] = event.group
+        elif isinstance(event, Started):
+            self._start(event)
+        elif isinstance(event, Prefilling):
+            tokens = {
+                "tokens": event.num_tokens,
+                "recomputed": event.num_recomputed,
+                "loaded": event.num_loaded,
+            }
+            self._enter(event.request, "prefill", event.t_s, tokens)
+        elif isinstance(event, Decoding):
+            self._enter(event.request, "decode", event.t_s, {})
+        elif isinstance(event, Preempted):
+            self._mark(event)
+            self._enter(event.request, "queued", event.t_s, {"after": "preemption"})
+        elif isinstance(event, Stopped):
+            self._leave(event)
+
+    def write(self, path: Path) -> None:
+        """Write everything gathered so far; slices still open end at the last event."""
+        names = [
+            {"ph": "M", "pid": instance, "name": "process_name", "args": {"name": f"instance {instance}"}}
+            for instance in sorted(self._lanes)
+        ]
+        cut = [self._slice(request, self._last_s) for request in self._open]
+        encoded = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": names + self._records + cut})
+        path.write_bytes(encoded)
+
+    def _start(self, event: Started) -> None:
+        lane = self._lanes.setdefault(event.instance, _Lanes()).take()
+        arguments = {"limit": event.max_tokens, "moved_from": event.moved_from, "pulls_kv": event.load_kv}
+        self._open[event.request] = ("queued", event.t_s, event.instance, lane, arguments)
+
+    def _enter(self, request: int, phase: str, t_s: float, arguments: dict[str, Any]) -> None:
+        if request not in self._open:  # the loop has given it up; the instance does not know yet
+            return
+        self._records.append(self._slice(request, t_s))
+        _, _, instance, lane, _ = self._open[request]
+        self._open[request] = (phase, t_s, instance, lane, arguments)
+
+    def _leave(self, event: Stopped) -> None:
+        record = self._slice(event.request, event.t_s)
+        record["args"] |= {"generated": event.num_generated, "end": event.reason}
+        self._records.append(record)
+        _, _, instance, lane, _ = self._open.pop(event.request)
+        self._lanes[instance].give_back(lane)
+
+    def _slice(self, request: int, until_s: float) -> dict[str, Any]:
+        phase, since_s, instance, lane, arguments = self._open[request]
+        return {
+            "ph": "X",
+            "name": phase,
+            "cat": "request",
+            "pid": instance,
+            "tid": lane,
+            "ts": since_s * _MICROSECONDS,
+            "dur": (until_s - since_s) * _MICROSECONDS,
+            "args": {"request": request, "group": self._group_of.get(request), **arguments},
+        }
+
+    def _mark(self, event: Preempted) -> None:
+        if event.request in self._open:
+            self._records.append(
+                {
+                    "ph": "i",
+                    "s": "t",
+                    "name": "preempted",
+                    "pid": event.instance,
+                    "tid": self._open[event.request][3],
+                    "ts": event.t_s * _MICROSECONDS,
+                    "args": {"request": event.request},
+                }
+            )
+
+    def _count(self, event: InstanceState) -> None:
+        where = {"ph": "C", "pid": event.instance, "ts": event.t_s * _MICROSECONDS}
+        requests = {"running": event.num_running, "waiting": event.num_waiting}
+        self._records.append({**where, "name": "requests", "args": requests})
+        self._records.append({**where, "name": "KV tokens", "args": {"used": event.kv_tokens}})
+
+
+def write_trace(events: Iterable[Event], path: Path) -> None:
+    """Turn a recorded run into a trace file."""
+    trace = PerfettoTrace()
+    for event in events:
+        trace(event)
+    trace.write(path)

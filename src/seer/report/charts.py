@@ -1,0 +1,168 @@
+"""The report's charts, each from a `RunData`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from seer.explain import HEADINGS
+from seer.report.run_data import RunData
+from seer.report.svg import BOTTOM, TOP, Frame, bar, chart, colour, steps
+
+WIDTH = 1080
+LANE_HEIGHT = 9
+SPLIT_COLOURS = {
+    "decode": "#3b6fb6",
+    "prefill": "#4aa3a2",
+    "recompute": "#b39b35",
+    "speculation": "#a8577e",
+    "overhead": "#8a6d5b",
+    "imbalance": "#d9a26b",
+    "tail": "#c8503c",
+    "queueing": "#9aa0a6",
+}
+
+
+def timeline(run: RunData, x_max: float) -> str:
+    """Every chunk on its instance, a lane per running request; the tail is shaded, its requests outlined."""
+    late = {request for request, (end_s, _, _) in run.ended.items() if end_s > run.tail_from_s}
+    parts = []
+    for instance in range(run.num_instances):
+        bars = [one for one in run.chunks if one.instance == instance]
+        num_lanes = 1 + max((one.lane for one in bars), default=0)
+        frame = Frame(WIDTH, num_lanes * LANE_HEIGHT + TOP + BOTTOM, x_max, num_lanes)
+        body = [_tail_shade(frame, run), frame.axes("s", f"inst. {instance}")]
+        for one in bars:
+            y = TOP + one.lane * LANE_HEIGHT
+            group = run.group_of.get(one.request, 0)
+            title = (
+                f"prompt {group}, response {run.index_of.get(one.request)}: "
+                f"{one.from_s:.2f} to {one.to_s:.2f} s, {one.num_generated} tokens so far, {one.end}"
+            )
+            if one.moved_from not in (None, instance):
+                title += f", moved from instance {one.moved_from}"
+            outline = 'stroke="#c8503c" stroke-width="1"' if one.request in late else ""
+            begins = one.decoding_s if one.decoding_s is not None else one.from_s
+            if begins > one.from_s:
+                body.append(
+                    bar(
+                        (
+                            frame.x(one.from_s),
+                            y + 3,
+                            frame.x(begins) - frame.x(one.from_s),
+                            LANE_HEIGHT - 7,
+                        ),
+                        "#9aa0a6",
+                        f"waiting or prefill; {title}",
+                    )
+                )
+            width = frame.x(one.to_s) - frame.x(begins)
+            body.append(bar((frame.x(begins), y + 0.5, width, LANE_HEIGHT - 1.5), colour(group), title, outline))
+        parts.append(chart(frame, "".join(body), f"timeline of instance {instance}"))
+    return "".join(parts)
+
+
+def _tail_shade(frame: Frame, run: RunData) -> str:
+    if run.makespan_s <= run.tail_from_s:
+        return ""
+    x = frame.x(run.tail_from_s)
+    size = f'width="{frame.x(run.makespan_s) - x:.1f}" height="{frame.height - TOP - BOTTOM}"'
+    title = f"tail: the last tenth of the responses, {run.makespan_s - run.tail_from_s:.1f} s"
+    return f'<rect class="tail" x="{x:.1f}" y="{TOP}" {size}><title>{title}</title></rect>'
+
+
+def running(run: RunData, x_max: float) -> str:
+    """Running requests of each instance over time."""
+    frame = Frame(WIDTH, 150, x_max, max(1, *(s.num_running for states in run.states for s in states), 1))
+    body = [_tail_shade(frame, run), frame.axes("s", "running")]
+    for instance, states in enumerate(run.states):
+        points = [(0.0, 0.0), *((max(0.0, s.t_s), float(s.num_running)) for s in states)]
+        body.append(steps(frame, points, run.makespan_s, colour(instance), f"instance {instance}"))
+    return chart(frame, "".join(body), "running requests")
+
+
+def kv_use(run: RunData, x_max: float) -> str:
+    """KV memory in use, as a share of what each instance has."""
+    peak = max((s.kv_tokens for states in run.states for s in states), default=0)
+    frame = Frame(WIDTH, 150, x_max, min(100.0, max(5.0, 110.0 * peak / max(1, run.kv_tokens))))
+    body = [_tail_shade(frame, run), frame.axes("s", "KV %")]
+    for instance, states in enumerate(run.states):
+        share = 100.0 / max(1, run.kv_tokens)
+        points = [(0.0, 0.0), *((max(0.0, s.t_s), min(frame.y_max, s.kv_tokens * share)) for s in states)]
+        body.append(steps(frame, points, run.makespan_s, colour(instance), f"instance {instance}"))
+    return chart(frame, "".join(body), "KV memory in use")
+
+
+def drafts(run: RunData, x_max: float) -> str:
+    """Draft tokens per second: verified, and accepted."""
+    series = []
+    for instance, reports in enumerate(run.steps):
+        drafted = [(0.0, 0.0)]
+        accepted = [(0.0, 0.0)]
+        for before, now in pairwise(reports):
+            elapsed_s = max(1e-3, now.t_s - before.t_s)
+            drafted.append((max(0.0, before.t_s), now.num_drafted / elapsed_s))
+            accepted.append((max(0.0, before.t_s), now.num_accepted / elapsed_s))
+        series.append((instance, drafted, accepted))
+    peak = max((y for _, drafted, _ in series for _, y in drafted), default=0.0)
+    if not peak:
+        return '<p class="soft">None were verified: speculation was off, or did not pay.</p>'
+    frame = Frame(WIDTH, 150, x_max, max(1.0, peak))
+    body = [_tail_shade(frame, run), frame.axes("s", "drafts/s")]
+    for instance, drafted, accepted in series:
+        body.append(steps(frame, drafted, run.makespan_s, "#b9bec4", f"instance {instance}: verified"))
+        body.append(steps(frame, accepted, run.makespan_s, colour(instance), f"instance {instance}: accepted"))
+    return chart(frame, "".join(body), "draft tokens verified and accepted")
+
+
+def finishes(runs: Sequence[RunData], x_max: float) -> str:
+    """Share of the responses that have ended, over time, a line per run."""
+    frame = Frame(WIDTH, 230, x_max, 100.0)
+    body = [frame.axes("s", "% ended")]
+    for index, run in enumerate(runs):
+        ends = sorted(run.ends_s)
+        points = [(0.0, 0.0), *((end, 100.0 * (i + 1) / len(ends)) for i, end in enumerate(ends))]
+        body.append(steps(frame, points, run.makespan_s, colour(index), run.title))
+        x = frame.x(run.makespan_s)
+        body.append(f'<circle cx="{x:.1f}" cy="{frame.y(100.0):.1f}" r="3.5" fill="{colour(index)}"/>')
+    return chart(frame, "".join(body), "responses ended over time")
+
+
+def splits(runs: Sequence[RunData], x_max: float) -> str:
+    """Where the time went, a bar per run, with the oracle bound as a mark."""
+    height = 34
+    explained = [run for run in runs if run.explanation is not None]
+    frame = Frame(WIDTH, height * len(explained) + TOP + BOTTOM, x_max, 1.0)
+    body = [frame.axes("s", "")]
+    for row, run in enumerate(explained):
+        explanation = run.explanation
+        assert explanation is not None, "explained runs only"
+        y = TOP + row * height + 5
+        at = 0.0
+        body.append(f'<text class="label" x="4" y="{y + 14:.1f}">{run.title[:8]}</text>')
+        for heading in HEADINGS:
+            value = explanation.seconds[heading]
+            if value > 0:
+                width = frame.x(at + value) - frame.x(at)
+                title = f"{run.title}: {heading} {value:.2f} s ({100 * value / explanation.makespan_s:.0f}%)"
+                body.append(bar((frame.x(at), y, width, height - 14), SPLIT_COLOURS[heading], title))
+            at += value
+        if explanation.oracle_s is not None:
+            x = frame.x(explanation.oracle_s)
+            body.append(
+                f'<line class="bound" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4}" y2="{y + height - 10}">'
+                f"<title>oracle bound {explanation.oracle_s:.1f} s</title></line>"
+            )
+    return chart(frame, "".join(body), "where the time went")
+
+
+def split_legend() -> str:
+    """The colours of `splits`."""
+    items = (f'<span><i style="background:{SPLIT_COLOURS[h]}"></i>{h}</span>' for h in HEADINGS)
+    return f'<p class="legend">{"".join(items)}<span><i class="bound"></i>oracle bound</span></p>'
+
+
+def line_legend(names: Sequence[str]) -> str:
+    """The colours of lines."""
+    items = (f'<span><i style="background:{colour(i)}"></i>{name}</span>' for i, name in enumerate(names))
+    return f'<p class="legend">{"".join(items)}</p>'

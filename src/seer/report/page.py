@@ -1,0 +1,194 @@
+"""`seer report`'s page: one HTML file with everything inline, readable without a network and years later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from seer.report import charts
+from seer.report.run_data import RunData, read_run
+from seer.runs import RunFolder
+
+STYLE = """
+:root{--ink:#1d2126;--soft:#5c6670;--line:#e3e6ea;--paper:#fff;--card:#f6f7f9}
+@media(prefers-color-scheme:dark){
+:root{--ink:#e7eaee;--soft:#9aa3ad;--line:#333a42;--paper:#15181c;--card:#1e2329}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);
+max-width:1120px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2.2rem 0 .3rem}
+p{margin:.3rem 0}.soft{color:var(--soft)}
+.cards{display:flex;flex-wrap:wrap;gap:.6rem;margin:1.2rem 0}
+.card{background:var(--card);border-radius:8px;padding:.6rem .9rem;min-width:7.5rem}
+.card b{display:block;font-size:1.25rem;font-variant-numeric:tabular-nums}
+.card span{color:var(--soft);font-size:.82rem}
+svg{width:100%;height:auto;display:block;margin:.3rem 0}
+.grid{stroke:var(--line);stroke-width:1}.tick,.unit,.label{fill:var(--soft);font-size:11px}
+.tail{fill:#c8503c;opacity:.09}.bound{stroke:var(--ink);stroke-width:2;stroke-dasharray:3 2}
+.legend{font-size:.85rem;color:var(--soft)}.legend span{margin-right:1rem;white-space:nowrap}
+.legend i{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.35em;
+vertical-align:-1px}
+.legend i.bound{width:0;border-left:2px dashed var(--ink);background:none;border-radius:0}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.9rem}
+th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line)}
+th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left}
+"""
+
+BOUND_NOTE = (
+    "Mean over the instances; the headings add up to the makespan. The dashed mark is the oracle bound: "
+    "lengths known, longest remaining first, moves and prompts for free, no speculation, at the measured "
+    "step cost."
+)
+TIMELINE_NOTE = (
+    "A bar is a chunk, a colour is a prompt; thin grey is waiting or prefill; red outlines: the last tenth "
+    "of the responses, and the shaded time is the tail. Rest the mouse on a bar for details."
+)
+
+COLUMNS = (
+    ("policy", "policy", "{}"),
+    ("throughput_tokens_s", "tokens/s", "{:.1f}"),
+    ("speedup", "speedup", "{:.2f}x"),
+    ("makespan_s", "makespan s", "{:.1f}"),
+    ("tail_s", "tail s", "{:.1f}"),
+    ("idle_share", "idle", "{:.0%}"),
+    ("migrations", "migrations", "{:.0f}"),
+    ("preemptions", "preemptions", "{:.0f}"),
+    ("accepted_tokens", "accepted drafts", "{:,.0f}"),
+    ("oracle_s", "oracle bound s", "{:.1f}"),
+    ("oracle_share", "bound / makespan", "{:.0%}"),
+    ("different_responses", "responses that differ", "{}"),
+)
+
+
+def write_page(
+    folder: RunFolder,
+    path: Path,
+    *,
+    rows: Sequence[dict[str, Any]] = (),
+    others: Sequence[RunFolder] = (),
+) -> Path:
+    """Write the page of a run; `rows` and `others` set it beside the runs it was compared with."""
+    run = read_run(folder)
+    path.write_text(render(run, rows, [read_run(other) for other in others]), encoding="utf-8")
+    return path
+
+
+def render(run: RunData, rows: Sequence[dict[str, Any]] = (), others: Sequence[RunData] = ()) -> str:
+    """The page as text."""
+    runs = [*others, run]
+    x_max = max(one.makespan_s for one in runs) * 1.01
+    options = run.manifest["options"]
+    machine = run.manifest.get("machine", {})
+    num_responses = len(run.ended)
+    sections = [
+        f"<h1>{escape(run.title)}: {len(set(run.group_of.values()))} prompts, {num_responses} responses</h1>",
+        f'<p class="soft">{escape(str(options.get("model")))} on {run.num_instances} instances of the '
+        f"{escape(str(options.get('engine')))} engine, {run.max_running} requests at once each; "
+        f"{escape(str(machine.get('cpu', '')))}, {machine.get('cores', '?')} cores</p>",
+        _cards(run),
+    ]
+    if rows:
+        sections.append("<h2>Policies side by side</h2>" + _table(rows))
+    sections += [
+        "<h2>Responses ended over time</h2>",
+        '<p class="soft">A line that climbs early and stays short of the top has a tail.</p>',
+        charts.line_legend([one.title for one in runs]),
+        charts.finishes(runs, x_max),
+        "<h2>Where did the time go?</h2>",
+        f'<p class="soft">{BOUND_NOTE}</p>',
+        charts.split_legend(),
+        charts.splits(runs, x_max),
+        _split_table(runs),
+        "<h2>Timeline</h2>",
+        f'<p class="soft">{TIMELINE_NOTE}</p>',
+        charts.timeline(run, run.makespan_s * 1.01),
+        "<h2>Running requests</h2>",
+        charts.line_legend([f"instance {i}" for i in range(run.num_instances)]),
+        charts.running(run, run.makespan_s * 1.01),
+        "<h2>KV memory in use</h2>",
+        charts.kv_use(run, run.makespan_s * 1.01),
+        "<h2>Drafts</h2>",
+        '<p class="soft">Draft tokens verified per second (grey) and accepted (coloured by instance).</p>',
+        charts.drafts(run, run.makespan_s * 1.01),
+        "<h2>The last to finish</h2>",
+        _last_to_finish(run),
+    ]
+    head = (
+        f'<meta charset="utf-8"><title>Seer report: {escape(run.title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
+    )
+    body = "".join(sections)
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _cards(run: RunData) -> str:
+    summary = run.manifest.get("summary") or {}
+    explanation = run.explanation
+    shown = [
+        ("tokens per second", f"{summary.get('throughput_tokens_s', 0):.1f}"),
+        ("tokens", f"{summary.get('num_tokens', 0):,}"),
+        ("makespan", f"{run.makespan_s:.1f} s"),
+        ("tail (last tenth)", f"{run.makespan_s - run.tail_from_s:.1f} s"),
+        ("instances idle", f"{summary.get('idle_share', 0):.0%}"),
+        ("migrations", f"{summary.get('migrations', 0):,}"),
+        ("preemptions", f"{summary.get('preemptions', 0):,}"),
+    ]
+    if explanation is not None:
+        shown.append(("drafts accepted", f"{explanation.num_accepted:,} of {explanation.num_drafted:,}"))
+        if explanation.oracle_s is not None:
+            shown.append(("oracle bound", f"{explanation.oracle_s:.1f} s"))
+    certificate = run.manifest.get("certificate")
+    if certificate is not None:
+        shown.append(("certificate", "clean" if certificate["is_clean"] else "NOT CLEAN"))
+    cards = (f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in shown)
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for _, name, _ in COLUMNS)
+    body = []
+    for row in rows:
+        cells = (escape(form.format(row[key])) if row.get(key) is not None else "-" for key, _, form in COLUMNS)
+        body.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return f"<table><tr>{head}</tr>{''.join(body)}</table>"
+
+
+def _split_table(runs: Sequence[RunData]) -> str:
+    explained = [(run.title, run.explanation) for run in runs if run.explanation is not None]
+    if not explained:
+        return ""
+    headings = list(explained[0][1].seconds)
+    head = "".join(f"<th>{heading} s</th>" for heading in headings)
+    body = "".join(
+        f"<tr><td>{escape(title)}</td>{''.join(f'<td>{e.seconds[h]:.2f}</td>' for h in headings)}</tr>"
+        for title, e in explained
+    )
+    return f"<table><tr><th>policy</th>{head}</tr>{body}</table>"
+
+
+def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
+    latest = sorted(run.ended.items(), key=lambda item: -item[1][0])[:num_shown]
+    rows = []
+    for request, (end_s, num_tokens, reason) in latest:
+        chunks = [one for one in run.chunks if one.request == request]
+        first_s = min((one.from_s for one in chunks), default=0.0)
+        moves = sum(one.moved_from not in (None, one.instance) for one in chunks)
+        rested_s = end_s - first_s - sum(one.to_s - one.from_s for one in chunks)
+        rows.append(
+            f"<tr><td>prompt {run.group_of[request]}, response {run.index_of[request]}</td>"
+            f"<td>{num_tokens}</td><td>{escape(reason)}</td><td>{first_s:.1f}</td><td>{end_s:.1f}</td><td>{len(chunks)}</td>"
+            f"<td>{moves}</td><td>{max(0.0, rested_s):.1f}</td></tr>"
+        )
+    names = (
+        "response",
+        "tokens",
+        "end",
+        "started s",
+        "ended s",
+        "chunks",
+        "moves",
+        "rested between chunks s",
+    )
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

@@ -1,0 +1,125 @@
+"""What the report page needs of a run, gathered from its folder: chunks, states, ends, the split of time.
+
+Times are seconds since the first request was queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from seer.errors import InputError
+from seer.explain import Explanation, explain
+from seer.metrics.events import Decoding, Ended, Event, InstanceState, Queued, Started, Stepped, Stopped
+from seer.metrics.jsonl import read_events
+from seer.metrics.summary import TAIL_SHARE
+from seer.runs import RunFolder
+
+
+@dataclass(slots=True)
+class ChunkBar:
+    """One chunk on one instance."""
+
+    request: int
+    instance: int
+    from_s: float
+    to_s: float
+    lane: int
+    decoding_s: float | None = None
+    """When it began to generate, where the instance said so."""
+    end: str = "running"
+    num_generated: int = 0
+    moved_from: int | None = None
+
+
+@dataclass(slots=True)
+class RunData:
+    """A run, ready to be drawn."""
+
+    title: str
+    manifest: dict[str, Any]
+    num_instances: int
+    max_running: int
+    kv_tokens: int
+    makespan_s: float = 0.0
+    tail_from_s: float = 0.0
+    chunks: list[ChunkBar] = field(default_factory=list)
+    states: list[list[InstanceState]] = field(default_factory=list)
+    steps: list[list[Stepped]] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
+    group_of: dict[int, int] = field(default_factory=dict)
+    index_of: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, tuple[float, int, str]] = field(default_factory=dict)
+    """request -> when, tokens, reason"""
+    explanation: Explanation | None = None
+
+
+def read_run(folder: RunFolder) -> RunData:
+    """Gather a run from its folder."""
+    manifest = folder.read_manifest()
+    if "limits" not in manifest:
+        raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to report")
+    options, limits = manifest["options"], manifest["limits"]
+    data = RunData(
+        title=options.get("policy", "run"),
+        manifest=manifest,
+        num_instances=options["instances"],
+        max_running=limits["max_running"],
+        kv_tokens=limits["kv_blocks"] * limits["block_tokens"],
+    )
+    events = list(read_events(folder.events))
+    data.states = [[] for _ in range(data.num_instances)]
+    data.steps = [[] for _ in range(data.num_instances)]
+    first_s = min((event.t_s for event in events if isinstance(event, Queued)), default=math.nan)
+    if math.isnan(first_s):
+        raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
+    _gather(data, events, first_s)
+    data.explanation = explain(events, num_instances=data.num_instances, max_running=data.max_running)
+    if data.ends_s:
+        data.makespan_s = max(data.ends_s)
+        data.tail_from_s = sorted(data.ends_s)[math.ceil(len(data.ends_s) * (1.0 - TAIL_SHARE)) - 1]
+    return data
+
+
+def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
+    open_chunks: dict[int, ChunkBar] = {}
+    busy_lanes: list[set[int]] = [set() for _ in range(data.num_instances)]
+    for event in events:
+        t_s = event.t_s - first_s
+        if isinstance(event, Queued):
+            data.group_of[event.request], data.index_of[event.request] = event.group, event.index
+        elif isinstance(event, Started):
+            lanes = busy_lanes[event.instance]
+            lane = next(lane for lane in range(len(lanes) + 1) if lane not in lanes)
+            lanes.add(lane)
+            bar = ChunkBar(event.request, event.instance, t_s, t_s, lane, moved_from=event.moved_from)
+            open_chunks[event.request] = bar
+            data.chunks.append(bar)
+        elif isinstance(event, Decoding) and event.request in open_chunks:
+            bar = open_chunks[event.request]
+            if bar.instance == event.instance and bar.decoding_s is None:
+                bar.decoding_s = max(bar.from_s, t_s)
+        elif isinstance(event, Stopped):
+            bar = open_chunks.pop(event.request)
+            bar.to_s, bar.end, bar.num_generated = t_s, event.reason, event.num_generated
+            busy_lanes[bar.instance].discard(bar.lane)
+        elif isinstance(event, Ended):
+            data.ends_s.append(t_s)
+            data.ended[event.request] = (t_s, event.num_generated, event.reason)
+        elif isinstance(event, InstanceState):
+            data.states[event.instance].append(event)
+        elif isinstance(event, Stepped):
+            data.steps[event.instance].append(event)
+    data.states = [[_shifted(one, first_s) for one in states] for states in data.states]
+    data.steps = [[_shifted(one, first_s) for one in steps] for steps in data.steps]
+    last_s = max((event.t_s for event in events), default=first_s) - first_s
+    for bar in open_chunks.values():
+        bar.to_s = last_s
+
+
+def _shifted(event: Any, first_s: float) -> Any:
+    return msgspec.structs.replace(event, t_s=event.t_s - first_s)

@@ -1,0 +1,127 @@
+"""A run's folder: where everything that a run leaves behind has its name.
+
+run.json          what was asked for, and, once it is over, what it came to
+prompts.jsonl     the prompts as they were given
+results.jsonl     one response per line
+events.jsonl      the event log (metrics/jsonl.py)
+journal.jsonl     finished chunks, for --resume
+instance-N.log    what each instance's process wrote
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.errors import InputError
+
+MANIFEST = "run.json"
+_HINT = "a run's folder is what `seer rollout` printed at its end"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """What was asked for and what it came to."""
+        return self.path / MANIFEST
+
+    @property
+    def prompts(self) -> Path:
+        """A copy of the prompts file."""
+        return self.path / "prompts.jsonl"
+
+    @property
+    def results(self) -> Path:
+        """One response per line."""
+        return self.path / "results.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """The event log."""
+        return self.path / "events.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        """Finished chunks."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The HTML page that `seer report` makes."""
+        return self.path / "report.html"
+
+    @property
+    def trace(self) -> Path:
+        """The Perfetto trace that `seer report` makes."""
+        return self.path / "trace.json"
+
+    @classmethod
+    def choose(cls, path: Path | None) -> RunFolder:
+        """The folder at a path, or a new one named after this moment; nothing is written yet."""
+        if path is not None:
+            return cls(path)
+        moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        path, serial = Path("runs") / moment, 1
+        while path.exists():
+            serial += 1
+            path = Path("runs") / f"{moment}.{serial}"
+        return cls(path)
+
+    def create(self, prompts: Path | None = None) -> None:
+        """Make the folder and copy the prompts into it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if prompts is not None and prompts.resolve() != self.prompts.resolve():
+            shutil.copyfile(prompts, self.prompts)
+
+    @classmethod
+    def find(cls, path: Path) -> RunFolder:
+        """A folder that a run has left."""
+        if not (path / MANIFEST).is_file():
+            raise InputError(f"{path} holds no {MANIFEST}", hint=_HINT)
+        return cls(path)
+
+    def write_manifest(self, content: dict[str, Any]) -> None:
+        """Write run.json whole, so that it is never seen half done."""
+        partial = self.manifest.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        partial.replace(self.manifest)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """What run.json says."""
+        try:
+            content: dict[str, Any] = msgspec.json.decode(self.manifest.read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.DecodeError) as error:
+            raise InputError(f"{self.manifest} cannot be read: {error}", hint=_HINT) from None
+        return content
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers of a run were measured on."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()

@@ -1,0 +1,110 @@
+"""Seer's own policy: longest expected remaining first, chunks that fit, and the slowest request in mind.
+
+Three departures from the paper, each measured in docs/design/0002-simulator.md:
+
+1. *Order* by expected remaining tokens of each request, not by its group's expected total. Groups of unknown length
+   still go first (their estimate is the bound), and among them the request that is least far along, so that no long
+   request is left behind at the end. Probes need no class of their own.
+2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
+   use. A chunk is an eighth of the request's context, more when memory is plentiful: promises stay within a few
+   percent of use, and there are only about six chunks per doubling of a request's length.
+3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
+   longest request would still end earliest: short ones pack together, long ones get room and speed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from seer.buffer import Request
+from seer.placement import Fleet, Place, PlacementConfig
+from seer.scheduling.divided import Divided
+from seer.scheduling.longest_first import LongestRemainingFirst
+
+MIN_CHUNK_TOKENS = 128
+"""Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
+CONTEXT_PER_CHUNK = 8
+LEVEL_RATIO = 1.25
+"""Requests whose needs differ by less than about this do not displace each other."""
+IDLE_STEP_SHARE = 0.4
+"""Time of a step on an empty instance over that on a full one; 0.3 to 0.5 in the cost models, and not sensitive."""
+STAY_BONUS = 0.1
+"""How much later an instance may end its longest request and still be preferred for holding the KV already."""
+CANDIDATES = 8
+"""Instances looked at from either end of the order by free memory; bounds the cost of a decision on large fleets."""
+
+
+class Seer(Divided):
+    """`seer` without its speculation, which the instances do."""
+
+    def __init__(
+        self,
+        remaining_tokens: Callable[[Request], float],
+        *,
+        max_chunk_tokens: int,
+        placement: PlacementConfig | None = None,
+    ) -> None:
+        super().__init__(
+            LongestRemainingFirst(remaining_tokens, level_ratio=LEVEL_RATIO),
+            chunk_tokens=max_chunk_tokens,
+            placement=placement,
+        )
+        self._remaining_tokens = remaining_tokens
+        self._num_active = 0
+        self._longest: dict[int, list[tuple[float, int, int]]] = {}  # instance -> heap of (-remaining, request, turn)
+        self._turn: dict[int, int] = {}  # request -> number of its running chunk; absent while it waits
+
+        self._num_turns = 0
+
+    def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
+        """All wait for their first chunk."""
+        self._num_active += len(requests)
+        super().admit(requests, fleet)
+
+    def requeue(self, request: Request) -> None:
+        """It waits for its next chunk."""
+        self._turn.pop(request.id, None)
+        super().requeue(request)
+
+    def finished(self, request: Request) -> None:
+        """It is out of the way of its instance's longest."""
+        self._turn.pop(request.id, None)
+        self._num_active -= 1
+        super().finished(request)
+
+    def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
+        """An eighth of the context, or half of an equal share of the free memory if that is more."""
+        fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
+        fitting = max(MIN_CHUNK_TOKENS, request.num_tokens // CONTEXT_PER_CHUNK, fair_share)
+        return min(fitting, self._chunk_tokens)
+
+    def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
+        """The instance whose longest request, this one included, would end earliest."""
+        num_blocks = fleet.limits[0].blocks(request.num_tokens + max_tokens)
+        candidates = fleet.candidates(num_blocks, CANDIDATES)
+        home = request.last_instance
+        if home is not None and fleet.has_room(home, num_blocks):
+            candidates.append(home)
+        if not candidates:
+            return None
+        remaining = self._remaining_tokens(request)
+
+        def longest_ends(instance: int) -> tuple[float, int]:
+            full = 1.0 - (fleet.free_blocks(instance) - num_blocks) / fleet.limits[instance].kv_blocks
+            step = IDLE_STEP_SHARE + (1.0 - IDLE_STEP_SHARE) * full
+            ends = max(remaining, self._longest_remaining(instance)) * step
+            return (ends * (1.0 - STAY_BONUS) if instance == home else ends, instance)
+
+        instance = min(candidates, key=longest_ends)
+        self._num_turns += 1
+        self._turn[request.id] = self._num_turns
+        heapq.heappush(self._longest.setdefault(instance, []), (-remaining, request.id, self._num_turns))
+        moves = home is not None and home != instance
+        return Place(instance, load_kv=moves and request.num_tokens > self._placement.pull_margin_tokens)
+
+    def _longest_remaining(self, instance: int) -> float:
+        heap = self._longest.get(instance, [])
+        while heap and self._turn.get(heap[0][1]) != heap[0][2]:
+            heapq.heappop(heap)
+        return -heap[0][0] if heap else 0.0

@@ -1,0 +1,139 @@
+"""Recorded response lengths, read from a file: what `trace:FILE` replays.
+
+    .npz              `lengths` (groups x samples), or `lengths` flat with `group_sizes`; `prompt_lengths` and
+                      `max_tokens` where present
+    .json, .json.gz   {"groups": [[1200, 900, ...], ...], "max_tokens": 16384}; groups may differ in size
+
+Every number is checked here, so that a broken file is one clear line and not a strange simulation.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from seer.errors import InputError
+
+_Length = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _JsonLengths(msgspec.Struct):
+    groups: list[list[_Length]]
+    max_tokens: _Length | None = None
+    prompt_tokens: _Length | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLengths:
+    """What a file says of an iteration."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Response lengths in tokens, by group."""
+    max_tokens: int
+    """The limit responses were generated under; the longest of them where the file does not say."""
+    prompt_tokens: int | None = None
+    """Mean prompt length, where the file says."""
+
+
+def read_lengths(path: Path) -> RecordedLengths:
+    """Read and check a file of recorded lengths, by its suffix."""
+    if not path.is_file():
+        raise InputError(f"no trace file {path}", hint="trace:FILE wants the path of an .npz, .json or .json.gz file")
+    if path.suffix == ".npz":
+        recorded = _read_npz(path)
+    elif path.suffixes[-1:] == [".json"] or path.suffixes[-2:] == [".json", ".gz"]:
+        recorded = _read_json(path)
+    else:
+        raise InputError(f"{path} is neither .npz, .json nor .json.gz", hint="convert it to one of these")
+    _check(path, recorded)
+    return recorded
+
+
+def _read_json(path: Path) -> RecordedLengths:
+    try:
+        raw = path.read_bytes()
+        if path.suffix == ".gz":
+            raw = gzip.decompress(raw)
+        content = msgspec.json.decode(raw, type=_JsonLengths)
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: {error}", hint='wanted: {"groups": [[1200, 900], [300, 450]], "max_tokens": 16384}'
+        ) from error
+    return RecordedLengths(
+        groups=tuple(map(tuple, content.groups)),
+        max_tokens=content.max_tokens or max(map(max, filter(None, content.groups)), default=0),
+        prompt_tokens=content.prompt_tokens,
+    )
+
+
+def _read_npz(path: Path) -> RecordedLengths:
+    arrays = _load_arrays(path)
+    lengths = arrays["lengths"]
+    if "group_sizes" in arrays:
+        sizes = arrays["group_sizes"]
+        if lengths.ndim != 1 or sizes.ndim != 1 or int(sizes.sum()) != lengths.size or sizes.min(initial=1) < 1:
+            raise InputError(
+                f"{path}: group_sizes (sum {int(sizes.sum())}) do not divide lengths (shape {lengths.shape})",
+                hint="lengths holds one number per response, group after group",
+            )
+        rows = np.split(lengths, np.cumsum(sizes)[:-1])
+    elif lengths.ndim == 2:
+        rows = list(lengths)
+    else:
+        raise InputError(
+            f"{path}: lengths has shape {lengths.shape}, wanted (groups, samples)",
+            hint="or give it flat, with group_sizes",
+        )
+    groups = tuple(tuple(int(length) for length in row) for row in rows)
+    prompts = arrays.get("prompt_lengths")
+    mean_prompt = round(float(prompts.mean())) if prompts is not None and prompts.size else 0
+    limit = arrays.get("max_tokens")
+    return RecordedLengths(
+        groups=groups,
+        max_tokens=int(limit.max()) if limit is not None and limit.size else int(lengths.max(initial=0)),
+        prompt_tokens=mean_prompt or None,
+    )
+
+
+def _load_arrays(path: Path) -> dict[str, npt.NDArray[np.integer]]:
+    """The arrays we know, all of them whole numbers."""
+    known = ("lengths", "group_sizes", "prompt_lengths", "max_tokens")
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is not an .npz archive", hint="write it with numpy.savez")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in known if name in file.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"{path} is damaged: {error}", hint="write it with numpy.savez") from error
+    if "lengths" not in arrays:
+        raise InputError(f"{path} has no array `lengths`", hint="wanted: lengths, of shape (groups, samples)")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iu":
+            raise InputError(f"{path}: {name} holds {array.dtype}, not whole numbers", hint="save it as int32")
+    return arrays
+
+
+def _check(path: Path, recorded: RecordedLengths) -> None:
+    if not recorded.groups:
+        raise InputError(f"{path} holds no groups", hint="record at least one")
+    for number, row in enumerate(recorded.groups):
+        if not row:
+            raise InputError(f"{path}: group {number} is empty", hint="leave it out, or give it a response")
+        if min(row) < 1:
+            raise InputError(
+                f"{path}: group {number} has a response of {min(row)} tokens",
+                hint="every response has at least 1",
+            )
+        if max(row) > recorded.max_tokens:
+            raise InputError(
+                f"{path}: group {number} has a response of {max(row)} tokens, max_tokens is {recorded.max_tokens}",
+                hint="raise max_tokens, or leave it out",
+            )

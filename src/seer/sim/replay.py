@@ -1,0 +1,145 @@
+"""Run a recorded rollout again: the same lengths, on the same cluster, under the same or another policy.
+
+A recording is an event log (`seer.metrics.jsonl`). Its events say which requests there were and how long each
+became; its header says on what they ran. Replayed under the policy that was recorded, a simulated recording
+gives the same plan: the same chunks, started in the same order, at the same times, on the same instances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from seer.errors import InputError
+from seer.metrics.events import Ended, Event, Queued, Started
+from seer.metrics.jsonl import read_events, read_header
+from seer.sim.cluster import Speculation, simulate
+from seer.sim.costs import GPUS, MODELS, InstanceCost
+from seer.sim.workloads import Workload
+from seer.types import FinishReason
+
+_COST_FIELDS = tuple(field for field in fields(InstanceCost) if field.name not in ("model", "gpu"))
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    """The part of a header that says what the requests ran on."""
+
+    model: str
+    gpu: str
+    cost: dict[str, bool | int | float]
+    """The other fields of `InstanceCost`."""
+    num_instances: int
+    max_tokens: int
+    chunk_tokens: int
+    max_running: int
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    workload: str
+    policy: str
+    seed: int
+    speculation: Literal["auto", "off"]
+    cluster: _Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What an event log says was run."""
+
+    workload: Workload
+    policy: str
+    speculation: Speculation
+    started: tuple[Started, ...]
+    """The plan, as it was carried out."""
+
+
+def run_metadata(workload: Workload, policy: str, speculation: Speculation, seed: int) -> dict[str, Any]:
+    """What a recording's header must say for the run to be repeated."""
+    cost = workload.cost
+    metadata = _Metadata(
+        workload=workload.name,
+        policy=policy,
+        seed=seed,
+        speculation=speculation,
+        cluster=_Cluster(
+            model=cost.model.name,
+            gpu=cost.gpu.name.lower(),
+            cost={field.name: getattr(cost, field.name) for field in _COST_FIELDS},
+            num_instances=workload.num_instances,
+            max_tokens=workload.max_tokens,
+            chunk_tokens=workload.chunk_tokens,
+            max_running=workload.max_running,
+        ),
+    )
+    content: dict[str, Any] = msgspec.to_builtins(metadata)
+    return content
+
+
+def read_recording(path: Path) -> Recording:
+    """Read an event log and find out what was run."""
+    try:
+        metadata = msgspec.convert(read_header(path).metadata, _Metadata)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: the header does not say what was run: {error}") from error
+    queued: list[Queued] = []
+    lengths: dict[int, int] = {}
+    started: list[Started] = []
+    for event in read_events(path):
+        if isinstance(event, Queued):
+            queued.append(event)
+        elif isinstance(event, Started):
+            started.append(event)
+        elif isinstance(event, Ended):
+            if event.reason not in (FinishReason.STOP.value, FinishReason.LENGTH.value):
+                raise InputError(
+                    f"{path}: request {event.request} was {event.reason}, its full length is unknown",
+                    hint="replay a run in which every request ended by itself",
+                )
+            lengths[event.request] = event.num_generated
+    return Recording(
+        workload=_workload(path, metadata, queued, lengths),
+        policy=metadata.policy,
+        speculation=metadata.speculation,
+        started=tuple(started),
+    )
+
+
+def replay(recording: Recording, policy: str | None = None) -> list[Started]:
+    """Run it again, and return the plan."""
+    plan: list[Started] = []
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Started):
+            plan.append(event)
+
+    simulate(recording.workload, policy or recording.policy, speculation=recording.speculation, events=keep)
+    return plan
+
+
+def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: dict[int, int]) -> Workload:
+    groups: dict[int, list[int]] = {}
+    for event in queued:
+        if event.request not in lengths:
+            raise InputError(f"{path}: request {event.request} never ended", hint="was the run interrupted?")
+        groups.setdefault(event.group, []).append(lengths[event.request])
+    if not groups:
+        raise InputError(f"{path} holds no requests", hint="record a run to its end")
+    cluster = metadata.cluster
+    if cluster.model not in MODELS or cluster.gpu not in GPUS:
+        raise InputError(f"{path} ran {cluster.model} on {cluster.gpu}, for which there is no cost model here")
+    unknown = set(cluster.cost) - {field.name for field in _COST_FIELDS}
+    if unknown:
+        raise InputError(f"{path}: unknown cost {min(unknown)}", hint="read it with the version that wrote it")
+    return Workload(
+        name=metadata.workload,
+        lengths=tuple(map(tuple, groups.values())),
+        max_tokens=cluster.max_tokens,
+        prompt_tokens=queued[0].num_prompt_tokens,
+        cost=InstanceCost(model=MODELS[cluster.model], gpu=GPUS[cluster.gpu], **cluster.cost),  # type: ignore[arg-type]
+        num_instances=cluster.num_instances,
+        chunk_tokens=cluster.chunk_tokens,
+        max_running=cluster.max_running,
+    )

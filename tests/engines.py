@@ -1,0 +1,183 @@
+"""One-line engines for tests: `an_engine(folder)`, `a_chunk(3, prompt)`, `generate(engine, chunks)`, small drafters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seer.engine.drafter import Allowance, DraftAsk, DraftTree
+from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
+from seer.engine.local.engine import Engine
+from seer.engine.local.folder import read_config
+from seer.types import Chunk, ChunkEnd, Sampling, TokenSpan
+
+MAX_STEPS = 100_000
+torch.set_num_threads(1)  # as an instance does; equal bits are promised for one thread
+
+
+@dataclass
+class Generated:
+    """Everything a chunk said."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    end: ChunkEnd | None = None
+    stop_token: int | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    def span(self, epoch: int = 0) -> TokenSpan:
+        return TokenSpan(self.ids, self.logprobs, epoch, self.raw_logprobs)
+
+
+def an_engine(
+    folder: Path,
+    *,
+    kv_blocks: int = 512,
+    block_tokens: int = 4,
+    max_running: int = 8,
+    **settings: Any,
+) -> Engine:
+    config = read_config(folder)
+    chosen = EngineSettings(**settings)
+    limits = choose_limits(
+        config, chosen, kv_blocks=kv_blocks, block_tokens=block_tokens, max_running=max_running
+    )
+    return assemble(0, folder, config, limits, chosen)
+
+
+def a_chunk(
+    request: int,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 32,
+    spans: tuple[TokenSpan, ...] = (),
+    group: int = 0,
+    seed: int | None = None,
+    epoch: int = 0,
+    load_kv: bool = True,
+    **sampling: Any,
+) -> Chunk:
+    defaults: dict[str, Any] = {"max_tokens": 10_000, "ignore_eos": True}
+    return Chunk(
+        request=request,
+        group=group,
+        attempt=1,
+        num_prompt_tokens=len(prompt),
+        num_generated_tokens=sum(len(span.ids) for span in spans),
+        max_tokens=max_tokens,
+        sampling=Sampling(**defaults | sampling),
+        seed=1000 + request if seed is None else seed,
+        epoch=epoch,
+        prompt=list(prompt),
+        spans=spans,
+        load_kv=load_kv,
+    )
+
+
+def generate(
+    engine: Engine, chunks: Sequence[Chunk], *, arrive: Mapping[int, int] | None = None
+) -> dict[int, Generated]:
+    """Run chunks to their ends; `arrive` delays a request until that many steps were made."""
+    answers = {chunk.request: Generated() for chunk in chunks}
+    late = sorted(chunks, key=lambda chunk: (arrive or {}).get(chunk.request, 0))
+    with torch.inference_mode():
+        for step in range(MAX_STEPS):
+            while late and (arrive or {}).get(late[0].request, 0) <= step:
+                engine.add(late.pop(0))
+            if not engine.busy:
+                if not late:
+                    break
+                continue
+            for output in engine.step():
+                answer = answers[output.request]
+                if output.span is not None:
+                    answer.ids.extend(output.span.ids)
+                    answer.logprobs.extend(output.span.logprobs)
+                    answer.raw_logprobs.extend(output.span.raw_logprobs or ())
+                assert answer.end is None, f"request {output.request} went on after its end"
+                answer.end, answer.stop_token = output.end, output.stop_token
+                answer.num_drafted += output.num_drafted
+                answer.num_accepted += output.num_accepted
+    engine.scheduler.blocks.check_integrity(active.blocks for active in engine.scheduler.running)
+    return answers
+
+
+def tokens_of(answers: Mapping[int, Generated]) -> dict[int, list[int]]:
+    return {request: answer.ids for request, answer in answers.items()}
+
+
+class FunctionDrafter:
+    """Drafts whatever a function says; remembers what it was told."""
+
+    def __init__(self, propose: Callable[[DraftAsk], DraftTree]) -> None:
+        self.propose = propose
+        self.observed: dict[int, list[int]] = {}
+
+    def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
+        known = self.observed.setdefault(request, [])
+        assert start <= len(known), f"request {request}: tokens from {start}, {len(known)} known"
+        known[start:] = tokens
+
+    def draft(self, asks: Sequence[DraftAsk]) -> list[DraftTree]:
+        return [self.propose(ask) for ask in asks]
+
+    def forget(self, request: int) -> None:
+        pass
+
+
+def knowing(future: Mapping[int, Sequence[int]], seed: int = 0, *, tree: bool, errors: float = 0.3) -> FunctionDrafter:
+    """A drafter that knows what will be said, and errs on purpose so that every kind of walk happens."""
+    dice = random.Random(seed)
+
+    def propose(ask: DraftAsk) -> DraftTree:
+        known = list(future[ask.request])
+        at = len(ask.context) - ask.num_prompt_tokens
+        tokens: list[int] = []
+        parents: list[int | None] = []
+        parent: int | None = None
+        for token in known[at : at + ask.max_tokens]:
+            if len(tokens) >= ask.max_tokens:
+                break
+            wrong = (token + 1 + dice.randrange(90)) % 128
+            if tree and len(tokens) + 1 < ask.max_tokens and dice.random() < 0.6:
+                tokens.append(wrong)  # a wrong sibling, sometimes with a child of its own
+                parents.append(parent)
+                if len(tokens) + 1 < ask.max_tokens and dice.random() < 0.5:
+                    tokens.append(token)
+                    parents.append(len(tokens) - 2)
+            tokens.append(wrong if dice.random() < errors and not tree else token)
+            parents.append(parent)
+            parent = len(tokens) - 1
+        return DraftTree(tokens, parents)
+
+    return FunctionDrafter(propose)
+
+
+def random_trees(seed: int, vocab: int) -> FunctionDrafter:
+    """A drafter that knows nothing: random trees of random tokens."""
+    dice = random.Random(seed)
+
+    def propose(ask: DraftAsk) -> DraftTree:
+        size = dice.randint(0, ask.max_tokens)
+        tokens, parents, taken = [], [], set()
+        for _ in range(size):
+            parent = dice.choice([None, *range(len(tokens))])
+            token = dice.randrange(vocab)
+            if (parent, token) not in taken:
+                taken.add((parent, token))
+                tokens.append(token)
+                parents.append(parent)
+        return DraftTree(tokens, parents)
+
+    return FunctionDrafter(propose)
+
+
+def always(max_tokens: int, max_paths: int = 1) -> Callable[[int, int], Allowance]:
+    return lambda num_running, context: Allowance(max_tokens, max_paths)

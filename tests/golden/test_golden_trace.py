@@ -1,0 +1,32 @@
+"""One small run, event by event, as text: any change of behaviour shows as a readable difference.
+
+To accept a change: `SEER_UPDATE_GOLDEN=1 pytest tests/golden`, then read the diff before committing it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from builders import a_workload, roll_out
+from seer.metrics.events import Event
+
+FOLDER = Path(__file__).parent
+WORKLOAD = a_workload([[30, 90, 60], [200, 150], [45]], instances=2, kv_tokens=256, chunk_tokens=64)
+
+
+def line(event: Event) -> str:
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "t_s"}
+    shown = " ".join(
+        f"{name}={round(value, 3) if isinstance(value, float) else value}" for name, value in fields.items()
+    )
+    return f"{event.t_s:9.4f}  {type(event).__name__.lower():13} {shown}"
+
+
+@pytest.mark.parametrize("policy", ["verl", "context"])
+def test_the_run_is_as_it_was(policy: str) -> None:
+    path = FOLDER / f"{policy}.txt"
+    text = "\n".join(map(line, roll_out(WORKLOAD, policy).events)) + "\n"
+    if os.environ.get("SEER_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text.splitlines() == path.read_text().splitlines()

@@ -1,0 +1,207 @@
+"""`seer rollout` and its companions as a user runs them, in processes of their own, on the fake engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer.cli.main import main
+
+DEADLINE_S = 60
+
+
+def a_prompt_file(folder: Path, num: int = 6, *extra: str) -> Path:
+    path = folder / "prompts.jsonl"
+    lines = [json.dumps({"prompt_token_ids": [1, 2, 3 + i], "id": f"p{i}"}) for i in range(num)]
+    path.write_text("\n".join([*lines, *extra]) + "\n")
+    return path
+
+
+def arguments(prompts: Path, run_dir: Path, *more: str) -> list[str]:
+    fleet = ["--engine", "fake", "--instances", "2", "--no-pin", "--quiet", "--json"]
+    return [
+        "rollout",
+        "--prompts",
+        str(prompts),
+        "--n",
+        "3",
+        "--max-tokens",
+        "90",
+        "--run-dir",
+        str(run_dir),
+        *fleet,
+        *more,
+    ]
+
+
+def tokens_in(path: Path) -> dict[tuple[str, int], list[int]]:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(r["prompt_id"], r["index"]): r["token_ids"] for r in records}
+
+
+def test_a_rollout_leaves_results_events_and_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(a_prompt_file(tmp_path), tmp_path / "run")) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["status"] == "finished"
+    assert shown["summary"]["num_requests"] == 18
+    tokens = tokens_in(tmp_path / "run" / "results.jsonl")
+    assert len(tokens) == 18
+    record = json.loads((tmp_path / "run" / "results.jsonl").read_text().splitlines()[0])
+    assert {"text", "token_ids", "logprobs", "reason", "epoch", "started_s", "finished_s"} <= record.keys()
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["status"] == "finished"
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Where did the time go?" in page
+    assert "http" not in page  # nothing is loaded from elsewhere
+    assert json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+
+
+def test_bad_prompts_are_listed_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = a_prompt_file(tmp_path, 2, "{oops", '{"prompt": "needs a tokenizer"}', '{"prompt_token_ids": []}')
+    long = json.dumps({"prompt_token_ids": [1] * 9000})
+    prompts.write_text(prompts.read_text() + long + "\n")
+    assert main(arguments(prompts, tmp_path / "run")) == 2
+    said = capsys.readouterr().err
+    for line in (3, 4, 5, 6):
+        assert f"line {line}:" in said
+    assert "hint: --skip-bad" in said
+    assert not (tmp_path / "run").exists()
+    assert main(arguments(prompts, tmp_path / "run", "--skip-bad")) == 0
+    assert "going on without 4 bad prompts" in capsys.readouterr().err
+    assert len(tokens_in(tmp_path / "run" / "results.jsonl")) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--policy", "sear"], "did you mean seer?"),
+        (["--instances", "0"], "instances=0"),
+        (["--temperature", "-1"], "temperature=-1.0"),
+        (["--n", "0"], "--n 0"),
+        (["--engine", "vllm-2"], "unknown engine"),
+        (["--kv-memory", "lots"], "not a size"),
+    ],
+)
+def test_impossible_settings_are_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+) -> None:
+    try:
+        code = main(arguments(a_prompt_file(tmp_path), tmp_path / "run", *more))
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+def slow(prompts: Path, run_dir: Path) -> subprocess.Popen[str]:
+    """A rollout that takes long enough to be interrupted: the driver steps the fake engine slowly."""
+    code = (
+        "import sys; from seer.engine import catalog; from dataclasses import replace\n"
+        "plain = catalog._prepare_fake\n"
+        "def slow(settings): return plain(replace(settings, extra={'step_s': 0.01}))\n"
+        "catalog._prepare_fake = slow\n"
+        "from seer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = arguments(prompts, run_dir, "--max-tokens", "300")
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def wait_for_journal(run_dir: Path, num_lines: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    journal = run_dir / "journal.jsonl"
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > num_lines):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run writes no journal"
+        time.sleep(0.02)
+
+
+def children_of(run_dir: Path) -> list[int]:
+    """Processes that have this run's instance logs open."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                files = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+            except OSError:
+                continue
+            if any(file.startswith(f"{run_dir}/instance-") for file in files):
+                found.append(int(process.name))
+    return found
+
+
+def expected(prompts: Path, tmp_path: Path, *more: str) -> dict[tuple[str, int], list[int]]:
+    assert main(arguments(prompts, tmp_path / "whole", "--max-tokens", "300", *more)) == 0
+    return tokens_in(tmp_path / "whole" / "results.jsonl")
+
+
+def resume(run_dir: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "seer.cli.main", "rollout", "--resume", str(run_dir), "--json", "--quiet"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def test_a_killed_run_is_resumed_without_losing_a_finished_chunk(tmp_path: Path) -> None:
+    prompts, run_dir = a_prompt_file(tmp_path), tmp_path / "run"
+    process = slow(prompts, run_dir)
+    wait_for_journal(run_dir, 8, process)
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    journal = (run_dir / "journal.jsonl").read_bytes()
+    deadline = time.monotonic() + DEADLINE_S
+    while children_of(run_dir):  # they follow their driver at once; nobody sends them anything
+        assert time.monotonic() < deadline, "orphans"
+        time.sleep(0.02)
+    resume(run_dir)
+    assert (run_dir / "journal.jsonl").read_bytes().startswith(journal[: journal.rfind(b"\n") + 1])
+    assert tokens_in(run_dir / "results.jsonl") == expected(prompts, tmp_path)
+
+
+def test_ctrl_c_keeps_what_was_finished_and_leaves_no_process(tmp_path: Path) -> None:
+    prompts, run_dir = a_prompt_file(tmp_path), tmp_path / "run"
+    process = slow(prompts, run_dir)
+    wait_for_journal(run_dir, 8, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, err
+    assert json.loads(out)["status"] == "interrupted"
+    assert "Traceback" not in err
+    assert children_of(run_dir) == []
+    cut = tokens_in(run_dir / "results.jsonl")
+    assert len(cut) == 18
+    whole = expected(prompts, tmp_path)
+    assert all(whole[key][: len(ids)] == ids for key, ids in cut.items())
+    assert any(ids for ids in cut.values())
+    resume(run_dir)
+    assert tokens_in(run_dir / "results.jsonl") == whole
+
+
+def test_resuming_with_other_prompts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    assert main(arguments(a_prompt_file(tmp_path), run_dir)) == 0
+    (run_dir / "prompts.jsonl").write_text('{"prompt_token_ids": [9]}\n')
+    assert main(["rollout", "--resume", str(run_dir), "--quiet"]) == 2
+    assert "another model, prompts" in capsys.readouterr().err
+    assert main(["rollout", "--resume", str(tmp_path / "absent")]) == 2

@@ -1,0 +1,130 @@
+"""The whole thing on the local engine with a tiny model: processes, pool, drafts, faults, certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer.certificate import Claim, PlainModel, certify
+from seer.engine.local.tiny import make_tiny_model
+from seer.metrics.events import Event, Stopped
+
+PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
+SAMPLING = Sampling(max_tokens=80)
+Tokens = dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def a_rollout(model: Path, instances: int = 2, **settings: Any) -> Rollout:
+    return Rollout(
+        model,
+        instances=instances,
+        kv_blocks=512,
+        max_running=8,
+        chunk_tokens=16,
+        pool_bytes=16 << 20,
+        hosting=HostOptions(pin=False),
+        **settings,
+    )
+
+
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+    return [group async for group in rollout.run(PROMPTS, n=4, sampling=SAMPLING, **settings)]
+
+
+def tokens_of(groups: list[GroupRecord]) -> Tokens:
+    return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
+
+
+@functools.cache
+def undisturbed(model: Path) -> list[GroupRecord]:
+    async def scenario() -> list[GroupRecord]:
+        async with a_rollout(model, 1, policy="verl", speculation="off") as rollout:
+            return await rolled_out(rollout)
+
+    return asyncio.run(scenario())
+
+
+def test_everything_on_gives_the_tokens_of_everything_off(model: Path) -> None:
+    async def scenario() -> list[Tokens]:
+        async with a_rollout(model) as rollout:
+            return [tokens_of(await rolled_out(rollout, policy=p)) for p in ("seer", "verl-sync", "context")]
+
+    for tokens in asyncio.run(scenario()):
+        assert tokens == tokens_of(undisturbed(model))
+
+
+def test_kill_9_of_an_instance_changes_no_token(model: Path) -> None:
+    async def scenario() -> tuple[Tokens, int]:
+        async with a_rollout(model) as rollout:
+            victim = rollout.fleet.instances[1]
+
+            def kill_once(event: Event) -> None:
+                if isinstance(event, Stopped) and event.request > 2 and rollout.fleet.num_lost == 0 and victim.is_up:
+                    assert victim.pid is not None
+                    os.kill(victim.pid, signal.SIGKILL)
+
+            groups = await rolled_out(rollout, events=kill_once)
+            assert sorted(group.group for group in groups) == list(range(len(PROMPTS)))
+            return tokens_of(groups), rollout.fleet.num_lost
+
+    tokens, num_lost = asyncio.run(scenario())
+    assert num_lost >= 1
+    assert tokens == tokens_of(undisturbed(model))
+
+
+def test_new_weights_give_other_tokens_and_the_next_epoch(model: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=1)
+
+    async def scenario() -> list[GroupRecord]:
+        async with a_rollout(model) as rollout:
+            await rolled_out(rollout)
+            await rollout.update_weights(other)
+            return await rolled_out(rollout)
+
+    groups = asyncio.run(scenario())
+    assert {r.epoch for g in groups for r in g.responses} == {1}
+    assert tokens_of(groups) == tokens_of(undisturbed(other))
+
+
+def claims(groups: list[GroupRecord]) -> list[Claim]:
+    return [Claim(group.prompt_token_ids, SAMPLING, r) for group in groups for r in group.responses]
+
+
+def test_the_certificate_is_clean_for_these_weights_and_not_for_others(model: Path, tmp_path: Path) -> None:
+    groups = undisturbed(model)
+    found = certify(PlainModel(model), claims(groups))
+    assert found.is_clean
+    assert found.num_mismatches == 0
+    assert found.num_responses == 24
+    assert found.num_tokens == sum(r.num_tokens for g in groups for r in g.responses)
+    wrong = certify(PlainModel(make_tiny_model(tmp_path / "wrong", seed=2)), claims(groups)[:4])
+    assert not wrong.is_clean
+    assert wrong.num_mismatches > 0
+
+
+def test_the_certificate_notices_a_single_wrong_token_and_a_single_wrong_number(model: Path) -> None:
+    (claim, *_) = claims(undisturbed(model))
+    plain = PlainModel(model)
+    token = claim.response.token_ids[3]
+    claim.response.token_ids[3] = (token + 1) % 100
+    assert certify(plain, [claim]).num_mismatches >= 1
+    claim.response.token_ids[3] = token
+    value = claim.response.logprobs[5]
+    claim.response.logprobs[5] = value - 0.01
+    assert not certify(plain, [claim]).is_clean
+    claim.response.logprobs[5] = value
+    assert certify(plain, [claim]).is_clean

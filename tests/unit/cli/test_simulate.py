@@ -1,0 +1,137 @@
+"""`seer simulate` and `seer replay`, end to end on a workload of a second."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seer.cli.main import main
+from seer.cli.simulate import DEFAULT_POLICIES
+
+SMALL = ["simulate", "synthetic", "--groups", "10", "--group-size", "4", "--mean", "300", "--max", "2000"]
+PROMISED = {
+    "workload",
+    "policy",
+    "group_size",
+    "seed",
+    "throughput_tokens_s",
+    "makespan_s",
+    "tail_s",
+    "preemptions",
+    "recomputed_tokens",
+    "migrations",
+    "idle_share",
+    "oracle_share",
+    "mean_accepted",
+    "simulator_wall_s",
+}
+
+
+def simulate_json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    assert main([*SMALL, "--json", *words]) == 0
+    rows: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_json_has_every_promised_key_and_one_object_per_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = simulate_json(capsys)
+    assert [row["policy"] for row in rows] == DEFAULT_POLICIES.split(",")
+    for row in rows:
+        assert set(row) >= PROMISED
+        assert all(row[key] is not None for key in PROMISED)
+
+
+def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_time(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*words: str) -> str:
+        assert main([*SMALL, "--json", "--no-timing", *words]) == 0
+        return capsys.readouterr().out
+
+    first = run("--seed", "3")
+    assert first == run("--seed", "3")
+    assert first != run("--seed", "4")
+    assert '"simulator_wall_s": null' in first
+
+
+def test_the_oracles_share_of_itself_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = simulate_json(capsys, "--policies", "oracle")
+    assert row["oracle_share"] == 1.0
+
+
+def test_speculation_off_accepts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    (with_drafts,) = simulate_json(capsys, "--policies", "seer")
+    (without,) = simulate_json(capsys, "--policies", "seer", "--speculation", "off")
+    assert float(str(with_drafts["mean_accepted"])) > 1.0
+    assert without["mean_accepted"] == 1.0
+
+
+def test_the_table_shows_ratios_to_the_first_and_labels_off_policy_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SMALL, "--policies", "verl,partial"]) == 0
+    out = capsys.readouterr().out
+    assert "llama-8b on 8 instances of 1 x H200" in out
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.startswith("│")]
+    assert rows[0][1:4:2] == ["verl", "1.00"]
+    assert rows[1][1] == "partial (off-policy)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate", "nowhere"],
+        [*SMALL, "--policies", "sear"],
+        [*SMALL, "--policies", ""],
+        [*SMALL, "--policies", "seer,seer"],
+        [*SMALL, "--instances", "0"],
+        [*SMALL[:2], "--group-size", "0"],
+        [*SMALL[:2], "--max", "10000000"],
+        ["simulate", "trace:missing.json"],
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line_a_hint_and_exit_code_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [line.split(":")[0] for line in captured.err.splitlines()] == ["error", "hint"]
+
+
+def test_out_keeps_results_events_traces_and_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs" / "small"
+    assert main([*SMALL, "--policies", "verl+sd,seer", "--json", "--out", str(out)]) == 0
+    assert (out / "results.json").read_text() == capsys.readouterr().out
+    assert (out / "finish_times.png").stat().st_size > 1000
+    for policy in ("verl+sd", "seer"):
+        assert {path.name for path in (out / policy).iterdir()} == {
+            "events.jsonl",
+            "trace.json",
+            "load.png",
+            "instances.png",
+        }
+    assert main(["replay", str(out / "seer" / "events.jsonl")]) == 0
+    assert "the plan is the same" in capsys.readouterr().out
+    assert main(["replay", str(out / "seer" / "events.jsonl"), "--policy", "verl"]) == 0
+
+
+def test_a_replay_that_differs_says_where_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--policies", "verl", "--out", str(tmp_path)]) == 0
+    log = tmp_path / "verl" / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    number = next(number for number, line in enumerate(lines) if '"started"' in line)
+    lines[number] = lines[number].replace('"instance":0', '"instance":5')
+    log.write_text("".join(lines))
+    assert main(["replay", str(log)]) == 1
+    assert "differs from chunk 0" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([*SMALL, "--out", str(tmp_path / "file")]) == 2
+    assert "--out wants a folder" in capsys.readouterr().err

@@ -1,0 +1,243 @@
+"""Real sockets on loopback. Every wait has a deadline; nothing sleeps."""
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from seer.drafting.client import ClientConfig, DraftClient, shard_of
+from seer.drafting.ids import number_of
+from seer.drafting.log import LogLimits
+from seer.drafting.server import DraftServer, ServerConfig
+from seer.drafting.wire import Ask, Refused, Status, decode, encode
+from seer.errors import ConfigError, DraftError
+
+DEADLINE_S = 20.0
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+@contextlib.contextmanager
+def serving(config: ServerConfig | None = None) -> Iterator[str]:
+    server = DraftServer(config or ServerConfig(address=ANY_PORT))
+    address = server.address
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield address
+    finally:
+        server.stop()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+@contextlib.contextmanager
+def a_client(*servers: str, **settings: object) -> Iterator[DraftClient]:
+    client = DraftClient(ClientConfig(servers=servers, **settings))  # type: ignore[arg-type]
+    try:
+        yield client
+    finally:
+        client.close(timeout_s=0.2)
+
+
+def ask(address: str, frame: bytes) -> object:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(address)
+        socket.send(frame)
+        assert socket.poll(int(DEADLINE_S * 1000)), "no answer"
+        return decode(socket.recv())
+
+
+def test_without_a_server_a_client_drafts_from_its_own_history() -> None:
+    with a_client() as client:
+        client.observe("g", "a", [1, 2, 3, 4, 5])
+        client.observe("g", "b", [1, 2])
+        drafts = client.draft([("g", "b"), ("g", "new")], [2, 3])
+        assert drafts.draft(0).tokens.tolist() == [3, 4]
+        assert drafts.draft(1).tokens.tolist() == [1, 2, 3]
+        assert client.flush(DEADLINE_S)
+
+
+def test_siblings_on_two_instances_draft_for_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as address, a_client(address) as one, a_client(address) as two:
+        one.observe("g", "a", [1, 2, 3, 4, 5])
+        assert one.flush(DEADLINE_S)
+        two.register("g", ttl_s=60.0)
+        assert two.flush(DEADLINE_S)
+        two.observe("g", "b", [2, 3])
+        assert two.draft([("g", "b")], [4]).draft(0).tokens.tolist() == [4, 5]
+    assert not caplog.records, "connecting is not an outage"
+
+
+def test_groups_are_spread_over_servers_and_found_again() -> None:
+    with serving() as first, serving() as second:
+        with a_client(first, second) as one, a_client(first, second) as two:
+            for group in range(16):
+                one.observe(group, "a", [group, group + 1, group + 2])
+                two.register(group, ttl_s=60.0)
+            assert one.flush(DEADLINE_S)
+            assert two.flush(DEADLINE_S)
+            for group in range(16):
+                assert two.index.tokens(group, number_of("a")).tolist() == [group, group + 1, group + 2]
+        shares = [ask(address, encode(Ask(1))) for address in (first, second)]
+        assert [status.groups for status in shares if isinstance(status, Status)] == [
+            sum(shard_of(group, 2) == shard for group in range(16)) for shard in (0, 1)
+        ]
+
+
+def test_a_request_that_moves_continues_its_stream() -> None:
+    with serving() as address, a_client(address) as one, a_client(address) as two:
+        one.observe("g", "a", [1, 2, 3])
+        assert one.flush(DEADLINE_S)
+        two.observe("g", "a", [1, 2, 3, 4], previous_count=0)
+        two.observe("g", "a", [5, 6])
+        assert two.flush(DEADLINE_S)
+        assert one.flush(DEADLINE_S)
+        assert one.index.tokens(number_of("g"), number_of("a")).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_response_generated_anew_gets_a_stream_of_its_own() -> None:
+    with a_client() as client:
+        client.observe("g", "a", [1, 2, 3, 4, 5])
+        client.observe("g", "a", [7, 8], previous_count=2)  # rolled back to two tokens, then sampled differently
+        client.observe("g", "a", [1, 2])
+        assert client.draft([("g", "a")], [2]).draft(0).tokens.tolist() == [3, 4]
+        assert len(client.index.requests(number_of("g"))) == 2
+
+
+def test_epochs_do_not_see_each_other() -> None:
+    with serving() as address, a_client(address, epoch=1) as old, a_client(address, epoch=2) as new:
+        old.observe("g", "a", [1, 2, 3])
+        assert old.flush(DEADLINE_S)
+        new.register("g", ttl_s=60.0)
+        assert new.flush(DEADLINE_S)
+        assert new.index.requests(number_of("g")) == []
+
+
+def test_a_retaining_server_starts_the_next_epoch_with_drafts() -> None:
+    config = ServerConfig(address=ANY_PORT, limits=LogLimits(retain=True))
+    with serving(config) as address, a_client(address, epoch=1) as old, a_client(address, epoch=2) as new:
+        old.observe("g", "a", [1, 2, 3])
+        assert old.flush(DEADLINE_S)
+        new.register("g", ttl_s=60.0)
+        assert new.flush(DEADLINE_S)
+        assert new.draft([("g", "x")], [3]).draft(0).tokens.tolist() == [1, 2, 3]
+
+
+def test_a_server_that_restarts_gets_its_logs_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="seer.drafting.link")
+    with contextlib.ExitStack() as stack:
+        with serving() as address:
+            one = stack.enter_context(a_client(address, answer_within_s=0.2))
+            two = stack.enter_context(a_client(address, answer_within_s=0.2))
+            two.register("g", ttl_s=60.0)
+            one.observe("g", "a", [1, 2, 3])
+            assert one.flush(DEADLINE_S)
+            assert two.flush(DEADLINE_S)
+        one.observe("g", "a", [4, 5])
+        assert not one.flush(0.5), "there is nobody to answer"
+        assert one.draft([("g", "new")], [3]).draft(0).tokens.tolist() == [1, 2, 3]
+        with serving(ServerConfig(address=address)):
+            assert one.flush(DEADLINE_S)
+            assert two.flush(DEADLINE_S)
+            assert two.index.tokens(number_of("g"), number_of("a")).tolist() == [1, 2, 3, 4, 5]
+            status = ask(address, encode(Ask(1)))
+            assert isinstance(status, Status)
+            assert status.tokens == 5
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert 1 <= len(warnings) <= 4, "an outage is said once per client when it begins"
+
+
+def test_no_server_at_the_address_is_said_once_and_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as address:
+        pass
+    with a_client(address, answer_within_s=0.05) as client:
+        client.observe("g", "a", [1, 2, 3])
+        assert not client.flush(1.0)
+        assert client.draft([("g", "b")], [2]).draft(0).tokens.tolist() == [1, 2]
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
+def test_a_server_that_never_answers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as mute:
+        mute.setsockopt(zmq.LINGER, 0)
+        mute.bind(ANY_PORT)
+        address = mute.getsockopt_string(zmq.LAST_ENDPOINT)
+        with a_client(address, answer_within_s=0.05) as client:
+            client.observe("g", "a", [1, 2, 3])
+            for _ in range(3):
+                assert not client.flush(0.2)
+            assert client.draft([("g", "b")], [2]).draft(0).tokens.tolist() == [1, 2]
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
+def test_a_secret_keeps_strangers_out() -> None:
+    config = ServerConfig(address=ANY_PORT, secret=b"s3cret")
+    with (
+        serving(config) as address,
+        a_client(address, secret=b"s3cret") as friend,
+        a_client(address) as stranger,
+    ):
+        friend.observe("g", "a", [1])
+        assert friend.flush(DEADLINE_S)
+        stranger.observe("g", "b", [2])
+        assert not stranger.flush(0.5)
+        friend.register("g", ttl_s=60.0)
+        assert friend.flush(DEADLINE_S)
+        assert friend.index.requests(number_of("g")) == [number_of("a")]
+
+
+def test_a_bad_frame_is_refused_and_the_server_goes_on() -> None:
+    with serving() as address:
+        assert isinstance(ask(address, b"hello"), Refused)
+        assert isinstance(ask(address, encode(Refused(1, 1, "a reply is no request"))), Refused)
+        assert isinstance(ask(address, encode(Ask(1))), Status)
+
+
+def test_an_open_port_needs_a_secret_or_a_decision() -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(address="tcp://0.0.0.0:5757")
+    ServerConfig(address="tcp://0.0.0.0:5757", secret=b"x")
+    ServerConfig(address="tcp://0.0.0.0:5757", open_to_network=True)
+
+
+def test_an_address_in_use_is_an_error_with_a_hint() -> None:
+    with serving() as address, pytest.raises(DraftError) as problem:
+        DraftServer(ServerConfig(address=address))
+    assert problem.value.hint
+
+
+def test_a_dropped_group_is_gone_here_and_there() -> None:
+    with serving() as address, a_client(address) as client:
+        client.observe("g", "a", [1, 2, 3])
+        assert client.flush(DEADLINE_S)
+        client.drop("g")
+        assert client.flush(DEADLINE_S)
+        assert client.index.stats().groups == 0
+        status = ask(address, encode(Ask(1)))
+        assert isinstance(status, Status)
+        assert status.tokens == 0
+
+
+def test_the_command_serves_until_terminated() -> None:
+    code = (
+        "import argparse, sys; from seer.cli import draft_server; p = argparse.ArgumentParser();"
+        "draft_server.register(p.add_subparsers()); a = p.parse_args(sys.argv[1:]); sys.exit(a.run(a))"
+    )
+    command = [sys.executable, "-c", code, "draft-server", "--address", ANY_PORT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            with a_client(address) as client:
+                client.observe("g", "a", [1])
+                assert client.flush(DEADLINE_S)
+            process.terminate()
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()

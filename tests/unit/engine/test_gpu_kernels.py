@@ -1,0 +1,93 @@
+"""The GPU's kernels and its runner, interpreted on the CPU: the same tokens as the CPU engine.
+
+Needs Triton, which comes with GPU builds of PyTorch; set TRITON_INTERPRET=1. tests/gpu runs the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
+
+from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
+
+from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+
+# As small as can be: the interpreter runs every program of every launch in Python.
+SMALL = {"num_hidden_layers": 1, "vocab_size": 128}
+SHAPES = [
+    ("llama", SMALL | {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    ("qwen3", SMALL | {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32}),
+]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: shape[0])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = request.param
+    return make_tiny_model(tmp_path_factory.mktemp("model"), family, seed=1, **changes)
+
+
+def chunks(max_tokens: int = 12):  # noqa: ANN201
+    prompts = [list(range(5, 9 + 11 * i)) for i in range(3)]
+    return [a_chunk(i, p, max_tokens=max_tokens - i, temperature=[1.0, 0.0, 0.7][i % 3]) for i, p in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path):  # noqa: ANN201
+    return generate(an_engine(folder), chunks())
+
+
+def assert_close(answers, expected) -> None:  # noqa: ANN001
+    assert tokens_of(answers) == tokens_of(expected)
+    for request, answer in answers.items():
+        assert answer.logprobs == pytest.approx(expected[request].logprobs, abs=2e-4)
+        assert answer.raw_logprobs == pytest.approx(expected[request].raw_logprobs, abs=2e-4)
+
+
+def test_bursts_of_decoding(folder: Path, expected) -> None:
+    engine = an_engine(folder, kernels="triton", block_tokens=16, kv_blocks=64, max_running=4)
+    assert_close(generate(engine, chunks()), expected)
+    assert any(key[1] == 0 for key in engine.runner._graphs), "no burst was made"
+
+
+def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected) -> None:
+    engine = an_engine(folder, kernels="triton", block_tokens=8, kv_blocks=64, max_running=3, max_step_tokens=9)
+    assert_close(generate(engine, chunks(), arrive={1: 3, 2: 5}), expected)
+
+
+@pytest.mark.parametrize("max_draft", [6])
+def test_trees(folder: Path, expected, max_draft: int) -> None:
+    drafter = knowing(tokens_of(expected), tree=True)
+    engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(max_draft))
+    answers = generate(engine, chunks())
+    assert_close(answers, expected)
+    assert sum(answer.num_accepted for answer in answers.values()) > 5
+    drafter = random_trees(3, 128)
+    engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(max_draft))
+    assert_close(generate(engine, chunks()), expected)
+
+
+def test_chunks_that_the_device_cannot_draw_for(folder: Path) -> None:
+    some = [
+        a_chunk(0, [5, 6, 7], max_tokens=12, top_p=0.7),
+        a_chunk(1, [9, 8], max_tokens=12, min_tokens=6, stop_token_ids=(3, 4, 5), top_k=20),
+        a_chunk(2, [9, 8, 1, 1], max_tokens=12),
+    ]
+    plain = generate(an_engine(folder), some)
+    assert_close(generate(an_engine(folder, kernels="triton"), some), plain)
+
+
+def test_stopping_inside_a_burst(folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, [5, 6, 7], max_tokens=30)])[0].ids
+    stop = next(token for at, token in enumerate(free) if at > 8 and token not in free[:at])
+    some = [a_chunk(0, [5, 6, 7], max_tokens=30, stop_token_ids=(stop,)), a_chunk(1, [4, 4], max_tokens=25)]
+    plain = generate(an_engine(folder), some)
+    answers = generate(an_engine(folder, kernels="triton"), some)
+    assert_close(answers, plain)
+    assert answers[0].stop_token == stop

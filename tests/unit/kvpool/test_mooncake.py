@@ -1,0 +1,129 @@
+"""The sharp edges of Mooncake, met one by one on real servers. Skipped where the extra is not installed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from seer.errors import ConfigError, DeadlineExceeded, PoolError
+from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
+from seer.kvpool.mooncake_record import FOOTER_BYTES, names, seal
+from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig, wildcard_listeners
+
+BLOCK_BYTES = 32 << 10
+
+
+@pytest.fixture
+def servers() -> Iterator[MooncakeServers]:
+    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    with MooncakeServers(MooncakeServersConfig(dram_bytes=64 << 20, client_ttl_s=3)) as running:
+        yield running
+
+
+@pytest.fixture
+def pool(servers: MooncakeServers) -> Iterator[MooncakePool]:
+    config = MooncakePoolConfig(
+        owner_address=servers.owner_address, block_bytes=BLOCK_BYTES, deadline_s=2.0, retry_s=60.0
+    )
+    with MooncakePool(config) as opened:
+        yield opened
+
+
+def keys_of(num: int, epoch: int = 1) -> np.ndarray:
+    keys = np.random.default_rng(epoch).integers(0, 256, (num, 32), dtype=np.uint8)
+    keys[:, :8] = np.frombuffer(epoch.to_bytes(8, "little"), np.uint8)
+    return keys
+
+
+def blocks_of(num: int) -> np.ndarray:
+    return np.random.default_rng(num).integers(0, 256, (num, BLOCK_BYTES), dtype=np.uint8)
+
+
+def test_bytes_that_are_not_what_was_put_are_refused_counted_and_dropped(pool: MooncakePool) -> None:
+    keys, blocks, out = keys_of(3), blocks_of(3), np.zeros((3, BLOCK_BYTES), np.uint8)
+    named, row = names(keys), np.zeros(BLOCK_BYTES + FOOTER_BYTES, np.uint8)
+    assert seal(row, blocks[0], bytes(keys[0])) == row.nbytes
+    good = row.tobytes()
+    flipped = bytearray(good)
+    flipped[1234] ^= 4
+    assert pool._store.put(named[0], bytes(flipped)) == 0
+    assert pool._store.put(named[1], good) == 0, "a good block, under another block's name"
+    assert pool._store.put(named[2], blocks[2].tobytes()) == 0, "a block nobody signed"
+
+    assert pool.get_now(keys, out) == [False, False, False]
+    assert pool.stats().num_corrupt == 2, "the third has another size: a miss like any other"
+    assert pool.lookup_now(keys) == 0
+    assert pool.put_now(keys[:1], blocks[:1]) == [True]
+    assert pool.get_now(keys[:1], out[:1]) == [True]
+    assert np.array_equal(out[0], blocks[0])
+
+
+def test_with_the_master_gone_every_call_is_a_bounded_miss(servers: MooncakeServers, pool: MooncakePool) -> None:
+    keys, blocks = keys_of(4), blocks_of(4)
+    assert pool.put_now(keys, blocks, "a") == [True] * 4
+    servers.kill_master()
+    start = time.monotonic()
+    out = np.full((4, BLOCK_BYTES), 9, np.uint8)
+    assert pool.lookup_now(keys) == 0
+    for _ in range(50):
+        assert pool.put_now(keys_of(4, epoch=2), blocks) == [False] * 4
+        assert pool.get_now(keys_of(4, epoch=3), out) == [False] * 4
+    assert pool.free("a") == 0
+    with pytest.raises((PoolError, DeadlineExceeded)):
+        pool.drop_epoch(1)
+    # One call may wait its deadline; after it the breaker answers. Mooncake itself would take 4.3 s for each.
+    assert time.monotonic() - start < 20
+    assert pool.stats().num_failed > 100
+
+
+def test_a_dead_owner_costs_its_blocks_and_never_gives_wrong_ones(servers: MooncakeServers, pool: MooncakePool) -> None:
+    keys, blocks = keys_of(8), blocks_of(8)
+    assert pool.put_now(keys, blocks) == [True] * 8
+    servers.kill_owner()
+    out = np.zeros((8, BLOCK_BYTES), np.uint8)
+    for hit, got, want in zip(pool.get_now(keys, out), out, blocks, strict=True):
+        assert not hit or np.array_equal(got, want)
+
+
+def test_an_owner_is_not_restarted_before_the_master_has_forgotten_it(servers: MooncakeServers) -> None:
+    servers.watch()
+    before = servers.pids["owner"]
+    servers.kill_owner()
+    assert "starting it again in" in servers.watch()[0]
+    assert servers.pids["owner"] == before
+    deadline = time.monotonic() + 30
+    while servers.pids["owner"] == before:
+        assert time.monotonic() < deadline, "the owner was never restarted"
+        servers.watch()
+        time.sleep(0.1)
+    config = MooncakePoolConfig(owner_address=servers.owner_address, block_bytes=BLOCK_BYTES, deadline_s=10)
+    with MooncakePool(config) as pool:
+        assert pool.put_now(keys_of(1), blocks_of(1)) == [True]
+
+
+def test_listeners_on_every_interface_are_found(servers: MooncakeServers) -> None:
+    assert wildcard_listeners(servers.pids["master"]) == [], "the master binds where it was told"
+    assert wildcard_listeners(servers.pids["owner"]) != [], "if this fails Mooncake got better: update the docs"
+
+
+def test_stopping_leaves_no_process(servers: MooncakeServers) -> None:
+    pids = servers.pids
+    servers.stop()
+    assert servers.pids == {}
+    for pid in pids.values():
+        with pytest.raises(FileNotFoundError):
+            wildcard_listeners(pid)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="below 16 MiB"):
+        MooncakeServersConfig(dram_bytes=1)
+    with pytest.raises(ConfigError, match="not a folder"):
+        MooncakeServersConfig(dram_bytes=64 << 20, ssd_bytes=1 << 30, ssd_dir="/nowhere")
+    with pytest.raises(ConfigError, match="either owner_address"):
+        MooncakePoolConfig(block_bytes=1)
+    with pytest.raises(ConfigError, match="too small"):
+        MooncakePoolConfig(owner_address="x", block_bytes=0)

@@ -1,0 +1,94 @@
+"""`seer pool` and `seer bench pool`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seer.cli.main import main
+from seer.cli.pool import parse_bytes, show_bytes
+from seer.kvpool.local import LocalPool
+from seer.kvpool.local_files import LocalPoolConfig
+
+
+def test_up_status_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--name", uuid.uuid4().hex, "--dram-dir", str(tmp_path)]
+    up = [
+        "pool",
+        "up",
+        *where,
+        "--dram",
+        "1MiB",
+        "--ssd",
+        "2MiB",
+        "--ssd-dir",
+        str(tmp_path),
+        "--block",
+        "64KiB",
+    ]
+    assert main([*up, "--json"]) == 0
+    try:
+        state = json.loads(capsys.readouterr().out)
+        assert state["backend"] == "local"
+
+        assert main(up) == 1
+        assert "is up already" in capsys.readouterr().err
+
+        with LocalPool.attach(where[1], str(tmp_path)) as worker:
+            block = np.ones(1000, np.uint8)
+            assert worker.put_now([bytes(32)], [block]) == [True]
+        assert main(["pool", "status", *where, "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["live_pids"] == [state["pid"]]
+        assert report["stats"]["num_blocks"] == 1
+        assert report["stats"]["dram_bytes"] == 1000
+        assert main(["pool", "status", *where]) == 0
+        assert where[1][:8] in capsys.readouterr().out
+    finally:
+        assert main(["pool", "down", *where]) == 0
+    assert "is gone" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert main(["pool", "down", *where]) == 1
+    assert "no pool named" in capsys.readouterr().err
+
+
+def test_a_pool_that_cannot_start_says_why_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--name", uuid.uuid4().hex, "--dram-dir", str(tmp_path)]
+    missing = str(tmp_path / "missing")
+    assert main(["pool", "up", *where, "--dram", "1MiB", "--ssd", "2MiB", "--ssd-dir", missing, "--block", "4KiB"]) == 1
+    error = capsys.readouterr().err
+    assert "pool.ssd_dir" in error
+    assert "is not a folder" in error
+    assert "hint: create it" in error
+
+
+def test_down_stale_removes_only_what_nobody_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def a_config(name: str) -> LocalPoolConfig:
+        return LocalPoolConfig(name=name, block_bytes=4096, dram_bytes=1 << 20, dram_dir=str(tmp_path), populate=False)
+
+    LocalPool(a_config("dead")).close()
+    with LocalPool(a_config("alive")) as pool:
+        assert main(["pool", "down", "--stale", "--dram-dir", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == "pool 'dead' is gone\n"
+        assert main(["pool", "down", "--name", "alive", "--dram-dir", str(tmp_path)]) == 1
+        assert "was opened by a run" in capsys.readouterr().err
+        pool.close(remove=True)
+
+
+def test_bench_pool_measures_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "pool", "--block", "64KiB", "--round", "4MiB", "--rounds", "2", "--json"]) == 0
+    speed = json.loads(capsys.readouterr().out)
+    assert speed["backend"] == "local"
+    assert all(speed[k]["median"] > 0 for k in ("put_bytes_s", "get_bytes_s", "memcpy_bytes_s", "lookup_s"))
+
+
+def test_sizes_are_read_and_written_as_people_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [parse_bytes(t) for t in ("4096", "64KiB", "1.5GiB", "2 mib")] == [4096, 65536, 3 << 29, 2 << 20]
+    assert [show_bytes(n) for n in (12, 65536, 3 << 29)] == ["12 B", "64.0 KiB", "1.5 GiB"]
+    with pytest.raises(SystemExit):
+        main(["pool", "up", "--dram", "much"])
+    assert "is not a size" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""Move or recompute: the decision is never worse than either extreme, nor than any split between them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seer.errors import ConfigError
+from seer.kvpool.transfer import Gap, MoveCost, PrefillCost, fit_move_cost, plan_transfer
+
+FAST_LINK = MoveCost(latency_s=1e-4, bandwidth_bytes_s=50e9)
+SLOW_LINK = MoveCost(latency_s=1e-2, bandwidth_bytes_s=1e8)
+PREFILL = PrefillCost(fixed_s=2e-3, per_token_s=2e-5, per_token_pair_s=1e-9)
+
+
+def a_gap(num_tokens: int = 8192, *, first: int = 0, pooled: int | None = None, bytes_per_token: int = 131072) -> Gap:
+    pooled = num_tokens if pooled is None else pooled
+    return Gap(
+        first_token=first,
+        num_tokens=num_tokens,
+        num_pooled_tokens=pooled,
+        bytes_per_token=bytes_per_token,
+        block_tokens=64,
+    )
+
+
+def test_a_long_prefix_over_a_fast_link_is_moved() -> None:
+    plan = plan_transfer(a_gap(), FAST_LINK, PREFILL)
+    assert (plan.move_tokens, plan.compute_tokens) == (8192, 0)
+
+
+def test_a_long_prefix_over_a_slow_link_is_computed() -> None:
+    plan = plan_transfer(a_gap(), SLOW_LINK, PREFILL)
+    assert (plan.move_tokens, plan.compute_tokens) == (0, 8192)
+
+
+def test_a_short_gap_is_not_worth_the_delay_of_a_transfer() -> None:
+    cheap = PrefillCost(fixed_s=0.0, per_token_s=1e-5)
+    assert plan_transfer(a_gap(64), MoveCost(latency_s=5e-3, bandwidth_bytes_s=50e9), cheap).move_tokens == 0
+
+
+def test_what_the_pool_does_not_hold_is_computed() -> None:
+    plan = plan_transfer(a_gap(1000, pooled=0), FAST_LINK, PREFILL)
+    assert (plan.move_tokens, plan.compute_tokens) == (0, 1000)
+    plan = plan_transfer(a_gap(1000, pooled=700), FAST_LINK, PREFILL)
+    assert (plan.move_tokens, plan.compute_tokens) == (640, 360), "whole blocks only"
+
+
+def test_no_gap_costs_nothing() -> None:
+    assert plan_transfer(a_gap(0), FAST_LINK, PREFILL).seconds == 0.0
+
+
+@given(
+    num=st.integers(0, 4000),
+    first=st.integers(0, 4000),
+    pooled=st.integers(0, 5000),
+    latency=st.floats(0, 0.1),
+    bandwidth=st.floats(1e6, 1e12),
+    fixed=st.floats(0, 0.1),
+    per_token=st.floats(0, 1e-3),
+    per_pair=st.floats(0, 1e-7),
+)
+def test_no_split_at_a_block_is_better(
+    num: int,
+    first: int,
+    pooled: int,
+    latency: float,
+    bandwidth: float,
+    fixed: float,
+    per_token: float,
+    per_pair: float,
+) -> None:
+    gap = a_gap(num, first=first, pooled=pooled)
+    move = MoveCost(latency_s=latency, bandwidth_bytes_s=bandwidth)
+    prefill = PrefillCost(fixed_s=fixed, per_token_s=per_token, per_token_pair_s=per_pair)
+    plan = plan_transfer(gap, move, prefill)
+    assert plan.move_tokens + plan.compute_tokens == num
+    assert plan.move_tokens <= pooled
+    for split in range(0, min(num, pooled) + 1, gap.block_tokens):
+        cost = move.seconds(split * gap.bytes_per_token) + prefill.seconds(first + split, num - split)
+        assert plan.seconds <= cost * (1 + 1e-9) + 1e-12
+
+
+def test_a_line_is_fitted_through_measured_transfers() -> None:
+    sizes = [1 << 20, 2 << 20, 8 << 20, 16 << 20]
+    cost = fit_move_cost(sizes, [1e-3 + s / 5e9 for s in sizes])
+    assert cost.latency_s == pytest.approx(1e-3, rel=0.01)
+    assert cost.bandwidth_bytes_s == pytest.approx(5e9, rel=0.01)
+
+
+def test_noise_without_a_slope_becomes_bandwidth_alone() -> None:
+    cost = fit_move_cost([1 << 20, 2 << 20], [2e-3, 1e-3])
+    assert cost.latency_s == 0.0
+    assert cost.bandwidth_bytes_s == pytest.approx((2 << 20) / 1e-3)
+
+
+def test_impossible_costs_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        MoveCost(latency_s=0, bandwidth_bytes_s=0)
+    with pytest.raises(ConfigError):
+        PrefillCost(fixed_s=-1, per_token_s=0)
+    with pytest.raises(ConfigError, match="at least 2"):
+        fit_move_cost([1, 1], [1.0, 1.0])

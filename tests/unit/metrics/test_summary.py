@@ -1,0 +1,54 @@
+"""The numbers of a run, worked out by hand."""
+
+import pytest
+
+from seer.metrics.events import Ended, InstanceState, Preempted, Prefilling, Queued, Started
+from seer.metrics.summary import Summarizer
+
+
+def test_throughput_makespan_and_tail() -> None:
+    summarizer = Summarizer(1)
+    for request in range(20):
+        summarizer(Queued(2.0, request, 0, request, 10))
+    for request in range(20):
+        summarizer(Ended(3.0 + request, request, 100, "stop"))
+    summary = summarizer.summary()
+    assert summary.makespan_s == 20.0  # from 2 to 22
+    assert summary.throughput_tokens_s == pytest.approx(2000 / 20)
+    assert summary.tail_s == pytest.approx(2.0)  # the 18th of 20 ended at 20
+
+
+def test_counts_of_what_went_wrong_and_what_moved() -> None:
+    summarizer = Summarizer(2)
+    summarizer(Queued(0.0, 0, 0, 0, 10))
+    summarizer(Started(0.0, 0, 0, 100, None, False))
+    summarizer(Preempted(1.0, 0, 0))
+    summarizer(Prefilling(2.0, 0, 0, 50, 40, 0))
+    summarizer(Started(3.0, 0, 1, 100, 0, True))
+    summarizer(Prefilling(3.0, 0, 1, 1, 0, 90))
+    summarizer(Started(4.0, 0, 1, 100, 1, False))
+    summarizer(Ended(5.0, 0, 300, "stop"))
+    summary = summarizer.summary()
+    assert (summary.preemptions, summary.recomputed_tokens) == (1, 40)
+    assert (summary.migrations, summary.migrated_tokens) == (1, 90)
+
+
+def test_idle_time_and_acceptance_are_weighted_by_time() -> None:
+    summarizer = Summarizer(2)
+    summarizer(Queued(0.0, 0, 0, 0, 10))
+    summarizer(InstanceState(0.0, 0, 2, 0, 100, 3.0, 2.0))
+    summarizer(InstanceState(4.0, 0, 1, 0, 100, 0.0, 1.0))
+    summarizer(InstanceState(8.0, 0, 0, 0, 0))
+    summarizer(Ended(10.0, 0, 1, "stop"))
+    summary = summarizer.summary()
+    assert summary.idle_share == pytest.approx((0.2 + 1.0) / 2)  # one idle for 2 of 10 s, one throughout
+    assert summary.mean_accepted == pytest.approx((2 * 4 * 2.0 + 1 * 4 * 1.0) / (2 * 4 + 1 * 4))
+
+
+def test_cancelled_requests_are_left_out_but_for_their_tokens() -> None:
+    summarizer = Summarizer(1)
+    summarizer(Queued(0.0, 0, 0, 0, 10))
+    summarizer(Ended(4.0, 0, 100, "stop"))
+    summarizer(Ended(4.0, 1, 70, "cancelled"))
+    summary = summarizer.summary()
+    assert (summary.num_requests, summary.num_tokens, summary.cancelled_tokens) == (1, 100, 70)

@@ -1,0 +1,77 @@
+"""Policies that place a request once."""
+
+import pytest
+
+from builders import a_fleet, a_group, a_policy, drain, requests_of
+from seer.buffer import Request
+from seer.scheduling.dispatch import StreamRLOracle
+
+
+def groups(count: int, size: int = 4) -> list[Request]:
+    return requests_of(*(a_group(id, size) for id in range(count)))
+
+
+def places(name: str, requests: list[Request], instances: int) -> list[int]:
+    policy, fleet = a_policy(name), a_fleet(instances)
+    policy.admit(requests, fleet)
+    return [plan.instance for plan in drain(policy, fleet)]
+
+
+def test_verl_sync_gives_each_instance_a_contiguous_block_of_groups() -> None:
+    assert places("verl-sync", groups(4, 2), 2) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert places("verl-sync", groups(5, 1), 2) == [0, 0, 0, 1, 1]
+
+
+def test_verl_spreads_requests_evenly() -> None:
+    assert places("verl", groups(2, 3), 3) == [0, 1, 2, 0, 1, 2]
+
+
+def test_group_keeps_groups_together_on_the_least_pending_instance() -> None:
+    assert places("group", requests_of(a_group(0, 3), a_group(1, 1), a_group(2, 1), a_group(3, 2)), 2) == [
+        *(0, 0, 0),
+        *(1, 1),
+        *(1, 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["verl-sync", "verl", "group", "streamrl-oracle"])
+def test_whole_requests_are_submitted_at_once_whatever_the_memory(name: str) -> None:
+    policy, fleet = a_policy(name), a_fleet(2, blocks=1)
+    requests = groups(6)
+    policy.admit(requests, fleet)
+    plans = drain(policy, fleet)
+
+    assert sorted(plan.request.id for plan in plans) == [request.id for request in requests]
+    assert all(plan.max_tokens == 1000 and plan.overcommit for plan in plans)
+
+
+def test_a_lost_instances_requests_go_to_the_least_loaded() -> None:
+    policy, fleet = a_policy("verl-sync"), a_fleet(3)
+    requests = groups(3, 2)
+    policy.admit(requests, fleet)
+    drain(policy, fleet)
+    lost = fleet.lose(0)
+    for id in lost:
+        policy.requeue(requests[id])
+    assert [plan.instance for plan in drain(policy, fleet)] == [1, 2]
+
+
+def test_nothing_is_sent_while_no_instance_lives() -> None:
+    policy, fleet = a_policy("verl"), a_fleet(1)
+    policy.admit(groups(1), fleet)
+    fleet.lose(0)
+    assert policy.next(fleet) is None
+
+
+def test_streamrl_sends_the_long_tail_to_instances_of_its_own_longest_first() -> None:
+    lengths = {0: 10, 1: 10, 2: 10, 3: 10, 4: 40}
+    requests = requests_of(*(a_group(id, 2) for id in lengths))
+    policy, fleet = StreamRLOracle(lambda request: lengths[request.group.id]), a_fleet(4)
+    policy.admit(requests, fleet)
+    plans = drain(policy, fleet)
+
+    long = {plan.instance for plan in plans if plan.request.group.id == 4}
+    regular = {plan.instance for plan in plans if plan.request.group.id != 4}
+    assert long == {0, 1}
+    assert regular == {2, 3}
+    assert [plan.request.group.id for plan in plans[:2]] == [4, 4]

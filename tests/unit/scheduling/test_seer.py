@@ -1,0 +1,127 @@
+"""Seer's own policy: what it runs first, how far, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from seer.buffer import Request, RequestBuffer
+from seer.context import Context
+from seer.placement import Fleet
+from seer.scheduling.longest_first import OVERRUN, LongestRemainingFirst, expected_remaining_tokens
+from seer.scheduling.seer import MIN_CHUNK_TOKENS, Seer
+from seer.types import Group, InstanceLimits, Sampling
+
+
+def requests_of(num_groups: int, size: int, *, prompt: int = 64, max_tokens: int = 4096) -> list[Request]:
+    groups = [
+        Group(id=i, num_requests=size, num_prompt_tokens=prompt, sampling=Sampling(max_tokens=max_tokens))
+        for i in range(num_groups)
+    ]
+    return RequestBuffer().admit(groups, 0.0)
+
+
+def a_fleet(num: int, *, kv_blocks: int = 1024) -> Fleet:
+    limits = InstanceLimits(kv_blocks=kv_blocks, block_tokens=64, max_running=1000, max_context_tokens=1 << 20)
+    return Fleet([limits] * num)
+
+
+def a_policy(remaining: Callable[[Request], float], *, max_chunk: int = 8192) -> Seer:
+    return Seer(remaining, max_chunk_tokens=max_chunk)
+
+
+def test_a_group_of_unknown_length_goes_before_one_known_to_be_short() -> None:
+    members = requests_of(2, 2)
+    context = Context()
+    finished = members[0]
+    finished.num_generated = 300
+    context.observe_finished(finished)
+    policy = a_policy(lambda request: expected_remaining_tokens(context, request))
+    fleet = a_fleet(1)
+    policy.admit(members[1:], fleet)
+    first = policy.next(fleet)
+    assert first is not None
+    assert first.request.group.id == 1
+
+
+def test_a_request_that_outran_its_group_is_expected_to_go_on() -> None:
+    context = Context()
+    short, long = requests_of(1, 2)
+    short.num_generated = 100
+    context.observe_finished(short)
+    long.num_generated = 1000
+    assert math.isclose(expected_remaining_tokens(context, long), 1000 * OVERRUN)
+    long.num_generated = 4090
+    assert expected_remaining_tokens(context, long) == 6  # never beyond its limit
+
+
+def test_within_a_level_the_request_that_is_further_along_goes_on() -> None:
+    a, b, c = requests_of(3, 1)
+    remaining = {a.id: 1100.0, b.id: 1150.0, c.id: 4000.0}
+    ordering = LongestRemainingFirst(lambda request: remaining[request.id], level_ratio=1.25)
+    a.num_generated = 500
+    for request in (a, b, c):
+        ordering.push(request)
+    assert [ordering.pop().id for _ in range(3)] == [c.id, a.id, b.id]
+
+
+def test_a_finish_reorders_its_waiting_siblings() -> None:
+    first, sibling, other = requests_of(1, 2) + requests_of(2, 1)[1:]
+    other.id = 99
+    context = Context()
+    ordering = LongestRemainingFirst(lambda request: expected_remaining_tokens(context, request))
+    for request in (sibling, other):
+        ordering.push(request)
+    assert ordering.peek() is sibling  # equal bounds: the smaller id
+    first.num_generated = 10
+    context.observe_finished(first)
+    ordering.finished(first)
+    assert ordering.peek() is other
+
+
+def test_chunks_are_short_where_memory_is_tight_and_long_where_it_is_not() -> None:
+    tight, roomy = a_fleet(1, kv_blocks=64), a_fleet(1, kv_blocks=1 << 20)
+    members = requests_of(64, 1)
+    policy = a_policy(lambda request: 100.0)
+    policy.admit(members, tight)
+    assert policy.chunk_tokens(members[0], tight) == MIN_CHUNK_TOKENS
+    assert policy.chunk_tokens(members[0], roomy) == 8192
+    members[0].num_generated = 4000
+    assert policy.chunk_tokens(members[0], tight) == (64 + 4000) // 8
+
+
+def test_short_requests_pack_together_and_leave_the_long_one_room() -> None:
+    members = requests_of(9, 1)
+    remaining = {request.id: 100.0 for request in members} | {members[0].id: 50_000.0}
+    policy = a_policy(lambda request: remaining[request.id], max_chunk=512)
+    fleet = a_fleet(2)
+    policy.admit(members, fleet)
+    where = {}
+    while (plan := policy.next(fleet)) is not None:
+        fleet.promise(plan.request, plan.instance, plan.num_blocks)
+        where[plan.request.id] = plan.instance
+    alone = where.pop(members[0].id)
+    assert set(where.values()) == {1 - alone}
+
+
+def test_nothing_is_promised_that_an_instance_does_not_have() -> None:
+    members = requests_of(40, 4)
+    policy = a_policy(lambda request: float(request.id))
+    fleet = a_fleet(3, kv_blocks=20)
+    policy.admit(members, fleet)
+    num_started = 0
+    while (plan := policy.next(fleet)) is not None:
+        fleet.promise(plan.request, plan.instance, plan.num_blocks)
+        fleet.check()
+        num_started += 1
+    assert 0 < num_started < len(members)
+    assert all(fleet.free_blocks(i) >= 0 for i in range(3))
+
+
+def test_a_large_fleet_offers_both_its_fullest_and_its_emptiest() -> None:
+    fleet = a_fleet(100, kv_blocks=100)
+    members = requests_of(100, 1)
+    for instance, request in enumerate(members):
+        fleet.promise(request, instance, instance)
+    offered = fleet.candidates(10, 4)
+    assert sorted(offered) == [0, 1, 2, 3, 87, 88, 89, 90]  # those with 90 and more are too full

@@ -1,0 +1,43 @@
+"""A recorded run replays to the same plan."""
+
+from pathlib import Path
+
+import pytest
+
+from seer.errors import InputError
+from seer.metrics.jsonl import EventLog
+from seer.sim.catalog import WorkloadOptions, load_workload
+from seer.sim.cluster import Speculation, simulate
+from seer.sim.replay import read_recording, replay, run_metadata
+
+OPTIONS = WorkloadOptions(groups=12, group_size=4, mean=900, maximum=6000, instances=3, seed=5)
+
+
+def record(path: Path, policy: str, speculation: Speculation = "auto") -> None:
+    workload = load_workload("synthetic", OPTIONS)
+    with EventLog(path, run_metadata(workload, policy, speculation, seed=5)) as log:
+        simulate(workload, policy, speculation=speculation, events=log)
+
+
+@pytest.mark.parametrize(
+    "policy", ["verl-sync", "verl+sd", "divided", "context", "seer-paper", "seer", "oracle"]
+)
+def test_a_recorded_run_replays_to_the_same_plan(policy: str, tmp_path: Path) -> None:
+    record(tmp_path / "log", policy)
+    recording = read_recording(tmp_path / "log")
+    assert recording.workload == load_workload("synthetic", OPTIONS)
+    assert replay(recording) == list(recording.started)
+
+
+def test_a_recording_that_was_cut_or_cancelled_is_refused(tmp_path: Path) -> None:
+    record(tmp_path / "log", "partial")
+    with pytest.raises(InputError, match="was cancelled"):
+        read_recording(tmp_path / "log")
+    record(tmp_path / "log", "verl")
+    lines = (tmp_path / "log").read_text().splitlines()
+    (tmp_path / "cut").write_text("\n".join(lines[: len(lines) // 2]) + "\n")
+    with pytest.raises(InputError, match="never ended"):
+        read_recording(tmp_path / "cut")
+    (tmp_path / "bare").write_text('{"kind":"header","schema":1,"metadata":{}}\n')
+    with pytest.raises(InputError, match="does not say what was run"):
+        read_recording(tmp_path / "bare")

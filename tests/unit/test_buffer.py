@@ -1,0 +1,157 @@
+"""The request buffer: its moves, its refusals and its counts."""
+
+import pytest
+
+from builders import a_buffer, a_group, an_output
+from seer.buffer import RequestState, request_seed
+from seer.types import ChunkEnd, FinishReason, TokenSpan
+
+
+def test_admitting_a_group_makes_its_requests_wait_with_the_first_as_probe() -> None:
+    buffer = a_buffer(a_group(0, 3), a_group(1, 2))
+    requests = list(buffer.requests())
+
+    assert [request.id for request in requests] == [0, 1, 2, 3, 4]
+    assert [request.is_probe for request in requests] == [True, False, False, True, False]
+    assert buffer.num_waiting == 5
+    assert not buffer.drained
+
+
+def test_a_group_is_admitted_once() -> None:
+    buffer = a_buffer(a_group(0))
+    with pytest.raises(AssertionError, match="admitted before"):
+        buffer.admit([a_group(0)], 0.0)
+
+
+def test_a_request_waits_again_when_its_chunk_reaches_its_limit() -> None:
+    buffer = a_buffer(a_group(max_tokens=100))
+    request = buffer[0]
+    chunk = buffer.start(request, 0, 30, False, 1.0)
+    buffer.apply(an_output(chunk, 30, ChunkEnd.LIMIT), 2.0)
+
+    assert request.state is RequestState.WAITING
+    assert (request.num_generated, request.last_instance, request.instance) == (30, 0, None)
+    assert buffer.start(request, 1, 70, True, 3.0).num_generated_tokens == 30
+    assert request.num_migrations == 1
+    buffer.check()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end", "reason"),
+    [(12, ChunkEnd.STOP, FinishReason.STOP), (100, ChunkEnd.LIMIT, FinishReason.LENGTH)],
+)
+def test_a_request_finishes_when_the_model_stops_or_its_own_limit_is_reached(
+    tokens: int, end: ChunkEnd, reason: FinishReason
+) -> None:
+    buffer = a_buffer(a_group(0, 1, max_tokens=100))
+    chunk = buffer.start(buffer[0], 0, 100, False, 0.0)
+    buffer.apply(an_output(chunk, tokens, end), 5.0)
+
+    (result,) = buffer.take_complete_groups()
+    assert (result.responses[0].reason, result.responses[0].num_tokens) == (reason, tokens)
+    assert result.responses[0].finished_s == 5.0
+    assert buffer.drained
+    assert buffer.take_complete_groups() == []
+
+
+def test_outputs_of_a_superseded_attempt_are_ignored() -> None:
+    buffer = a_buffer(a_group(max_tokens=100))
+    request = buffer[0]
+    old = buffer.start(request, 0, 50, False, 0.0)
+    buffer.apply(an_output(old, 10), 1.0)
+    buffer.lose(request)
+    assert buffer.apply(an_output(old, 5, ChunkEnd.STOP), 2.0) is None  # while it waits
+
+    new = buffer.start(request, 1, 50, False, 3.0)
+    assert buffer.apply(an_output(old, 5, ChunkEnd.STOP), 4.0) is None  # while it runs elsewhere
+    assert request.num_generated == 10
+    buffer.apply(an_output(new, 50, ChunkEnd.LIMIT), 5.0)
+    assert request.num_generated == 60
+    buffer.check()
+
+
+def test_a_lost_request_keeps_its_tokens_and_forgets_where_its_kv_was() -> None:
+    buffer = a_buffer()
+    request = buffer[0]
+    chunk = buffer.start(request, 0, 50, False, 0.0)
+    buffer.apply(an_output(chunk, 20), 1.0)
+    buffer.lose(request)
+
+    assert (request.state, request.num_generated, request.last_instance) == (RequestState.WAITING, 20, None)
+    buffer.check()
+
+
+def test_an_instance_that_generates_more_than_it_was_asked_for_is_refused() -> None:
+    buffer = a_buffer()
+    chunk = buffer.start(buffer[0], 0, 50, False, 0.0)
+    with pytest.raises(AssertionError, match="51 tokens"):
+        buffer.apply(an_output(chunk, 51), 1.0)
+
+
+def test_illegal_moves_are_refused() -> None:
+    buffer = a_buffer(a_group(max_tokens=100))
+    request = buffer[0]
+    with pytest.raises(AssertionError, match="cannot lose"):
+        buffer.lose(request)
+    with pytest.raises(AssertionError, match="chunk of 101"):
+        buffer.start(request, 0, 101, False, 0.0)
+    with pytest.raises(AssertionError, match="chunk of 0"):
+        buffer.start(request, 0, 0, False, 0.0)
+    buffer.start(request, 0, 100, False, 0.0)
+    with pytest.raises(AssertionError, match="cannot start"):
+        buffer.start(request, 0, 100, False, 0.0)
+
+
+def test_a_terminal_state_is_never_left() -> None:
+    buffer = a_buffer(a_group(0, 1))
+    request = buffer[0]
+    chunk = buffer.start(request, 0, 50, False, 0.0)
+    buffer.apply(an_output(chunk, 5, ChunkEnd.STOP), 1.0)
+
+    assert buffer.apply(an_output(chunk, 5, ChunkEnd.STOP), 2.0) is None
+    buffer.cancel(request, 3.0)
+    assert (request.reason, request.num_generated) == (FinishReason.STOP, 5)
+    with pytest.raises(AssertionError, match="after its end"):
+        buffer.fail(request, "late", 4.0)
+    with pytest.raises(AssertionError, match="cannot start"):
+        buffer.start(request, 0, 1, False, 5.0)
+
+
+def test_failing_and_cancelling_end_a_request_wherever_it_is() -> None:
+    buffer = a_buffer(a_group(0, 3))
+    buffer.start(buffer[0], 0, 50, False, 0.0)
+    buffer.fail(buffer[0], "gone", 1.0)
+    buffer.cancel(buffer[1], 2.0)
+    buffer.start(buffer[2], 0, 50, False, 2.0)
+    buffer.cancel(buffer[2], 3.0)
+
+    assert [request.reason for request in buffer.requests()] == [
+        FinishReason.FAILED,
+        FinishReason.CANCELLED,
+        FinishReason.CANCELLED,
+    ]
+    assert buffer.drained
+    assert len(buffer.take_complete_groups()) == 1
+    buffer.check()
+
+
+def test_tokens_of_another_epoch_are_refused() -> None:
+    buffer = a_buffer()
+    chunk = buffer.start(buffer[0], 0, 50, False, 0.0)
+    span = TokenSpan([1, 2], [-0.1, -0.2], epoch=7)
+    output = type(an_output(chunk, 2))(chunk.request, chunk.attempt, 0, 2, span=span)
+    with pytest.raises(AssertionError, match="epoch 7"):
+        buffer.apply(output, 1.0)
+
+
+def test_check_finds_a_miscount() -> None:
+    buffer = a_buffer()
+    buffer.num_waiting += 1
+    with pytest.raises(AssertionError, match="miscounted"):
+        buffer.check()
+
+
+def test_request_seeds_differ_within_and_between_groups_and_fit_64_bits() -> None:
+    seeds = {request_seed(group, index) for group in range(50) for index in range(50)}
+    assert len(seeds) == 2500
+    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -1,0 +1,252 @@
+"""The rollout loop over instances whose every move the test decides."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from builders import a_group, a_policy, limits
+from seer.context import Context
+from seer.engine.base import InstanceView, OutputSink, Weights
+from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.metrics.events import Event, Stopped
+from seer.rollout import RolloutLoop
+from seer.sim import virtual_time
+from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult
+
+
+class ScriptedInstance:
+    """Answers each chunk, a second later, with what `answer` makes of it; None leaves it running."""
+
+    def __init__(self, id: int, answer: Callable[[Chunk], ChunkOutput | None]) -> None:
+        self._id = id
+        self._answer = answer
+        self._sink: OutputSink | None = None
+        self.chunks: list[Chunk] = []
+        self.aborted: list[int] = []
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    limits = limits()
+
+    async def start(self, sink: OutputSink) -> None:
+        self._sink = sink
+
+    def submit(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        output = self._answer(chunk)
+        if output is not None:
+            asyncio.get_running_loop().call_later(1.0, self.emit, output)
+
+    def emit(self, output: ChunkOutput) -> None:
+        assert self._sink is not None
+        self._sink(output)
+
+    def abort(self, request: int) -> None:
+        self.aborted.append(request)
+        chunk = next(chunk for chunk in reversed(self.chunks) if chunk.request == request)
+        last = ChunkOutput(request, chunk.attempt, self._id, 3, end=ChunkEnd.ABORTED)
+        asyncio.get_running_loop().call_later(1.0, self.emit, last)
+
+    def view(self) -> InstanceView:
+        return InstanceView()
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        return 0
+
+    async def update_weights(self, weights: Weights, epoch: int) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def stops(chunk: Chunk) -> ChunkOutput:
+    return ChunkOutput(chunk.request, chunk.attempt, 0, 7, end=ChunkEnd.STOP)
+
+
+def fails(chunk: Chunk) -> ChunkOutput:
+    return ChunkOutput(chunk.request, chunk.attempt, 0, 0, end=ChunkEnd.FAILED, error="out of luck")
+
+
+def hangs(chunk: Chunk) -> None:
+    return None
+
+
+def roll(
+    instances: list[ScriptedInstance],
+    groups: list[Group],
+    *,
+    policy: str = "divided",
+    meanwhile: Callable[[RolloutLoop], Awaitable[None]] | None = None,
+    events: list[Event] | None = None,
+    stall_deadline_s: float | None = None,
+    enough_groups: int | None = None,
+) -> list[GroupResult]:
+    async def main() -> list[GroupResult]:
+        context = Context()
+        loop = RolloutLoop(
+            instances,
+            a_policy(policy, chunk_tokens=100, context=context),
+            context,
+            events=(events if events is not None else []).append,
+            stall_deadline_s=stall_deadline_s,
+        )
+        for instance in instances:
+            await instance.start(loop.on_output)
+        task = asyncio.ensure_future(meanwhile(loop)) if meanwhile is not None else None
+        results = [result async for result in loop.run(groups, enough_groups=enough_groups)]
+        if task is not None:
+            await task
+        loop.buffer.check()
+        loop.fleet.check()
+        return results
+
+    return virtual_time.run(main())
+
+
+def test_groups_are_handed_out_as_they_complete() -> None:
+    slow = {0, 1}
+
+    def answer(chunk: Chunk) -> ChunkOutput | None:
+        output = stops(chunk)
+        if chunk.request in slow:
+            asyncio.get_running_loop().call_later(50.0, instance.emit, output)
+            return None
+        return output
+
+    instance = ScriptedInstance(0, answer)
+    results = roll([instance], [a_group(0, 2), a_group(1, 2)])
+    assert [result.group.id for result in results] == [1, 0]
+    assert [response.finished_s for response in results[0].responses] == [1.0, 1.0]
+
+
+def test_a_request_goes_on_in_chunks_until_its_own_limit() -> None:
+    def runs_to_the_limit(chunk: Chunk) -> ChunkOutput:
+        return ChunkOutput(chunk.request, chunk.attempt, 0, chunk.max_tokens, end=ChunkEnd.LIMIT)
+
+    instance = ScriptedInstance(0, runs_to_the_limit)
+    (result,) = roll([instance], [a_group(0, 1, max_tokens=250)])
+    assert [chunk.max_tokens for chunk in instance.chunks] == [100, 100, 50]
+    assert [chunk.num_generated_tokens for chunk in instance.chunks] == [0, 100, 200]
+    assert (result.responses[0].reason, result.responses[0].num_tokens) == (FinishReason.LENGTH, 250)
+
+
+def test_a_request_that_fails_too_often_is_given_up_with_its_reason() -> None:
+    instance = ScriptedInstance(0, fails)
+    (result,) = roll([instance], [a_group(0, 1)])
+    assert len(instance.chunks) == 3
+    assert (result.responses[0].reason, result.responses[0].error) == (FinishReason.FAILED, "out of luck")
+
+
+def test_a_refused_submit_counts_as_a_failure_and_is_tried_again() -> None:
+    class Refusing(ScriptedInstance):
+        def submit(self, chunk: Chunk) -> None:
+            if not self.chunks:
+                self.chunks.append(chunk)
+                raise InstanceError("busy")
+            super().submit(chunk)
+
+    instance = Refusing(0, stops)
+    (result,) = roll([instance], [a_group(0, 1)])
+    assert (result.responses[0].reason, result.responses[0].num_chunks) == (FinishReason.STOP, 2)
+
+
+def test_cancelled_requests_return_the_tokens_that_were_still_on_their_way() -> None:
+    instance = ScriptedInstance(0, hangs)
+
+    async def cancel_later(loop: RolloutLoop) -> None:
+        await asyncio.sleep(5)
+        loop.cancel()
+
+    events: list[Event] = []
+    (result,) = roll([instance], [a_group(0, 3)], meanwhile=cancel_later, events=events)
+    assert [(r.reason, r.num_tokens) for r in result.responses] == [(FinishReason.CANCELLED, 3)] * 3
+    assert instance.aborted == [0, 1, 2]
+    assert [event.reason for event in events if isinstance(event, Stopped)] == ["aborted"] * 3
+
+
+def test_enough_whole_groups_cancel_the_rest_even_if_several_complete_at_once() -> None:
+    def answer(chunk: Chunk) -> ChunkOutput | None:
+        return stops(chunk) if chunk.group < 3 else None
+
+    results = roll([ScriptedInstance(0, answer)], [a_group(id, 2) for id in range(5)], enough_groups=2)
+    reasons = {result.group.id: {response.reason for response in result.responses} for result in results}
+    stopped, cancelled = {FinishReason.STOP}, {FinishReason.CANCELLED}
+    assert reasons == {0: stopped, 1: stopped, 2: stopped, 3: cancelled, 4: cancelled}
+
+
+def test_a_lost_instances_requests_run_elsewhere_and_late_outputs_are_ignored() -> None:
+    dead, alive = ScriptedInstance(0, hangs), ScriptedInstance(1, stops)
+
+    async def lose(loop: RolloutLoop) -> None:
+        await asyncio.sleep(5)
+        loop.lose_instance(0)
+        dead.emit(stops(dead.chunks[0]))
+
+    (result,) = roll([dead, alive], [a_group(0, 4)], policy="verl", meanwhile=lose)
+    assert [response.num_tokens for response in result.responses] == [7] * 4
+    assert len(dead.chunks) == 2
+    assert len(alive.chunks) == 4
+
+
+def test_with_no_instance_left_it_waits_for_one_to_come_back() -> None:
+    instance = ScriptedInstance(0, hangs)
+
+    async def lose_and_rejoin(loop: RolloutLoop) -> None:
+        await asyncio.sleep(5)
+        loop.lose_instance(0)
+        instance._answer = stops
+        await asyncio.sleep(5)
+        loop.rejoin_instance(0)
+
+    (result,) = roll([instance], [a_group(0, 2)], meanwhile=lose_and_rejoin)
+    assert [response.finished_s for response in result.responses] == [11.0, 11.0]
+
+
+def test_cancelling_while_an_instance_is_lost_ends_its_requests() -> None:
+    dead = ScriptedInstance(0, hangs)
+    dead.abort = lambda request: None  # type: ignore[method-assign]
+
+    async def cancel_and_lose(loop: RolloutLoop) -> None:
+        await asyncio.sleep(5)
+        loop.cancel()
+        await asyncio.sleep(5)
+        loop.lose_instance(0)
+
+    (result,) = roll([dead], [a_group(0, 2)], meanwhile=cancel_and_lose)
+    assert {response.reason for response in result.responses} == {FinishReason.CANCELLED}
+
+
+def test_silence_beyond_the_deadline_says_who_is_waited_for() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"2 requests in flight on instances \[0\]"):
+        roll([ScriptedInstance(0, hangs)], [a_group(0, 2)], stall_deadline_s=60)
+
+
+def test_a_group_larger_than_any_instance_is_refused_before_anything_starts() -> None:
+    instance = ScriptedInstance(0, stops)
+    with pytest.raises(ConfigError, match="an instance holds 6400"):
+        roll([instance], [a_group(0, 1, max_tokens=100_000)])
+    assert instance.chunks == []
+
+
+def test_a_policy_that_starts_nothing_is_caught() -> None:
+    class Lazy:
+        def admit(self, *_: object) -> None: ...
+        def requeue(self, *_: object) -> None: ...
+        def finished(self, *_: object) -> None: ...
+        def progressed(self, *_: object) -> None: ...
+        def next(self, fleet: object) -> None:
+            return None
+
+    async def main() -> None:
+        loop = RolloutLoop([ScriptedInstance(0, stops)], Lazy(), Context())
+        async for _ in loop.run([a_group()]):
+            pass
+
+    with pytest.raises(AssertionError, match="the policy starts none"):
+        virtual_time.run(main())
