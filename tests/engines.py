@@ -46,9 +46,7 @@ def an_engine(
 ) -> Engine:
     config = read_config(folder)
     chosen = EngineSettings(**settings)
-    limits = choose_limits(
-        config, chosen, kv_blocks=kv_blocks, block_tokens=block_tokens, max_running=max_running
-    )
+    limits = choose_limits(config, chosen, kv_blocks=kv_blocks, block_tokens=block_tokens, max_running=max_running)
     return assemble(0, folder, config, limits, chosen)
 
 

@@ -32,14 +32,16 @@ def main(block_bytes: int, round_bytes: int, rounds: int) -> None:
     rates = {}
 
     def in_turns(what, number, keys, move) -> None:
-        move_s = copy_s = 0.0
+        moves, copies = [], []
         for i in range(num_blocks):
+            far = (i + num_blocks // 2) % num_blocks  # not what was just read
             start = time.perf_counter()
             move(i, keys[i])
             middle = time.perf_counter()
-            scratch[i].copy_(source[i])
-            move_s += middle - start
-            copy_s += time.perf_counter() - middle
+            scratch[far].copy_(source[far])
+            copies.append(time.perf_counter() - middle)
+            moves.append(middle - start)
+        move_s, copy_s = statistics.median(moves) * num_blocks, statistics.median(copies) * num_blocks
         if number:
             rates.setdefault(f"{what}_bytes_s", []).append(round_bytes / move_s)
             rates.setdefault("memcpy_bytes_s", []).append(round_bytes / copy_s)

@@ -86,19 +86,29 @@ uint64_t mix64(uint64_t x) {  // splitmix64
 // 64 bits of key per (seed, position); the noise of token v then needs 32-bit arithmetic only.
 uint64_t noise_key(uint64_t seed, uint64_t position) { return mix64(mix64(seed) ^ position); }
 
-SEER_INLINE float gumbel_of(uint32_t token, uint32_t low, uint32_t high) {
+SEER_INLINE float uniform_of(uint32_t token, uint32_t low, uint32_t high) {
   const uint32_t bits = mix32(mix32(token ^ low) + high);
   // Two 16-bit halves: a signed conversion vectorises on every instruction set, and 2^-32 steps near 0 keep the
-  // probability of rare tokens right (E below is small exactly for the tokens that win).
+  // probability of rare tokens right (the exponential below is small exactly for the tokens that win).
   const float v = static_cast<float>(static_cast<int32_t>(bits >> 16)) * 0x1p-16f +
                   (static_cast<float>(static_cast<int32_t>(bits & 0xffff)) + 0.5f) * 0x1p-32f;
-  const float capped = v < 0.99999994f ? v : 0.99999994f;
-  const float w = 1.0f - capped;
+  return v < 0.99999994f ? v : 0.99999994f;
+}
+
+SEER_INLINE float gumbel_from(float v) {
+  const float w = 1.0f - v;
   // -log1p(-v) from log alone: the quotient cancels the rounding of 1 - v.
   const float delta = w - 1.0f;
   const float safe = delta == 0.0f ? -1.0f : delta;
-  const float exponential = delta == 0.0f ? capped : fast_log(w) * (capped / safe);
+  const float exponential = delta == 0.0f ? v : fast_log(w) * (v / safe);
   return -fast_log(exponential);
+}
+
+// At least gumbel_from(v), from v's exponent alone: -log(-log1p(-v)) <= -log(v).
+SEER_INLINE float gumbel_bound(float v) {
+  int32_t bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  return static_cast<float>(127 - (bits >> 23)) * 0.6931472f + 1e-3f;
 }
 
 SEER_INLINE float sum_lanes(const float* lanes) {
@@ -331,6 +341,7 @@ struct Best {
   int64_t token;
 };
 
+// The greatest of x[i] (+ noise) and the runner-up, lane by lane and then over the lanes; the lowest index among equals.
 SEER_INLINE Best best_of(const float* x, int64_t n, uint32_t low, uint32_t high, bool noisy) {
   float best[kLanes], second[kLanes];
   int32_t token[kLanes];
@@ -343,8 +354,17 @@ SEER_INLINE Best best_of(const float* x, int64_t n, uint32_t low, uint32_t high,
     } else {
       for (int64_t l = 0; l < kLanes; ++l) score[l] = x[i + l];
     }
-    if (noisy)
-      for (int64_t l = 0; l < kLanes; ++l) score[l] += gumbel_of(static_cast<uint32_t>(i + l), low, high);
+    if (noisy) {
+      // Two logs are dear, and soon hardly any token can still come second in its lane: ask the bound first.
+      float uniform[kLanes];
+      int32_t hope = 0;
+      for (int64_t l = 0; l < kLanes; ++l) {
+        uniform[l] = uniform_of(static_cast<uint32_t>(i + l), low, high);
+        hope |= score[l] + gumbel_bound(uniform[l]) > second[l];
+      }
+      if (hope == 0) continue;
+      for (int64_t l = 0; l < kLanes; ++l) score[l] += gumbel_from(uniform[l]);
+    }
     for (int64_t l = 0; l < kLanes; ++l) {
       const bool wins = score[l] > best[l];
       const float loser = wins ? best[l] : score[l];
@@ -370,7 +390,7 @@ SEER_KERNEL void find_best(const float* x, int64_t n, uint32_t low, uint32_t hig
 SEER_KERNEL void find_greatest(const float* x, int64_t n, Best* out) { *out = best_of(x, n, 0, 0, false); }
 
 SEER_KERNEL void fill_gumbel(uint32_t low, uint32_t high, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = gumbel_of(static_cast<uint32_t>(i), low, high);
+  for (int64_t i = 0; i < n; ++i) out[i] = gumbel_from(uniform_of(static_cast<uint32_t>(i), low, high));
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ NOUNS = ["lantern", "kettle", "ladder", "compass", "rope", "mirror", "basket", "
 
 
 def fill(template: str, rng: random.Random) -> str:
+    """A template with everything put in."""
     a = rng.randint(11, 60)
     noun, other = rng.sample(NOUNS, 2)
     return template.format(
@@ -38,6 +39,7 @@ def fill(template: str, rng: random.Random) -> str:
 
 
 def write(path: Path, templates: list[str], seed: int) -> None:
+    """Write one prompt per template."""
     rng = random.Random(seed)
     with path.open("w") as file:
         for number, template in enumerate(templates):
@@ -46,6 +48,7 @@ def write(path: Path, templates: list[str], seed: int) -> None:
 
 
 def main() -> None:
+    """Write both sets."""
     home = Path(__file__).parent
     rng = random.Random(7)
     kinds = [SHORT] * 12 + [MIDDLE] * 7 + [LONG] * 5

@@ -162,9 +162,9 @@ def _split_busy(
 
 
 def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
-    """Least squares of time against steps and rows, over reports without prompts; None with too few."""
+    """Least squares of time against steps and rows, over reports without prompts; None without any."""
     pure = [step for step in steps if not step.num_prefill_rows and step.num_steps]
-    if len(pure) < 3:
+    if not pure:
         return None
     nn = sum(s.num_steps * s.num_steps for s in pure)
     nr = sum(s.num_steps * s.num_rows for s in pure)
@@ -172,7 +172,7 @@ def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
     nt = sum(s.num_steps * s.duration_s for s in pure)
     rt = sum(s.num_rows * s.duration_s for s in pure)
     determinant = nn * rr - nr * nr
-    if determinant <= 1e-9 * nn * rr:
+    if determinant <= 1e-9 * nn * rr:  # all steps alike: rows alone keep the bound below what was measured
         return StepFit(0.0, sum(s.duration_s for s in pure) / max(1, sum(s.num_rows for s in pure)))
     base = (nt * rr - rt * nr) / determinant
     slope = (rt * nn - nt * nr) / determinant

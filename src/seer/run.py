@@ -34,6 +34,9 @@ from seer.rollout import RolloutLoop
 from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
 from seer.types import ChunkOutput, Group, GroupResult, InstanceLimits
 
+MIN_CHUNK_TOKENS = 128
+"""Each chunk's end costs its request a few steps: the way to the driver and back, and the last block's KV again."""
+
 Lengths = Sequence[Sequence[int]]
 """Of each response, by group and index."""
 
@@ -124,7 +127,8 @@ class Run:
         if options.lengths is not None:
             forced = [ForcedLengths(one, self._length_of, self._to_loop) for one in fleet.instances]
             instances = list(forced)
-        settings = policy_settings(options.chunk_tokens, fleet.instances[0].limits, self._prompts)
+        longest = max(prompt.sampling.max_tokens for prompt in self._prompts)
+        settings = policy_settings(options.chunk_tokens, fleet.instances[0].limits, longest)
         policy = make_policy(self._spec, settings, self._context, lambda request: self._length_of(request.id))
         loop = RolloutLoop(
             instances,
@@ -232,17 +236,14 @@ class Run:
         return self._options.lengths[asked.group.id][asked.index]
 
 
-def policy_settings(
-    chunk_tokens: int | None, limits: InstanceLimits, prompts: Sequence[EncodedPrompt]
-) -> PolicySettings:
+def policy_settings(chunk_tokens: int | None, limits: InstanceLimits, longest: int) -> PolicySettings:
     """Settings in proportion to this run: the defaults of the policies are a cluster's.
 
     A chunk is an eighth of the longest response, as in the paper's workloads, in whole blocks; instances
     count as balanced within an eighth of the requests one of them runs at once.
     """
-    longest = max(prompt.sampling.max_tokens for prompt in prompts)
     if chunk_tokens is None:
-        blocks = max(1, round(max(32, min(8192, longest // 8)) / limits.block_tokens))
+        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(8192, longest // 8)) / limits.block_tokens))
         chunk_tokens = blocks * limits.block_tokens
     placement = PlacementConfig(
         imbalance_threshold=max(1, limits.max_running // 8), pull_margin_tokens=4 * limits.block_tokens

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from safetensors.torch import load_file
+
 from seer import GroupRecord, HostOptions, Rollout, Sampling
 from seer.certificate import Claim, PlainModel, certify
 from seer.engine.local.tiny import make_tiny_model
@@ -98,6 +100,29 @@ def test_new_weights_give_other_tokens_and_the_next_epoch(model: Path, tmp_path:
     groups = asyncio.run(scenario())
     assert {r.epoch for g in groups for r in g.responses} == {1}
     assert tokens_of(groups) == tokens_of(undisturbed(other))
+
+
+def test_tensors_become_the_weights_and_outlive_a_restart(model: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    tensors = load_file(other / "model.safetensors")
+
+    async def scenario() -> tuple[Tokens, int]:
+        async with a_rollout(model) as rollout:
+            await rollout.update_weights(tensors)
+            victim = rollout.fleet.instances[0]
+
+            def kill_once(event: Event) -> None:
+                if isinstance(event, Stopped) and rollout.fleet.num_lost == 0 and victim.is_up:
+                    assert victim.pid is not None
+                    os.kill(victim.pid, signal.SIGKILL)
+
+            await rolled_out(rollout, events=kill_once)
+            await asyncio.wait_for(rollout.fleet.wait_until_up(), 60)
+            return tokens_of(await rolled_out(rollout)), rollout.fleet.num_lost
+
+    tokens, num_lost = asyncio.run(scenario())
+    assert num_lost >= 1
+    assert tokens == tokens_of(undisturbed(other))
 
 
 def claims(groups: list[GroupRecord]) -> list[Claim]:

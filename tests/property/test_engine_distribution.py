@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import FunctionDrafter, a_chunk, always, an_engine, generate  # noqa: E402
-
 from seer.engine.drafter import DraftAsk, DraftTree  # noqa: E402
 from seer.engine.local import engine as engine_module  # noqa: E402
 from seer.engine.local import runner as runner_module  # noqa: E402
@@ -110,13 +109,11 @@ def test_a_verification_that_favours_drafts_is_caught(folder: Path, monkeypatch:
     assert far_too_large(statistic, freedom), f"chi-square {statistic:.1f} at {freedom} degrees of freedom"
 
 
-def test_reusing_one_positions_noise_for_its_children_is_caught(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reusing_one_positions_noise_for_its_children_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw a node's successor with its parent's noise: tokens then depend on each other."""
     real = runner_module.draw_rows
 
-    def careless(works):  # noqa: ANN001, ANN202
+    def careless(works):
         rows = real(works)
         from dataclasses import replace
 

@@ -13,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
-
 from seer.engine.local.tiny import make_tiny_model  # noqa: E402
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -31,13 +30,13 @@ def prompts(seed: int = 3) -> list[list[int]]:
     return [shared[: dice.randint(1, 30)] + [dice.randrange(3, 128)] for _ in range(NUM_REQUESTS)]
 
 
-def chunks(max_tokens: int = NUM_TOKENS):  # noqa: ANN201
+def chunks(max_tokens: int = NUM_TOKENS):
     """Half of them greedy, half sampled."""
     return [a_chunk(i, p, max_tokens=max_tokens, temperature=float(i % 2)) for i, p in enumerate(prompts())]
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path):  # noqa: ANN201
+def plain(folder: Path):
     """Every request alone, one token at a time: the definition of what is right."""
     answers = {}
     for chunk in chunks():
@@ -46,7 +45,7 @@ def plain(folder: Path):  # noqa: ANN201
     return answers
 
 
-def assert_same(answers, plain) -> None:  # noqa: ANN001
+def assert_same(answers, plain) -> None:
     assert tokens_of(answers) == tokens_of(plain)
     for request, answer in answers.items():
         assert answer.logprobs == plain[request].logprobs, f"request {request}"
@@ -89,7 +88,7 @@ def test_chunking_changes_nothing(folder: Path, plain) -> None:
         an_engine(folder, max_running=5, drafter=random_trees(1, 128), budget=always(4)),
         an_engine(folder, max_running=3, block_tokens=8),
     ]
-    done = {i: ((), 0) for i in range(NUM_REQUESTS)}
+    done = dict.fromkeys(range(NUM_REQUESTS), ((), 0))
     while any(count < NUM_TOKENS for _, count in done.values()):
         for engine in engines:
             wave = [

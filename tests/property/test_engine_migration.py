@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import a_chunk, always, an_engine, generate, random_trees, tokens_of  # noqa: E402
-
 from seer.engine.local.assembly import update  # noqa: E402
 from seer.engine.local.cache import block_bytes  # noqa: E402
 from seer.engine.local.folder import read_config  # noqa: E402
@@ -31,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, folder: Path):  # noqa: ANN201
+def pool(tmp_path: Path, folder: Path):
     size = block_bytes(read_config(folder), BLOCK_TOKENS, torch.float32)
     config = LocalPoolConfig(
         block_bytes=size,
@@ -100,8 +99,8 @@ def test_random_migrations_through_the_pool_change_nothing(folder: Path, pool: L
         an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool, drafter=random_trees(8, 128), budget=always(6)),
         an_engine(folder, block_tokens=BLOCK_TOKENS, pool=NonePool()),
     ]
-    spans = {i: () for i in range(num_requests)}
-    left = {i: num_tokens for i in range(num_requests)}
+    spans = dict.fromkeys(range(num_requests), ())
+    left = dict.fromkeys(range(num_requests), num_tokens)
     while any(left.values()):
         for engine in fleet:
             chosen = [i for i in left if left[i] and dice.random() < 0.4]

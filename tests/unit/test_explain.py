@@ -47,7 +47,8 @@ def test_the_step_cost_is_recovered_from_reports() -> None:
     assert fit is not None
     assert fit.base_s == pytest.approx(0.1)
     assert fit.slope_s == pytest.approx(0.01)
-    assert fit_steps([some_steps(0.0, 0, 1, 1)]) is None
+    assert fit_steps([some_steps(0.0, 0, 1, 1, prefill=1)]) is None
+    assert fit_steps([some_steps(0.0, 0, 2, 8)]) == StepFit(0.0, 0.28 / 8)
 
 
 def test_a_fit_never_claims_that_work_takes_less_than_nothing() -> None:

@@ -26,13 +26,17 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "Under the recorded policy the plan must be the same, chunk for chunk.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("events", type=Path, metavar="EVENTS.jsonl", help="an event log, as --out writes it")
+    parser.add_argument(
+        "events", type=Path, metavar="RUN|EVENTS.jsonl", help="a run's folder, or a simulation's event log"
+    )
     parser.add_argument("--policy", metavar="NAME", help="another policy than the recorded one")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay, and compare the plans chunk by chunk."""
+    if args.events.is_dir():
+        return _what_if(args)
     recording = read_recording(args.events)
     plan = replay(recording, args.policy)
     policy = args.policy or recording.policy
@@ -50,4 +54,30 @@ def run(args: argparse.Namespace) -> int:
         say(f"the plan differs: {len(recording.started):,} chunks were recorded\n")
         return 1
     say("the plan is the same, chunk for chunk\n")
+    return 0
+
+
+WHAT_IF = ("verl-sync", "verl", "context", "seer", "oracle")
+
+
+def _what_if(args: argparse.Namespace) -> int:
+    """A real run's lengths under other policies, at the step cost that was measured in it."""
+    from seer.runs import RunFolder  # noqa: PLC0415 - only for real runs
+    from seer.whatif import read_recorded, replay_all  # noqa: PLC0415
+
+    recorded = read_recorded(RunFolder.find(args.events))
+    predicted = replay_all(recorded, [args.policy] if args.policy else WHAT_IF)
+    base_ms, slope_ms = 1000 * recorded.fit.base_s, 1000 * recorded.fit.slope_s
+    say = sys.stdout.write
+    say(f"{len(recorded.groups)} groups, {sum(map(len, recorded.lengths))} responses; ")
+    say(f"a step of B rows took {base_ms:.1f} + {slope_ms:.2f} B ms\n")
+    say(f"measured under {recorded.policy}: {recorded.makespan_s:.1f} s\n")
+    say(f"{'policy':<12} {'predicted s':>12} {'saved':>7} {'tail s':>7} {'idle':>6}\n")
+    same = predicted[recorded.policy].makespan_s
+    for policy, summary in predicted.items():
+        saved = 100 * (1 - summary.makespan_s / same)
+        say(f"{policy:<12} {summary.makespan_s:>12.1f} {saved:>6.0f}% {summary.tail_s:>7.1f} ")
+        say(f"{100 * summary.idle_share:>5.0f}%\n")
+    error = 100 * (same / recorded.makespan_s - 1)
+    say(f"the prediction for {recorded.policy} is {error:+.0f}% off what was measured; speculation is left out\n")
     return 0

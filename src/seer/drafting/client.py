@@ -31,6 +31,7 @@ from seer.drafting.ids import Name, mix, number_of
 from seer.drafting.index import LINEAR, Draft, DraftIndex, DraftOptions
 from seer.drafting.link import Link
 from seer.drafting.streams import Streams
+from seer.errors import DeadlineExceeded
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class DraftClient:
         self.index = DraftIndex(self._config.memory_limit_bytes)
         self._streams = Streams(self.index, secrets.randbits(63))
         self._lock = threading.Lock()
+        self._groups: set[int] = set()  # every group the index may hold
         self._jobs: deque[Callable[[list[Link]], None]] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -101,8 +103,10 @@ class DraftClient:
     def register(self, group: Name, ttl_s: float, *, prompt: ArrayLike | None = None) -> None:
         """Follow a group until unused here for `ttl_s` seconds; its prompt helps the first drafts."""
         number = number_of(group)
-        if prompt is not None:
-            self.index.set_prompt(number, prompt)
+        with self._lock:
+            self._groups.add(number)
+            if prompt is not None:
+                self.index.set_prompt(number, prompt)
         self._tell(number, lambda link: link.replica.register(number, ttl_s, time.monotonic()))
 
     def observe(self, group: Name, request: Name, tokens: ArrayLike, *, previous_count: int | None = None) -> None:
@@ -127,6 +131,7 @@ class DraftClient:
         """Take in one step of a batch: request i has generated tokens[offsets[i]:offsets[i+1]]."""
         with self._lock:
             streams = self._streams.observe(requests, tokens, offsets, previous_counts)
+            self._groups.update(stream.group for stream in streams)
             grown = [(stream.group, stream.number, stream.length) for stream in streams]
         if self._thread is not None:
             self._jobs.append(lambda links: self._note(links, grown))
@@ -141,6 +146,7 @@ class DraftClient:
         """Draft after each request, up to its budget."""
         with self._lock:
             streams = [self._streams.open(group, request) for group, request in requests]
+            self._groups.update(stream.group for stream in streams)
         limits = np.ascontiguousarray(budgets, dtype=np.int32)
         shape = (len(streams), int(limits.max(initial=0)))
         batch = DraftBatch(
@@ -163,10 +169,34 @@ class DraftClient:
         number = number_of(group)
         with self._lock:
             self._streams.drop(group)
+            self._groups.discard(number)
         self.index.drop([number])
         self._tell(number, lambda link: self._drop(link, number))
 
     # ---- for whoever owns the client
+
+    def begin_epoch(self, epoch: int, timeout_s: float = 5.0) -> None:
+        """Forget all groups and go on under new weights; what was learned about confidence stays.
+
+        Waits for the background thread, so that nothing of the old epoch can arrive afterwards.
+        """
+        done = threading.Event()
+
+        def switch(links: list[Link]) -> None:
+            for link in links:
+                link.replica.begin_epoch(epoch)
+            with self._lock:
+                self._streams.clear()
+                self.index.drop(sorted(self._groups))
+                self._groups.clear()
+            done.set()
+
+        if self._thread is None:
+            switch([])
+            return
+        self._jobs.append(switch)
+        if not done.wait(timeout_s):
+            raise DeadlineExceeded("switching the draft client to a new epoch", timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Ship everything now and fetch once more; False if that took longer. Waits: not for decode steps."""

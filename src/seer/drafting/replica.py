@@ -132,6 +132,16 @@ class Replica:
         self._forget(group)
         self._finished.add(group)
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Forget every group; answers to the old epoch's questions no longer count."""
+        self._epoch = epoch
+        self._groups.clear()
+        self._dirty.clear()
+        self._unregistered.clear()
+        self._finished.clear()
+        self._push = None
+        self._fetch = None
+
     def expire(self, now: float) -> list[int]:
         """Stop following groups unused for their time to live, and return them."""
         over = [number for number, group in self._groups.items() if now > group.expires_at]

@@ -64,7 +64,7 @@ class ServerConfig:
         if self.secret is None and not self.open_to_network and not _is_loopback(self.address):
             raise ConfigError(
                 f"draft server would listen on {self.address} without a secret",
-                hint="give it a shared secret, or say that an open port is intended",
+                hint="give it a shared secret (--secret-file), or allow an open port (--open)",
             )
 
 

@@ -17,20 +17,31 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from seer.engine.base import Weights
 from seer.engine.catalog import PreparedEngine
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance, Supervisor
 from seer.engine.host.draft_server import DraftServerProcess
-from seer.errors import InstanceError, SeerError
+from seer.engine.host.parcel import Parcel, pack
+from seer.errors import SeerError
 from seer.metrics.events import Event, EventSink, discard
-from seer.rollout import RolloutLoop
 from seer.types import ChunkOutput
 
 log = logging.getLogger(__name__)
 
 POOL_DEADLINE_S = 2.0
 POOL_PREFIX = "rollout"
+
+
+class LosesInstances(Protocol):
+    """What the fleet tells a rollout loop."""
+
+    def lose_instance(self, instance: int) -> None:
+        """It is gone, with everything in its hands."""
+
+    def rejoin_instance(self, instance: int) -> None:
+        """It is back, empty."""
 
 
 class HostedFleet:
@@ -57,12 +68,14 @@ class HostedFleet:
         self._supervisor = Supervisor(
             max_restarts=options.max_restarts, lost=self._lost, back=self._back, given_up=self._give_up
         )
-        self._loop: RolloutLoop | None = None
+        self._loop: LosesInstances | None = None
         self._on_output: Callable[[ChunkOutput], None] | None = None
         self._on_failure: Callable[[SeerError], None] | None = None
         self._events: EventSink = discard
         self._failure: SeerError | None = None
         self._an_end = asyncio.Event()
+        self._a_return = asyncio.Event()
+        self._parcel = Parcel(Path())
         self.instances: list[ProcessInstance] = []
         self.epoch = 0
         self.num_lost = 0
@@ -91,7 +104,7 @@ class HostedFleet:
 
     def attach(
         self,
-        loop: RolloutLoop,
+        loop: LosesInstances,
         *,
         events: EventSink,
         on_output: Callable[[ChunkOutput], None],
@@ -116,9 +129,16 @@ class HostedFleet:
             await self._configure("begin_run", run=run, drafts=drafts, epoch=self.epoch)
 
     async def update_weights(self, weights: Weights) -> int:
-        """Move every instance to the next epoch; returns it."""
+        """Move every instance to the next epoch; returns it. Tensors are written once, for all of them."""
         epoch = self.epoch + 1
-        await self._on_all("update_weights", lambda instance: instance.update_weights(weights, epoch))
+        parcel = pack(weights)
+        try:
+            await self._configure("update_weights", weights=str(parcel.path), epoch=epoch)
+        except BaseException:
+            parcel.discard()
+            raise
+        self._parcel.discard()
+        self._parcel = parcel
         self.epoch = epoch
         return epoch
 
@@ -129,12 +149,19 @@ class HostedFleet:
                 self._an_end.clear()
                 await self._an_end.wait()
 
+    async def wait_until_up(self) -> None:
+        """Wait until every instance takes chunks again; the caller sets the deadline."""
+        while not all(instance.is_up for instance in self.instances):
+            self._a_return.clear()
+            await self._a_return.wait()
+
     async def close(self) -> None:
         """End every process and give the shared memory back."""
         await self._supervisor.close()
         await asyncio.gather(*(instance.close() for instance in self.instances))
         if self.draft_server is not None:
             await self.draft_server.close()
+        self._parcel.discard()
         if self._pool_name is not None:
             _remove_pool(self._pool_name)
 
@@ -153,17 +180,19 @@ class HostedFleet:
         return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
 
     async def _configure(self, method: str, **arguments: object) -> None:
-        await self._on_all(method, lambda instance: instance.configure(method, **arguments))
-
-    async def _on_all(self, what: str, act: Callable[[ProcessInstance], object]) -> None:
-        """Act on every instance that is up; one that is lost meanwhile is the supervisor's business."""
+        """Call a method of every instance, now where it is up and after its restart where it is not."""
         up = [instance for instance in self.instances if instance.is_up]
-        results = await asyncio.gather(*map(act, up), return_exceptions=True)  # type: ignore[call-overload]
+        for instance in self.instances:
+            if instance not in up:
+                instance.configure_after_restart(method, **arguments)
+        results = await asyncio.gather(
+            *(instance.configure(method, **arguments) for instance in up), return_exceptions=True
+        )
         for instance, result in zip(up, results, strict=True):
-            if isinstance(result, BaseException) and instance.is_up:
-                raise result
-        if not any(instance.is_up for instance in self.instances):
-            raise InstanceError(f"{what}: no instance is up")
+            if isinstance(result, BaseException):
+                if instance.is_up:
+                    raise result
+                instance.configure_after_restart(method, **arguments)  # lost meanwhile
 
     def _take_output(self, output: ChunkOutput) -> None:
         if output.end is not None:
@@ -182,6 +211,7 @@ class HostedFleet:
 
     def _back(self, instance: int) -> None:
         log.warning("instance %d is back", instance)
+        self._a_return.set()
         if self._loop is not None:
             self._loop.rejoin_instance(instance)
 

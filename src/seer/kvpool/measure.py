@@ -2,7 +2,8 @@
 
 Two processes: this one puts, a child gets into buffers of its own. Each process also copies the same blocks
 from private to private memory (memcpy), in turns with the pool: a batch copied, a batch put, and so on, so
-that noise on a shared machine hits both alike. Ratios are taken within a round, of the time spent on each.
+that noise on a shared machine hits both alike. A round counts as many times its median batch: on a machine
+with other work a batch is now and then interrupted for longer than it takes. Ratios are taken within a round.
 
 Invariants
   1. Every get is checked: a miss or a wrong byte ends the measurement.
@@ -76,7 +77,8 @@ def measure_pool(
     num_rounds: int = 5,
 ) -> PoolSpeed:
     """Put in this process, get in another; see the header."""
-    num_blocks = round_bytes // block_bytes
+    num_blocks = round_bytes // block_bytes // batch_blocks * batch_blocks
+    round_bytes = num_blocks * block_bytes
     source = np.random.default_rng(0).integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
     scratch = np.ones_like(source)
     copies: list[float] = []
@@ -132,15 +134,21 @@ def copy_blocks(target: Blocks, source: Blocks) -> None:
 def in_turns(
     num_blocks: int, batch_blocks: int, first: Callable[[slice], None], second: Callable[[slice], None]
 ) -> tuple[float, float]:
-    """Do both to each batch, one after the other; returns the seconds each took in all."""
-    seconds = [0.0, 0.0]
-    for start in range(0, num_blocks, batch_blocks):
-        part = slice(start, min(start + batch_blocks, num_blocks))
-        for i, work in enumerate((first, second)):
+    """Do both to each batch, one after the other; returns the seconds each would take if all were the median
+    one.
+
+    The second gets the batch half the blocks away: what one has just read must not be in the cache of the
+    other.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    starts = range(0, num_blocks - batch_blocks + 1, batch_blocks)
+    for i, start in enumerate(starts):
+        far = starts[(i + len(starts) // 2) % len(starts)]
+        for seconds, work, at in ((times[0], first, start), (times[1], second, far)):
             begin = time.perf_counter()
-            work(part)
-            seconds[i] += time.perf_counter() - begin
-    return seconds[0], seconds[1]
+            work(slice(at, at + batch_blocks))
+            seconds.append(time.perf_counter() - begin)
+    return statistics.median(times[0]) * len(starts), statistics.median(times[1]) * len(starts)
 
 
 def _round_keys(epoch: int, num_blocks: int) -> KeyArray:

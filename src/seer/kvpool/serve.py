@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -49,6 +50,9 @@ class ServeSpec(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     host: str = "127.0.0.1"
     log_dir: str = ""
+    """Where this process and Mooncake's write what they have to say."""
+    log_is_temporary: bool = False
+    """Remove the logs when all went well."""
 
 
 class ServeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +165,8 @@ def main(arguments: list[str]) -> int:
         return 2
     finally:
         Path(spec.state_path).unlink(missing_ok=True)
+    if spec.log_is_temporary:
+        shutil.rmtree(spec.log_dir, ignore_errors=True)
     return 0
 
 

@@ -8,6 +8,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,9 +54,9 @@ def start(spec: ServeSpec) -> ServeState:
     """Start the process and wait until the pool is usable."""
     if find_state(spec.name, spec.dram_dir) is not None:
         raise PoolError(f"pool {spec.name!r} is up already", hint="see `seer pool status`")
-    log_dir = spec.log_dir or tempfile.mkdtemp(prefix="seer-pool-")
-    spec = msgspec.structs.replace(spec, log_dir=log_dir)
-    log = Path(log_dir) / "serve.log"
+    if not spec.log_dir:
+        spec = msgspec.structs.replace(spec, log_dir=tempfile.mkdtemp(prefix="seer-pool-"), log_is_temporary=True)
+    log = Path(spec.log_dir) / "serve.log"
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "seer.kvpool.serve", msgspec.json.encode(spec).decode()],
@@ -71,7 +72,7 @@ def start(spec: ServeSpec) -> ServeState:
             _children[process.pid] = process
             return state
         if process.poll() is not None:
-            raise _why(log, spec.name)
+            raise _why(log, spec)
         time.sleep(_LOOK_S)
     process.kill()
     process.wait(_STOP_DEADLINE_S)
@@ -93,10 +94,14 @@ def stop(state: ServeState) -> None:
         _children.pop(state.pid).wait(_STOP_DEADLINE_S)
 
 
-def _why(log: Path, name: str) -> PoolError:
+def _why(log: Path, spec: ServeSpec) -> PoolError:
+    """What the process said before it ended; its logs are kept only when it did not say it plainly."""
     lines = log.read_text(errors="replace").strip().splitlines()
     try:
         reason = msgspec.json.decode(lines[-1], type=dict[str, str | None])
-        return PoolError(reason["error"] or "", hint=reason["hint"])
+        error = PoolError(reason["error"] or "", hint=reason["hint"])
     except (IndexError, KeyError, msgspec.DecodeError):
-        return PoolError(f"pool {name!r} did not start", hint=f"see {log}")
+        return PoolError(f"pool {spec.name!r} did not start", hint=f"see {log}")
+    if spec.log_is_temporary and spec.backend == "local":
+        shutil.rmtree(spec.log_dir, ignore_errors=True)
+    return error

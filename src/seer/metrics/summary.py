@@ -62,26 +62,25 @@ class Summarizer:
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
-        kind = type(event)
-        if kind is InstanceState:
-            assert isinstance(event, InstanceState)
+        # The instances' states are by far the most frequent, and this is called for everything that happens.
+        if type(event) is InstanceState:
             self._account(event.instance, event.t_s)
             self._running[event.instance] = event.num_running
             self._accepted[event.instance] = event.accepted_per_step
-        elif isinstance(event, Started):
+        elif type(event) is Started:
             self._migrations += event.moved_from is not None and event.moved_from != event.instance
-        elif isinstance(event, Ended):
-            if event.reason == FinishReason.CANCELLED.value:
-                self._cancelled_tokens += event.num_generated
-                return
-            self._ends_s.append(event.t_s)
-            self._num_tokens += event.num_generated
-        elif isinstance(event, Prefilling):
+        elif type(event) is Prefilling:
             self._recomputed += event.num_recomputed
             self._migrated_tokens += event.num_loaded
-        elif isinstance(event, Queued):
+        elif type(event) is Ended:
+            if event.reason == FinishReason.CANCELLED.value:
+                self._cancelled_tokens += event.num_generated
+            else:
+                self._ends_s.append(event.t_s)
+                self._num_tokens += event.num_generated
+        elif type(event) is Queued:
             self._first_s = min(self._first_s, event.t_s)
-        elif isinstance(event, Preempted):
+        elif type(event) is Preempted:
             self._preemptions += 1
 
     def summary(self) -> Summary:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from seer.explain import HEADINGS
 from seer.report.run_data import RunData
@@ -95,23 +94,24 @@ def kv_use(run: RunData, x_max: float) -> str:
 
 def drafts(run: RunData, x_max: float) -> str:
     """Draft tokens per second: verified, and accepted."""
+    bin_s = max(run.makespan_s / 120, 1e-6)
     series = []
     for instance, reports in enumerate(run.steps):
-        drafted = [(0.0, 0.0)]
-        accepted = [(0.0, 0.0)]
-        for before, now in pairwise(reports):
-            elapsed_s = max(1e-3, now.t_s - before.t_s)
-            drafted.append((max(0.0, before.t_s), now.num_drafted / elapsed_s))
-            accepted.append((max(0.0, before.t_s), now.num_accepted / elapsed_s))
-        series.append((instance, drafted, accepted))
-    peak = max((y for _, drafted, _ in series for _, y in drafted), default=0.0)
+        drafted, accepted = [0.0] * 121, [0.0] * 121
+        for report in reports:
+            place = min(120, max(0, int(report.t_s / bin_s)))
+            drafted[place] += report.num_drafted / bin_s
+            accepted[place] += report.num_accepted / bin_s
+        lines = [[(i * bin_s, y) for i, y in enumerate(values)] for values in (drafted, accepted)]
+        series.append((instance, lines[0], lines[1]))
+    peak = max((y for _, line, _ in series for _, y in line), default=0.0)
     if not peak:
         return '<p class="soft">None were verified: speculation was off, or did not pay.</p>'
     frame = Frame(WIDTH, 150, x_max, max(1.0, peak))
     body = [_tail_shade(frame, run), frame.axes("s", "drafts/s")]
-    for instance, drafted, accepted in series:
-        body.append(steps(frame, drafted, run.makespan_s, "#b9bec4", f"instance {instance}: verified"))
-        body.append(steps(frame, accepted, run.makespan_s, colour(instance), f"instance {instance}: accepted"))
+    for instance, verified_line, accepted_line in series:
+        body.append(steps(frame, verified_line, run.makespan_s, "#b9bec4", f"instance {instance}: verified"))
+        body.append(steps(frame, accepted_line, run.makespan_s, colour(instance), f"instance {instance}: accepted"))
     return chart(frame, "".join(body), "draft tokens verified and accepted")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer.engine.local.blocks import BlockTable  # noqa: E402
+from seer.engine.local.blocks import BlockTable
 
 
 def test_a_released_block_is_found_until_its_room_is_needed() -> None:

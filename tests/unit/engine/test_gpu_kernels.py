@@ -16,7 +16,6 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
 from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
-
 from seer.engine.local.tiny import make_tiny_model  # noqa: E402
 
 # As small as can be: the interpreter runs every program of every launch in Python.
@@ -33,17 +32,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_tiny_model(tmp_path_factory.mktemp("model"), family, seed=1, **changes)
 
 
-def chunks(max_tokens: int = 12):  # noqa: ANN201
+def chunks(max_tokens: int = 12):
     prompts = [list(range(5, 9 + 11 * i)) for i in range(3)]
     return [a_chunk(i, p, max_tokens=max_tokens - i, temperature=[1.0, 0.0, 0.7][i % 3]) for i, p in enumerate(prompts)]
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path):  # noqa: ANN201
+def expected(folder: Path):
     return generate(an_engine(folder), chunks())
 
 
-def assert_close(answers, expected) -> None:  # noqa: ANN001
+def assert_close(answers, expected) -> None:
     assert tokens_of(answers) == tokens_of(expected)
     for request, answer in answers.items():
         assert answer.logprobs == pytest.approx(expected[request].logprobs, abs=2e-4)

@@ -8,12 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from engines import a_chunk, always, an_engine, generate, tokens_of  # noqa: E402
-
-from seer.drafting.client import DraftClient  # noqa: E402
-from seer.engine.drafter import DraftAsk  # noqa: E402
-from seer.engine.grouped import GroupedDrafter  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+from engines import a_chunk, always, an_engine, generate, tokens_of
+from seer.drafting.client import DraftClient
+from seer.engine.drafter import DraftAsk
+from seer.engine.grouped import GroupedDrafter
+from seer.engine.local.tiny import make_tiny_model
 
 
 def test_a_sibling_that_says_the_same_is_drafted_from() -> None:

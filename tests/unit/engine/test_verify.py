@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer.engine.drafter import DraftTree  # noqa: E402
-from seer.engine.local.verify import walk  # noqa: E402
+from seer.engine.drafter import DraftTree
+from seer.engine.local.verify import walk
 
 #        root -> 7 -> 8 -> 9
 #             -> 5 -> 8

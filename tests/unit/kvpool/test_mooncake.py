@@ -122,7 +122,9 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="below 16 MiB"):
         MooncakeServersConfig(dram_bytes=1)
     with pytest.raises(ConfigError, match="not a folder"):
-        MooncakeServersConfig(dram_bytes=64 << 20, ssd_bytes=1 << 30, ssd_dir="/nowhere")
+        MooncakeServersConfig(dram_bytes=1 << 30, ssd_bytes=1 << 30, ssd_dir="/nowhere")
+    with pytest.raises(ConfigError, match="too small over an SSD"):
+        MooncakeServersConfig(dram_bytes=64 << 20, ssd_bytes=1 << 30, ssd_dir="/tmp")
     with pytest.raises(ConfigError, match="either owner_address"):
         MooncakePoolConfig(block_bytes=1)
     with pytest.raises(ConfigError, match="too small"):

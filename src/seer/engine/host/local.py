@@ -71,7 +71,10 @@ class HostedLocal(LocalInstance):
         self._steps.append(report)
         if now_s - self._reported_s >= REPORT_S or not self._in_hand:
             self._reported_s = now_s
-            self._gathered.append(_add_up(now_s, self.id, self._steps))
+            # Apart, so that what a plain decoding step costs can be read off the log.
+            plain = [step for step in self._steps if not step.num_prefill_rows]
+            mixed = [step for step in self._steps if step.num_prefill_rows]
+            self._gathered.extend(_add_up(now_s, self.id, steps) for steps in (plain, mixed) if steps)
             self._steps = []
             gathered, self._gathered = self._gathered, []
             assert self._loop is not None, "steps come after start"

@@ -17,7 +17,6 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +41,7 @@ from seer.engine.host.messages import (
     revive_error,
 )
 from seer.engine.host.options import HostOptions, InstanceSpec
-from seer.engine.host.parcel import weights_as_path
+from seer.engine.host.parcel import Parcel, pack
 from seer.engine.host.state_events import StateSampler
 from seer.errors import DeadlineExceeded, InstanceError
 from seer.metrics.events import EventSink, discard
@@ -96,6 +95,7 @@ class ProcessInstance:
         self._calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
         self._replayed: dict[str, dict[str, Any]] = {}  # the newest arguments of each call a restart must repeat
+        self._parcel = Parcel(Path())
         self._is_paused = False
         self._is_restarting = False
         self._heard_s = 0.0
@@ -144,16 +144,19 @@ class ProcessInstance:
         return min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
 
     async def update_weights(self, weights: Weights, epoch: int) -> None:
-        """Switch to a newer epoch. Tensors travel through a file in shared memory."""
+        """Switch to a newer epoch. Tensors travel through a file in shared memory, kept for a restart."""
         if self._in_hand:
             raise InstanceError(
                 f"instance {self._id} runs {len(self._in_hand)} chunks; weights change between rollouts"
             )
-        with weights_as_path(weights) as path:
-            await self.call("update_weights", weights=str(path), epoch=epoch)
-        self._known_tokens.clear()
-        if isinstance(weights, Path):
-            self._replayed["update_weights"] = {"weights": str(weights), "epoch": epoch}
+        parcel = pack(weights)
+        try:
+            await self.configure("update_weights", weights=str(parcel.path), epoch=epoch)
+        except BaseException:
+            parcel.discard()
+            raise
+        self._parcel.discard()
+        self._parcel = parcel
 
     async def pause(self) -> None:
         """Stop stepping."""
@@ -175,6 +178,7 @@ class ProcessInstance:
             # The reader is at the end of the stream now, or will be as soon as it has run.
             await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
         await self._clean_up()
+        self._parcel.discard()
         self._end_all(ChunkEnd.ABORTED, None)
 
     # Beyond the protocol
@@ -216,6 +220,8 @@ class ProcessInstance:
         """`call`, and again after every restart."""
         await self.call(method, **arguments)
         self._replayed[method] = arguments
+        if method == "update_weights":
+            self._known_tokens.clear()
 
     async def restart(self) -> None:
         """Bring a lost instance back, with the weights and settings it had."""
@@ -224,13 +230,24 @@ class ProcessInstance:
         self._is_restarting = True
         try:
             await self._launch()
-            for method, arguments in self._replayed.items():
-                await self.call(method, **arguments)
+            await self._repeat_configuration()
         except DeadlineExceeded as error:
             self._lose(str(error))
             raise
         finally:
             self._is_restarting = False
+
+    def configure_after_restart(self, method: str, **arguments: Any) -> None:
+        """What `configure` would have done, for an instance that is down or on its way back."""
+        self._replayed[method] = arguments
+
+    async def _repeat_configuration(self) -> None:
+        done: dict[str, dict[str, Any]] = {}
+        while done != self._replayed:  # it may change while we wait
+            for method, arguments in list(self._replayed.items()):
+                if done.get(method) != arguments:
+                    await self.call(method, **arguments)
+                    done[method] = arguments
 
     # The child
 
@@ -349,21 +366,19 @@ class ProcessInstance:
                 self._sink(ChunkOutput(request, attempt, self._id, 0, end=end, error=error))
 
     async def _clean_up(self) -> None:
-        """Leave nothing behind: tasks, socket, process, log."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+        """Leave nothing behind: tasks, socket, process, log. Cut short by a cancellation, it can be called again."""
+        for task in self._tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        channel, self._channel = self._channel, None
-        child, self._child = self._child, None
-        if channel is not None:
-            await channel.close()
-        if child is not None:
-            child.kill()
-            await child.wait(self._options.close_deadline_s)
-            child.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+        if self._child is not None:
+            self._child.kill()
+            await self._child.wait(self._options.close_deadline_s)
+            self._child.close()
+            self._child = None
 
     @staticmethod
     def _now_s() -> float:

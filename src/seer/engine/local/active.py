@@ -96,9 +96,7 @@ class ActiveChunk:
         start = self.num_reported
         count = self.num_unreported
         first = self.num_context + start
-        span = TokenSpan(
-            self.tokens[first : first + count], self.logprobs[start:], epoch, self.raw_logprobs[start:]
-        )
+        span = TokenSpan(self.tokens[first : first + count], self.logprobs[start:], epoch, self.raw_logprobs[start:])
         output = ChunkOutput(
             request=self.chunk.request,
             attempt=self.chunk.attempt,

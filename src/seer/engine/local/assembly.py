@@ -61,8 +61,12 @@ def assemble(
     settings: EngineSettings,
     *,
     busy: Callable[[], bool] | None = None,
+    weights: Weights | None = None,
 ) -> Engine:
-    """Load the weights and build an engine; `busy` tells others who share the weights that it has work."""
+    """Load the weights and build an engine; `busy` tells others who share the weights that it has work.
+
+    Without `weights` they are the folder's own.
+    """
     cache = KVCache(
         config,
         num_blocks=limits.kv_blocks,
@@ -82,9 +86,9 @@ def assemble(
         budget=settings.budget,
     )
     shared = shared_weights(folder, config, ops, settings.dtype, settings.device)
-    weights = shared.load(folder, settings.epoch, ops, scheduler)
+    loaded = shared.load(folder if weights is None else weights, settings.epoch, ops, scheduler)
     shared.join(scheduler, busy or (lambda: bool(scheduler.running or scheduler.waiting)))
-    model = Model(config, ops, weights)
+    model = Model(config, ops, loaded)
     return Engine(
         instance,
         model=model,
@@ -140,9 +144,7 @@ def choose_limits(
     if kv_blocks is None:
         # No more than all lanes can fill: what is left stays with the machine.
         most = max_running * -(-context // block_tokens)
-        memory = (
-            int(_free_bytes(settings.device) * MEMORY_SHARE) if kv_memory_bytes is None else kv_memory_bytes
-        )
+        memory = int(_free_bytes(settings.device) * MEMORY_SHARE) if kv_memory_bytes is None else kv_memory_bytes
         kv_blocks = min(most, memory // size)
     if kv_blocks < 1:
         raise ConfigError(

@@ -90,9 +90,7 @@ def build(works: list[Work], block_tokens: int, first_scratch_slot: int) -> Batc
         positions.extend(range(start, stop))
         visible.extend(range(start + 1, stop + 1))
         blocks = active.blocks
-        slots.extend(
-            blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop)
-        )
+        slots.extend(blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop))
         path_start.extend([len(paths)] * work.num_tokens)
         if work.draws:
             work.first_draw = len(draw_rows)

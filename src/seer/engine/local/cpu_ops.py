@@ -49,6 +49,11 @@ class PackedLinear:
         product: torch.Tensor = self.multiply(x, self.packed, self.bias, "none", [], "")
         return product
 
+    def replace(self, other: Linear) -> None:
+        """Take another packed matrix."""
+        assert isinstance(other, PackedLinear), f"{type(other).__name__} replaces a PackedLinear"
+        self.packed, self.bias = other.packed, other.bias
+
 
 class CpuOps:
     """fp32 on one thread, the same bits for a row in any batch."""
@@ -57,9 +62,7 @@ class CpuOps:
 
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         assert kernels is not None, "the native kernels are not built"
-        assert cache.tensor.dtype == torch.float32, (
-            f"native kernels work in float32, not {cache.tensor.dtype}"
-        )
+        assert cache.tensor.dtype == torch.float32, f"native kernels work in float32, not {cache.tensor.dtype}"
         c = cache.config
         self.config, self.rotary, self.cache = c, rotary, cache
         self.kernels = kernels.Kernels(

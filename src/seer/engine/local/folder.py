@@ -87,9 +87,7 @@ def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] =
     """Check a config.json already parsed; `source` is what error messages call it."""
     family = raw.get("model_type")
     if family not in FAMILIES:
-        raise InputError(
-            f"{source}: model_type={family!r} is not supported", hint=f"one of {', '.join(FAMILIES)}"
-        )
+        raise InputError(f"{source}: model_type={family!r} is not supported", hint=f"one of {', '.join(FAMILIES)}")
     _refuse_unsupported(raw, source)
     heads = _whole(raw, "num_attention_heads", source)
     hidden = _whole(raw, "hidden_size", source)
@@ -120,9 +118,7 @@ def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] =
 def _refuse_unsupported(raw: dict[str, Any], source: str) -> None:
     quantized = raw.get("quantization_config")
     if quantized:
-        raise InputError(
-            f"{source}: quantized weights are not supported", hint="use a bf16, fp16 or fp32 folder"
-        )
+        raise InputError(f"{source}: quantized weights are not supported", hint="use a bf16, fp16 or fp32 folder")
     if raw.get("hidden_act", "silu") != "silu":
         raise InputError(f"{source}: hidden_act={raw['hidden_act']!r} is not supported", hint="only silu is")
     if raw.get("mlp_bias"):

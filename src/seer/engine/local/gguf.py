@@ -189,9 +189,7 @@ def _tokenizer(gguf: GgufFile) -> dict[str, Any]:
     """tokenizer.json of a byte-level BPE."""
     fields = gguf.fields
     if fields["tokenizer.ggml.model"] != "gpt2":
-        raise InputError(
-            f"GGUF tokenizer {fields['tokenizer.ggml.model']!r} is not supported", hint="only gpt2 is"
-        )
+        raise InputError(f"GGUF tokenizer {fields['tokenizer.ggml.model']!r} is not supported", hint="only gpt2 is")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds: list[int] = fields["tokenizer.ggml.token_type"]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

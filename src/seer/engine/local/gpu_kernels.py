@@ -125,7 +125,7 @@ def attention_kernel(  # one program per tile, KV head and part of the context
             mask=inside[None, :], other=0.0,
         )  # fmt: skip
         seen = (n[None, :] < visible[:, None]) & inside[None, :]
-        s = tl.where(seen, tl.dot(q, k) * scale, -1.0e30)
+        s = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1.0e30)
         new_top = tl.maximum(top, tl.max(s, 1))
         p = tl.where(seen, tl.exp(s - new_top[:, None]), 0.0)
         fade = tl.exp(top - new_top)
@@ -134,7 +134,7 @@ def attention_kernel(  # one program per tile, KV head and part of the context
             mask=inside[:, None], other=0.0,
         )  # fmt: skip
         total = total * fade + tl.sum(p, 1)
-        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v)
+        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
     if NODE_ROWS > 0:
         if split == 0:  # the tree's own keys and values are rows of this very step
@@ -145,19 +145,17 @@ def attention_kernel(  # one program per tile, KV head and part of the context
             at = qkv + node * W + (H + kv_head) * D
             k = tl.load(at[None, :] + d[:, None], mask=used[None, :], other=0.0)
             seen = ((mask[:, None] >> j[None, :]) & 1) != 0
-            s = tl.where(seen, tl.dot(q, k) * scale, -1.0e30)
+            s = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1.0e30)
             new_top = tl.maximum(top, tl.max(s, 1))
             p = tl.where(seen, tl.exp(s - new_top[:, None]), 0.0)
             fade = tl.exp(top - new_top)
             v = tl.load(at[:, None] + HKV * D + d[None, :], mask=used[:, None], other=0.0)
             total = total * fade + tl.sum(p, 1)
-            acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v)
+            acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
             top = new_top
     place = row * H + head
     if SPLITS == 1:
-        tl.store(
-            out + place[:, None] * D + d[None, :], acc / tl.maximum(total, 1e-30)[:, None], mask=live[:, None]
-        )
+        tl.store(out + place[:, None] * D + d[None, :], acc / tl.maximum(total, 1e-30)[:, None], mask=live[:, None])
     else:
         place = place * SPLITS + split
         tl.store(parts + place[:, None] * D + d[None, :], acc, mask=live[:, None])
@@ -166,9 +164,7 @@ def attention_kernel(  # one program per tile, KV head and part of the context
 
 
 @triton.jit
-def join_parts_kernel(
-    parts, stats, out, D: tl.constexpr, SPLITS: tl.constexpr
-):  # one program per row and head
+def join_parts_kernel(parts, stats, out, D: tl.constexpr, SPLITS: tl.constexpr):  # one program per row and head
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     d = tl.arange(0, D)
@@ -223,9 +219,7 @@ def _gumbel(token, low, high):
     uniform = tl.minimum(uniform, 0.99999994)
     left = 1.0 - uniform
     delta = left - 1.0
-    exponential = tl.where(
-        delta == 0.0, uniform, tl.log(left) * (uniform / tl.where(delta == 0.0, -1.0, delta))
-    )
+    exponential = tl.where(delta == 0.0, uniform, tl.log(left) * (uniform / tl.where(delta == 0.0, -1.0, delta)))
     return -tl.log(exponential)
 
 

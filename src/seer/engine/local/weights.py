@@ -62,9 +62,7 @@ def open_weights(source: Path | Mapping[str, torch.Tensor]) -> Mapping[str, torc
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         missing = [name for name in names if not (source / name).is_file()]
         if missing:
-            raise InputError(
-                f"{source} lacks {missing[0]}, which its index names", hint="download the folder again"
-            )
+            raise InputError(f"{source} lacks {missing[0]}, which its index names", hint="download the folder again")
         return TensorFiles([source / name for name in names])
     paths = sorted(source.glob("*.safetensors"))
     if not paths:
@@ -97,9 +95,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
     for layer in range(c.num_layers):
         at = f"model.layers.{layer}."
-        shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (
-            c.hidden_size,
-        )
+        shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (c.hidden_size,)
         for name, width in (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs)):
             shapes[f"{at}self_attn.{name}.weight"] = (width, c.hidden_size)
             if c.qkv_bias:

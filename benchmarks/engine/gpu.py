@@ -1,0 +1,419 @@
+"""Everything issue 5 asks of the embedded engine on a GPU, in one run that ends within its limit.
+
+    python benchmarks/engine/gpu.py --smollm2 FOLDER [--qwen FOLDER] --out DIR [--limit-s 480]
+    python benchmarks/engine/gpu.py --only vllm ...     the peer alone, in its own process (started by the above)
+
+Sections: correctness, decode (SmolLM2 by batch size), vllm (the same), seven (a 7B shape with made-up weights),
+speculation (grouped drafts), tree (tree against linear verification). Each writes DIR/engine-gpu.json when it is done,
+and one that fails leaves its traceback there and lets the next go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport  # noqa: E402
+from seer.engine.local.assembly import EngineSettings, assemble, choose_limits  # noqa: E402
+from seer.engine.local.engine import Engine  # noqa: E402
+from seer.engine.local.folder import config_from_dict, read_config  # noqa: E402
+from seer.engine.local.measure import generate_batch, random_prompts  # noqa: E402
+from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+from seer.engine.local.tokenizer import Tokenizer  # noqa: E402
+from seer.engine.local.weights import expected_shapes  # noqa: E402
+from seer.types import Chunk, Sampling  # noqa: E402
+
+BATCHES = (1, 8, 32, 128, 256)
+PROMPT_TOKENS, NEW_TOKENS = 128, 256
+SEVEN = {
+    "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+    "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "eos_token_id": 1,
+    "architectures": ["Qwen2ForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
+}  # fmt: skip
+QUESTIONS = (
+    "A farmer has 17 sheep and buys 3 pens of 8 sheep each. How many sheep are there now? Think step by step.",
+    "Natalia sold 48 clips in April and half as many in May. How many clips did she sell in all?",
+    "Write a Python function that returns the n-th Fibonacci number without recursion, and explain it.",
+    "Write a Python function that checks whether a string is a palindrome, ignoring case and punctuation.",
+    "A train travels 60 km in 45 minutes. What is its speed in km/h? Explain your steps.",
+    "Write a Python function that merges two sorted lists into one sorted list.",
+    "What is the sum of all even numbers from 2 to 100? Show the reasoning.",
+    "Write a Python class for a stack with push, pop and peek, with docstrings.",
+)
+
+
+class RandomWeights(Mapping[str, torch.Tensor]):
+    """Made-up weights on the device, one tensor at a time."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.shapes = expected_shapes(config_from_dict(dict(config), source="made-up"))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(len(name))
+        value = torch.randn(self.shapes[name], generator=generator, device="cuda", dtype=torch.bfloat16)
+        return value.abs() if name.endswith("norm.weight") else value * 0.02
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class NgramDrafter:
+    """What the grouped index does, in plain Python: used where the native index is not built."""
+
+    LONGEST, SHORTEST = 6, 2
+
+    def __init__(self) -> None:
+        self.next: dict[tuple[int, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
+        self.said: dict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
+        said = self.said[group, request]
+        for token in list(tokens)[max(0, len(said) - start) :]:
+            for size in range(self.SHORTEST, self.LONGEST + 1):
+                if len(said) >= size:
+                    follow = self.next[group, tuple(said[-size:])]
+                    follow[token] = follow.get(token, 0) + 1
+            said.append(token)
+
+    def draft(self, asks: Sequence[DraftAsk]) -> list[DraftTree]:
+        return [DraftTree.linear(self._path(ask)) for ask in asks]
+
+    def _path(self, ask: DraftAsk) -> list[int]:
+        recent = list(ask.context[-self.LONGEST :])
+        path: list[int] = []
+        while len(path) < ask.max_tokens:
+            for size in range(min(self.LONGEST, len(recent)), self.SHORTEST - 1, -1):
+                follow = self.next.get((ask.group, tuple(recent[-size:])))
+                if follow:
+                    token = max(follow, key=lambda one: (follow[one], -one))
+                    break
+            else:
+                return path
+            path.append(token)
+            recent = [*recent, token][-self.LONGEST :]
+        return path
+
+    def forget(self, request: int) -> None:
+        pass
+
+
+def a_drafter() -> tuple[Any, str]:
+    try:
+        from seer.drafting.client import DraftClient
+        from seer.engine.grouped import GroupedDrafter
+
+        return GroupedDrafter(DraftClient()), "native grouped index"
+    except ImportError:
+        return NgramDrafter(), "n-gram table in Python"
+
+
+class Blind:
+    """Proposes arbitrary trees of a fixed form: what verification costs does not depend on the tokens."""
+
+    def __init__(self, parents: Sequence[int | None]) -> None:
+        self.parents = list(parents)
+
+    def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
+        pass
+
+    def draft(self, asks: Sequence[DraftAsk]) -> list[DraftTree]:
+        count = len(self.parents)
+        return [DraftTree([7 + i for i in range(count)], self.parents) for _ in asks]
+
+    def forget(self, request: int) -> None:
+        pass
+
+
+def an_engine(
+    folder: Path, batch: int, context: int, *, weights: Any = None, config: Any = None, **settings: Any
+) -> Engine:
+    config = config or read_config(folder)
+    chosen = EngineSettings(
+        **({"dtype": torch.bfloat16, "device": torch.device("cuda"), "max_step_tokens": 8192} | settings)
+    )
+    blocks = batch * (-(-context // 16) + 2)
+    limits = choose_limits(
+        config, chosen, block_tokens=16, max_running=batch, kv_blocks=blocks, max_context_tokens=context + 32
+    )
+    return assemble(0, folder, config, limits, chosen, weights=weights)
+
+
+def a_chunk(request: int, group: int, prompt: Sequence[int], num_tokens: int, **sampling: Any) -> Chunk:
+    return Chunk(
+        request=request, group=group, attempt=1, num_prompt_tokens=len(prompt), num_generated_tokens=0,
+        max_tokens=num_tokens, sampling=Sampling(**({"max_tokens": num_tokens, "ignore_eos": True} | sampling)),
+        seed=1000 + request, epoch=0, prompt=list(prompt),
+    )  # fmt: skip
+
+
+def play(engine: Engine, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[list[int], list[float]]], float]:
+    """Tokens and raw log-probabilities of every request, and the wall time."""
+    said: dict[int, tuple[list[int], list[float]]] = {chunk.request: ([], []) for chunk in chunks}
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for chunk in chunks:
+            engine.add(chunk)
+        while engine.busy:
+            for output in engine.step():
+                if output.span is not None:
+                    said[output.request][0].extend(output.span.ids)
+                    said[output.request][1].extend(output.span.raw_logprobs or ())
+    return said, time.perf_counter() - started
+
+
+def difference(a: Mapping[int, Any], b: Mapping[int, Any]) -> dict[str, float]:
+    """First divergences per token compared, and the log-probability gap where both said the same."""
+    compared = diverged = 0
+    gaps: list[float] = []
+    for request in a:
+        for (x, p), (y, q) in zip(zip(*a[request], strict=True), zip(*b[request], strict=True), strict=False):
+            compared += 1
+            if x != y:
+                diverged += 1
+                break
+            gaps.append(abs(p - q))
+    gaps.sort()
+    return {
+        "tokens_compared": compared, "requests": len(a), "diverged": diverged,
+        "divergence_per_token": diverged / max(1, compared),
+        "logprob_gap_mean": statistics.fmean(gaps) if gaps else 0.0,
+        "logprob_gap_p99": gaps[int(len(gaps) * 0.99)] if gaps else 0.0,
+    }  # fmt: skip
+
+
+# Sections
+
+
+def correctness(args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    tiny = make_tiny_model(args.out / "tiny", "qwen3", seed=3)
+    chunks = [a_chunk(i, 0, list(range(3, 20 + i)), 40, temperature=float(i % 2)) for i in range(8)]
+    exact, _ = play(an_engine(tiny, 8, 128, dtype=torch.float32, device=torch.device("cpu"), kernels="torch"), chunks)
+    for name, extra in {
+        "decode": {},
+        "trees": {"drafter": Blind([None, 0, 0, None, 3, 1]), "budget": lambda n, c: Allowance(6)},
+    }.items():
+        made, _ = play(an_engine(tiny, 8, 128, dtype=torch.float32, **extra), chunks)
+        found[f"tiny fp32 {name} against PyTorch on a CPU"] = difference(made, exact)
+    prompts = random_prompts(32, 64, 10_000)
+    for temperature in (0.0, 1.0):
+        chunks = [a_chunk(i, i % 4, p, 192, temperature=temperature) for i, p in enumerate(prompts)]
+        engine = an_engine(args.smollm2, 1, 300)
+        alone: dict[int, Any] = {}
+        for chunk in chunks:
+            alone |= play(engine, [chunk])[0]
+        together, _ = play(an_engine(args.smollm2, 32, 300), chunks)
+        drafter, _ = a_drafter()
+        drafted, _ = play(
+            an_engine(args.smollm2, 32, 300, drafter=drafter, budget=lambda n, c: Allowance(6, 2)), chunks
+        )
+        spec, _ = play(an_engine(args.smollm2, 8, 300, kernels="torch"), chunks[:8])
+        key = f"SmolLM2 bf16 T={temperature:g}"
+        found[f"{key} batch 32 against batch 1"] = difference(together, alone)
+        found[f"{key} drafts against batch 1"] = difference(drafted, alone)
+        found[f"{key} Triton against PyTorch"] = difference({r: alone[r] for r in spec}, spec)
+    return found
+
+
+def decode(args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for batch in BATCHES:
+        engine = an_engine(args.smollm2, batch, PROMPT_TOKENS + NEW_TOKENS)
+        generate_batch(engine, random_prompts(batch, PROMPT_TOKENS, 10_000, seed=9), 32, temperature=1.0)
+        runs = []
+        for repeat in range(3):
+            done = generate_batch(
+                engine, random_prompts(batch, PROMPT_TOKENS, 10_000, seed=repeat), NEW_TOKENS, temperature=1.0
+            )
+            runs.append({"tokens_per_s": done.tokens_per_s, "step_ms": done.step_s * 1e3})
+        found[str(batch)] = runs
+        del engine
+        torch.cuda.empty_cache()
+    return found
+
+
+def seven(args: argparse.Namespace) -> dict[str, Any]:
+    folder = args.out / "seven"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SEVEN))
+    config = read_config(folder)
+    found: dict[str, Any] = {}
+    engine = None
+    for batch in (1, 8, 32, 128, 256):
+        del engine
+        engine = an_engine(folder, batch, PROMPT_TOKENS + 128, weights=RandomWeights(SEVEN), config=config)
+        generate_batch(engine, random_prompts(batch, PROMPT_TOKENS, 10_000, seed=9), 16, temperature=1.0)
+        done = generate_batch(engine, random_prompts(batch, PROMPT_TOKENS, 10_000), 128, temperature=1.0)
+        found[str(batch)] = [{"tokens_per_s": done.tokens_per_s, "step_ms": done.step_s * 1e3}]
+    return found
+
+
+def speculation(args: argparse.Namespace) -> dict[str, Any]:
+    folder = args.qwen or args.smollm2
+    tokenizer = Tokenizer(folder)
+    prompts = [tokenizer.chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    context = max(map(len, prompts)) + 320
+    sampling = {"ignore_eos": False, "temperature": 1.0}
+    found: dict[str, Any] = {"model": folder.name}
+    siblings = [a_chunk(100 + 15 * g + i, g, prompts[g], 300, **sampling) for g in range(8) for i in range(15)]
+    said, wall = play(an_engine(folder, 120, context), siblings)
+    found["wide, no drafts, tokens/s"] = sum(len(ids) for ids, _ in said.values()) / wall
+
+    for batch, count in ((1, 4), (8, 16), (64, 64)):
+        asked = [a_chunk(1000 + i, i % 8, prompts[i % 8], 300, **sampling) for i in range(count)]
+        row: dict[str, Any] = {}
+        for depth, paths in ((0, 1), (4, 1), (8, 1), (8, 2), (16, 2)):
+            drafter, row["drafter"] = a_drafter()
+            for chunk in siblings:
+                drafter.observe(chunk.group, chunk.request, said[chunk.request][0], start=0)
+            steps: list[StepReport] = []
+            engine = an_engine(
+                folder, batch, context, drafter=drafter if depth else None,
+                budget=lambda n, c, depth=depth, paths=paths: Allowance(depth, paths), on_step=steps.append,
+            )  # fmt: skip
+            warm = [a_chunk(5000 + i, 99, prompts[i % 8], 24, **sampling) for i in range(batch)]
+            play(engine, warm)
+            runs = []
+            for _ in range(2):
+                steps.clear()
+                made, wall = play(engine, asked)
+                total = sum(len(ids) for ids, _ in made.values())
+                decoding = [step for step in steps if not step.num_prefill_rows]
+                runs.append({
+                    "tokens_per_s": total / wall, "tokens": total,
+                    "step_ms": statistics.median(step.duration_s for step in decoding) * 1e3,
+                    "drafted": sum(s.num_drafted for s in steps), "accepted": sum(s.num_accepted for s in steps),
+                })  # fmt: skip
+            row["off" if not depth else f"{depth} tokens, {paths} paths"] = runs
+        best_off = max(run["tokens_per_s"] for run in row["off"])
+        row["best gain"] = max(
+            run["tokens_per_s"] for key, runs in row.items() if "paths" in key for run in runs
+        ) / best_off  # fmt: skip
+        found[f"batch {batch}"] = row
+    return found
+
+
+def tree(args: argparse.Namespace) -> dict[str, Any]:
+    """Step time of tree and of linear verification at equal numbers of nodes."""
+    folder = args.qwen or args.smollm2
+    forms: dict[str, list[int | None]] = {
+        "linear": [None, *range(7)],
+        "two paths": [None, 0, 1, 2, None, 4, 5, 6],
+        "bush": [None, None, 0, 0, 1, 1, 2, 3],
+    }
+    found: dict[str, Any] = {}
+    for batch in (1, 8, 64):
+        for name, parents in forms.items():
+            steps: list[StepReport] = []
+            engine = an_engine(
+                folder, batch, 640, drafter=Blind(parents), budget=lambda n, c: Allowance(8, 2), on_step=steps.append
+            )
+            play(engine, [a_chunk(i, i, p, 60) for i, p in enumerate(random_prompts(batch, 512, 10_000))])
+            times = sorted(step.duration_s * 1e3 for step in steps if not step.num_prefill_rows)[2:-2]
+            found[f"batch {batch} {name}"] = {
+                "step_ms": statistics.median(times),
+                "iqr_ms": times[len(times) * 3 // 4] - times[len(times) // 4],
+            }
+    return found
+
+
+def vllm(args: argparse.Namespace) -> dict[str, Any]:
+    """The peer, in this process: started by `main` in one of its own."""
+    from vllm import LLM, SamplingParams
+
+    found: dict[str, Any] = {}
+    what = [("smollm2", args.smollm2, NEW_TOKENS, {}), ("qwen", args.qwen, 300, {})]
+    for name, folder, new_tokens, extra in what:
+        if folder is None:
+            continue
+        llm = LLM(
+            model=str(folder), gpu_memory_utilization=0.35, max_model_len=2048, enable_prefix_caching=True, **extra
+        )
+        params = SamplingParams(temperature=1.0, max_tokens=new_tokens, ignore_eos=True, logprobs=0)
+        for batch in BATCHES if name == "smollm2" else (1, 8, 64):
+            runs = []
+            for repeat in range(4):
+                prompts = [{"prompt_token_ids": p} for p in random_prompts(batch, PROMPT_TOKENS, 10_000, seed=repeat)]
+                started = time.perf_counter()
+                made = llm.generate(prompts, params, use_tqdm=False)
+                wall = time.perf_counter() - started
+                runs.append({"tokens_per_s": sum(len(m.outputs[0].token_ids) for m in made) / wall})
+            found[f"{name} batch {batch}"] = runs[1:]
+        del llm
+        torch.cuda.empty_cache()
+    return found
+
+
+SECTIONS = {"correctness": correctness, "decode": decode, "speculation": speculation, "tree": tree, "seven": seven}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--smollm2", type=Path, required=True)
+    options.add_argument("--qwen", type=Path)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--limit-s", type=float, default=480)
+    options.add_argument("--only", default=",".join((*SECTIONS, "vllm")), help="sections, in order")
+    args = options.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    results: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS,
+    }  # fmt: skip
+    alone = args.only == "vllm"
+    path = args.out / ("engine-gpu-vllm.json" if alone else "engine-gpu.json")
+    for name in args.only.split(","):
+        left = args.limit_s - (time.monotonic() - started)
+        if left < 20:
+            results[name] = {"skipped": f"{left:.0f} s left"}
+        elif name == "vllm" and not alone:
+            command = [
+                sys.executable,
+                __file__,
+                "--only",
+                "vllm",
+                "--smollm2",
+                str(args.smollm2),
+                "--out",
+                str(args.out),
+            ]
+            command += ["--qwen", str(args.qwen)] if args.qwen else []
+            try:
+                subprocess.run(command, timeout=left, check=False, env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"})
+            except subprocess.TimeoutExpired:
+                results[name] = {"stopped": f"after {left:.0f} s; what it had is in engine-gpu-vllm.json"}
+        else:
+            began = time.monotonic()
+            try:
+                results[name] = (SECTIONS | {"vllm": vllm})[name](args)
+            except Exception:  # one section must not cost the others their time on the GPU
+                results[name] = {"failed": traceback.format_exc()}
+            results[name]["took_s"] = round(time.monotonic() - began, 1)
+        path.write_text(json.dumps(results, indent=1, default=str))
+        print(name, json.dumps(results.get(name), indent=1, default=str), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

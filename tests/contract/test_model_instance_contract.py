@@ -1,0 +1,243 @@
+"""What every instance that computes a real model promises, beyond test_instance_contract.py.
+
+Log-probabilities are those of a plain forward pass, stop reasons are right, an abort returns what was generated, and
+overload is refused. An implementation joins by adding a maker to `MAKERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from engines import a_chunk, an_engine, generate  # noqa: E402
+from seer.engine.base import Instance  # noqa: E402
+from seer.engine.local import LocalInstance  # noqa: E402
+from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights  # noqa: E402
+from seer.errors import InstanceError, Overloaded  # noqa: E402
+from seer.types import ChunkEnd, ChunkOutput  # noqa: E402
+
+DEADLINE_S = 60.0
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+
+
+def local(folder: Path, **limits: int) -> Instance:
+    return LocalInstance(0, folder, **({"kv_blocks": 128, "block_tokens": 4, "stream_tokens": 1} | limits))  # type: ignore[arg-type]
+
+
+MAKERS = [local]
+
+
+class Inbox:
+    """A sink that can be waited on."""
+
+    def __init__(self) -> None:
+        self.outputs: list[ChunkOutput] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, output: ChunkOutput) -> None:
+        self.outputs.append(output)
+        self._news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    async def ends(self, *requests: int) -> None:
+        await self.until(lambda: set(requests) <= {o.request for o in self.outputs if o.end})
+
+    def tokens(self, request: int) -> list[int]:
+        return [t for o in self.outputs if o.request == request and o.span for t in o.span.ids]
+
+    def end(self, request: int) -> ChunkOutput:
+        (end,) = (o for o in self.outputs if o.request == request and o.end)
+        return end
+
+
+Scenario = Callable[[Instance, Inbox], Awaitable[None]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "tiny", seed=2)
+
+
+@pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__)
+def play(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Inbox]:
+    def run(scenario: Scenario, **limits: int) -> Inbox:
+        inbox = Inbox()
+
+        async def main() -> None:
+            instance = request.param(folder, **limits)
+            await instance.start(inbox)
+            try:
+                await scenario(instance, inbox)
+            finally:
+                await instance.close()
+
+        asyncio.run(main())
+        return inbox
+
+    return run
+
+
+def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Callable[..., Inbox], folder: Path) -> None:
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        for i in range(4):
+            instance.submit(a_chunk(i, PROMPT[: 2 + i], max_tokens=20, temperature=0.8, top_k=50))
+        await inbox.ends(*range(4))
+
+    inbox = play(scenario)
+    for i in range(4):
+        said = inbox.tokens(i)
+        # The specification, asked for one token at a time after each prefix.
+        plain = an_engine(folder, kernels="torch")
+        raw = [value for o in inbox.outputs if o.request == i and o.span for value in o.span.raw_logprobs or ()]
+        forced = [
+            generate(plain, [a_chunk(100 + at, PROMPT[: 2 + i] + said[:at], max_tokens=1, seed=1000 + i, temperature=0.8, top_k=50)])
+            for at in range(len(said))
+        ]  # fmt: skip
+        answers = [answer for one in forced for answer in one.values()]
+        assert [answer.ids[0] for answer in answers] == said
+        assert raw == pytest.approx([answer.raw_logprobs[0] for answer in answers], abs=1e-4)
+        logprobs = [value for o in inbox.outputs if o.request == i and o.span for value in o.span.logprobs]
+        assert logprobs == pytest.approx([answer.logprobs[0] for answer in answers], abs=1e-4)
+
+
+def test_stop_reasons_are_right(play: Callable[..., Inbox], folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=30)])[0].ids
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, PROMPT, max_tokens=30, stop_token_ids=(free[5],)))
+        instance.submit(a_chunk(1, PROMPT, max_tokens=3, seed=1000))
+        await inbox.ends(0, 1)
+
+    inbox = play(scenario)
+    assert (inbox.end(0).end, inbox.end(0).stop_token) == (ChunkEnd.STOP, free[5])
+    assert inbox.tokens(0) == free[: free.index(free[5]) + 1]
+    assert (inbox.end(1).end, inbox.end(1).stop_token, inbox.tokens(1)) == (ChunkEnd.LIMIT, None, free[:3])
+
+
+def test_an_abort_returns_what_was_generated(play: Callable[..., Inbox], folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=400)])[0].ids
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, PROMPT, max_tokens=400))
+        await inbox.until(lambda: len(inbox.tokens(0)) >= 5)
+        instance.abort(0)
+        await inbox.ends(0)
+
+    inbox = play(scenario)
+    said = inbox.tokens(0)
+    assert said == free[: len(said)]
+    assert inbox.end(0).end in (ChunkEnd.ABORTED, ChunkEnd.LIMIT)
+
+
+def test_overload_is_refused_and_the_rest_goes_on(play: Callable[..., Inbox]) -> None:
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        await instance.pause()
+        with pytest.raises(InstanceError, match="outside 0..127"):
+            instance.submit(a_chunk(8, [500], max_tokens=10))
+        with pytest.raises(Overloaded, match="KV blocks"):
+            instance.submit(a_chunk(9, PROMPT, max_tokens=300))
+        for i in range(3):
+            instance.submit(a_chunk(i, PROMPT, max_tokens=10))
+        with pytest.raises(Overloaded, match="already holds 3"):
+            instance.submit(a_chunk(3, PROMPT, max_tokens=10))
+        with pytest.raises(InstanceError, match="already in hand"):
+            instance.submit(a_chunk(0, PROMPT, max_tokens=10))
+        with pytest.raises(InstanceError, match="epoch 5"):
+            instance.submit(a_chunk(7, PROMPT, epoch=5))
+        await instance.resume()
+        await inbox.ends(0, 1, 2)
+
+    inbox = play(scenario, kv_blocks=20, max_running=2, max_waiting=1)
+    assert {o.request for o in inbox.outputs} == {0, 1, 2}
+
+
+def test_new_weights_take_effect_and_old_kv_is_not_used(play: Callable[..., Inbox], tmp_path: Path) -> None:
+    fresh = make_tiny_model(tmp_path / "fresh", seed=77)
+    expected = generate(an_engine(fresh), [a_chunk(1, PROMPT * 3, max_tokens=20)])[1].ids
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        old = a_chunk(0, PROMPT * 3, max_tokens=20)
+        instance.submit(old)
+        await inbox.ends(0)
+        assert instance.cached_prefix_tokens(old) >= 20
+        await instance.update_weights(tiny_weights(tiny_config(), seed=77), 1)
+        new = a_chunk(1, PROMPT * 3, max_tokens=20, epoch=1)
+        assert instance.cached_prefix_tokens(new) == 0
+        with pytest.raises(InstanceError, match="epoch 0"):
+            instance.submit(old)
+        instance.submit(new)
+        await inbox.ends(1)
+        with pytest.raises(InstanceError, match="not newer"):
+            await instance.update_weights(tiny_weights(tiny_config(), seed=77), 1)
+
+    inbox = play(scenario)
+    assert inbox.tokens(1) == expected
+    assert inbox.tokens(0) != expected
+
+
+def test_weights_that_do_not_fit_change_nothing(play: Callable[..., Inbox]) -> None:
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        with pytest.raises(Exception, match="lack"):
+            await instance.update_weights({}, 1)
+        instance.submit(a_chunk(0, PROMPT, max_tokens=5))
+        await inbox.ends(0)
+
+    assert play(scenario).end(0).end is ChunkEnd.LIMIT
+
+
+def test_a_step_that_breaks_fails_its_chunks_by_name_and_not_the_instance(folder: Path) -> None:
+    instance, inbox = LocalInstance(0, folder, kv_blocks=64), Inbox()
+
+    async def main() -> None:
+        await instance.start(inbox)
+        engine = instance._started()
+        forward = engine.model.forward
+        engine.model.forward = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        instance.submit(a_chunk(0, PROMPT, max_tokens=5))
+        await inbox.ends(0)
+        engine.model.forward = forward  # type: ignore[method-assign]
+        instance.submit(a_chunk(1, PROMPT, max_tokens=5))
+        await inbox.ends(1)
+        await instance.close()
+
+    asyncio.run(main())
+    assert inbox.end(0).end is ChunkEnd.FAILED
+    assert "ZeroDivisionError" in str(inbox.end(0).error)
+    assert inbox.end(1).end is ChunkEnd.LIMIT
+
+
+def test_instances_of_one_process_share_their_weights_and_agree_on_the_epoch(folder: Path) -> None:
+    first, second = LocalInstance(0, folder, kv_blocks=32), LocalInstance(1, folder, kv_blocks=32)
+    inbox = Inbox()
+
+    async def main() -> None:
+        await first.start(inbox)
+        await second.start(inbox)
+        assert first._started().model.weights is second._started().model.weights
+        weights = tiny_weights(tiny_config(), seed=5)
+        await second.pause()
+        second.submit(a_chunk(0, PROMPT, max_tokens=5))
+        with pytest.raises(InstanceError, match="shares the weights"):
+            await first.update_weights(weights, 1)
+        await second.resume()
+        await inbox.ends(0)
+        await first.update_weights(weights, 1)
+        with pytest.raises(InstanceError, match="weights are of epoch 1"):
+            second.submit(a_chunk(1, PROMPT, max_tokens=5))
+        await second.update_weights(weights, 1)
+        second.submit(a_chunk(2, PROMPT, max_tokens=5, epoch=1))
+        await inbox.ends(2)
+        await first.close()
+        await second.close()
+
+    asyncio.run(main())

@@ -1,0 +1,66 @@
+"""The embedded engine on a GPU: in fp32 the tokens of the CPU engine, by graph, in bursts, with trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("there is no CUDA device", allow_module_level=True)
+
+from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
+from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+CUDA = {"device": torch.device("cuda"), "block_tokens": 16, "kv_blocks": 256}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), request.param, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def chunks(max_tokens: int = 90):
+    prompts = [list(range(3, 9 + 5 * i)) for i in range(16)]
+    return [a_chunk(i, p, max_tokens=max_tokens - i, temperature=[1.0, 0.0][i % 2]) for i, p in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path):
+    return generate(an_engine(folder, kernels="torch"), chunks())
+
+
+def assert_close(answers, expected) -> None:
+    same = sum(answer.ids == expected[request].ids for request, answer in answers.items())
+    assert same >= len(expected) - 1, f"{len(expected) - same} requests differ: more than a near-tie explains"
+    for request, answer in answers.items():
+        if answer.ids == expected[request].ids:
+            assert answer.raw_logprobs == pytest.approx(expected[request].raw_logprobs, abs=5e-3)
+
+
+def test_bursts(folder: Path, expected) -> None:
+    assert_close(generate(an_engine(folder, **CUDA, max_running=16), chunks()), expected)
+
+
+def test_pieces_of_contexts(folder: Path, expected) -> None:
+    engine = an_engine(folder, **CUDA, max_running=5, max_step_tokens=17)
+    assert_close(generate(engine, chunks(), arrive={i: 3 * i for i in range(16)}), expected)
+
+
+@pytest.mark.parametrize("max_draft", [2, 6, 20])
+def test_trees(folder: Path, expected, max_draft: int) -> None:
+    for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
+        engine = an_engine(folder, **CUDA, max_running=7, drafter=drafter, budget=always(max_draft))
+        assert_close(generate(engine, chunks()), expected)
+
+
+def test_filters_are_drawn_on_the_host(folder: Path) -> None:
+    some = [a_chunk(i, [5, 6, 7 + i], max_tokens=20, top_p=0.8, top_k=30, min_tokens=5) for i in range(4)]
+    assert_close(generate(an_engine(folder, **CUDA), some), generate(an_engine(folder, kernels="torch"), some))

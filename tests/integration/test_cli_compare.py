@@ -1,0 +1,101 @@
+"""`seer compare`, `verify`, `replay` and `report` over one tiny model on the local engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from seer.cli.main import main
+from seer.comparison import order_of_runs
+from seer.engine.local.tiny import make_tiny_model
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of two policies, made once."""
+    home = tmp_path_factory.mktemp("compare")
+    make_tiny_model(home / "tiny")
+    lines = [json.dumps({"prompt_token_ids": [3 + i, 9, 4], "id": f"p{i}"}) for i in range(6)]
+    (home / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    assert main([*compare(home, "c"), "--repeat", "2"]) == 0
+    return home
+
+
+def compare(home: Path, name: str) -> list[str]:
+    where = ["--model", f"{home}/tiny", "--prompts", f"{home}/prompts.jsonl", "--run-dir", f"{home}/{name}"]
+    sizes = ["--n", "4", "--max-tokens", "60", "--kv-memory", "8MiB", "--pool-memory", "8MiB"]
+    return ["compare", "--policies", "verl,seer", *where, *sizes, "--no-pin", "--json", "--quiet"]
+
+
+def test_each_repetition_starts_with_another_policy() -> None:
+    assert order_of_runs(["a", "b"], 3) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+
+def test_the_table_has_a_row_per_policy_and_tokens_are_identical(home: Path) -> None:
+    manifest = json.loads((home / "c" / "run.json").read_text())
+    rows = {row["policy"]: row for row in manifest["rows"]}
+    assert list(rows) == ["verl", "seer"]
+    assert rows["verl"]["speedup"] == 1.0
+    for row in rows.values():
+        assert row["repetitions"] == 2
+        assert row["num_requests"] == 24
+        assert row["different_responses"] == 0
+        assert row["throughput_min"] <= row["throughput_tokens_s"] <= row["throughput_max"]
+    assert [(run["policy"], run["repetition"]) for run in manifest["runs"]] == [
+        ("verl", 0),
+        ("seer", 0),
+        ("seer", 1),
+        ("verl", 1),
+    ]
+
+
+def test_every_run_of_it_is_a_run_that_can_be_verified_replayed_and_reported(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = home / "c" / "seer-0"
+    assert main(["verify", str(run), "--share", "1", "--json"]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert certificate["is_clean"]
+    assert certificate["num_responses"] == 24
+    assert main(["replay", str(run)]) == 0
+    assert "oracle" in capsys.readouterr().out
+    assert main(["report", str(run)]) == 0
+    assert "clean" in (run / "report.html").read_text()
+
+
+def test_forced_lengths_repeat_a_recorded_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*compare(home, "forced"), "--lengths", str(home / "c" / "verl-0")]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    natural = json.loads((home / "c" / "run.json").read_text())["rows"]
+    assert [row["num_tokens"] for row in rows] == [row["num_tokens"] for row in natural]
+    assert [row["different_responses"] for row in rows] == [0, 0]
+    assert main(["verify", str(home / "forced" / "seer-0"), "--share", "0.2"]) == 0
+    assert main([*compare(home, "more"), "--n", "5", "--lengths", str(home / "c" / "verl-0")]) == 2
+    assert "no finished response 4" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_page_is_drawn_by_a_real_browser(home: Path) -> None:
+    assert CHROMIUM is not None
+    page, picture = home / "c" / "report.html", home / "page.png"
+    shown = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2600"),
+            *("--enable-logging=stderr", "--v=0", f"--user-data-dir={home}/chromium"),
+            *(f"--screenshot={picture}", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert picture.stat().st_size > 50_000  # an empty page is a few kilobytes
+    assert "CONSOLE" not in shown.stderr  # no complaint of the page itself

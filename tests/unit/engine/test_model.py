@@ -1,0 +1,86 @@
+"""The model against transformers and against its own specification, and what makes equal bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from engines import a_chunk, an_engine, generate, tokens_of  # noqa: E402
+from seer.engine.local import cpu_ops  # noqa: E402
+from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+
+PROMPTS = [list(range(3, 20 + 7 * i)) for i in range(5)]
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama 3.1 rope": ("llama", {"rope_scaling": SCALING}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "one kv head": ("llama", {"num_key_value_heads": 1}),
+    "no sharing": ("llama", {"num_key_value_heads": 4}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS.keys())
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = request.param
+    return make_tiny_model(tmp_path_factory.mktemp("model"), family, **changes)
+
+
+def chunks():
+    return [a_chunk(i, prompt, max_tokens=30, temperature=float(i % 2)) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_log_probabilities_are_those_of_transformers(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is a development dependency")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for request, answer in generate(an_engine(folder), chunks()).items():
+        ids = torch.tensor([PROMPTS[request] + answer.ids])
+        with torch.inference_mode():
+            expected = peer(ids).logits[0, len(PROMPTS[request]) - 1 : -1].log_softmax(-1)
+        theirs = expected.gather(1, ids[0, len(PROMPTS[request]) :, None])[:, 0].tolist()
+        assert answer.raw_logprobs == pytest.approx(theirs, abs=1e-4)
+        if request % 2 == 0:
+            assert answer.ids == expected.argmax(-1).tolist()
+
+
+def test_native_kernels_compute_what_the_specification_says(folder: Path) -> None:
+    if not cpu_ops.available():
+        pytest.skip("the native kernels are not built")
+    native, plain = generate(an_engine(folder), chunks()), generate(an_engine(folder, kernels="torch"), chunks())
+    assert tokens_of(native) == tokens_of(plain)
+    for request, answer in native.items():
+        assert answer.raw_logprobs == pytest.approx(plain[request].raw_logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_and_stays_close(folder: Path, dtype: torch.dtype) -> None:
+    exact = generate(an_engine(folder), chunks()[:2])
+    rough = generate(an_engine(folder, dtype=dtype), chunks()[:2])
+    for request in exact:
+        assert rough[request].raw_logprobs[0] == pytest.approx(exact[request].raw_logprobs[0], abs=0.25)
+
+
+@pytest.mark.skipif(not cpu_ops.available(), reason="the native kernels are not built")
+@pytest.mark.parametrize(("inner", "outer"), [(64, 128), (96, 64), (576, 960), (1536, 576), (1536, 2048), (576, 6144)])
+def test_a_rows_product_does_not_depend_on_the_other_rows(inner: int, outer: int) -> None:
+    """What equal bits rest on: oneDNN sums in one order for any number of rows but one."""
+    generator = torch.Generator().manual_seed(0)
+    linear = cpu_ops.PackedLinear(torch.randn(outer, inner, generator=generator) / inner**0.5, None)
+    x = torch.randn(300, inner, generator=generator)
+    with torch.inference_mode():
+        whole = linear(x)
+        for rows in (*range(2, 20), 31, 32, 33, 64, 100, 257):
+            for first in (0, 1, 37):
+                part = linear(x[first : first + rows].contiguous())
+                assert torch.equal(part, whole[first : first + rows]), f"{rows} rows from {first}"
