@@ -25,12 +25,8 @@ WHOLE = ("verl-sync", "verl", "group", "streamrl-oracle")
 """Policies that place a request once and leave memory to the engine."""
 
 
-def a_group(
-    id: int = 0, size: int = 4, *, prompt: int = 10, max_tokens: int = 1000, key: str | None = None
-) -> Group:
-    return Group(
-        id=id, num_requests=size, num_prompt_tokens=prompt, sampling=Sampling(max_tokens=max_tokens), key=key
-    )
+def a_group(id: int = 0, size: int = 4, *, prompt: int = 10, max_tokens: int = 1000, key: str | None = None) -> Group:
+    return Group(id=id, num_requests=size, num_prompt_tokens=prompt, sampling=Sampling(max_tokens=max_tokens), key=key)
 
 
 def a_buffer(*groups: Group) -> RequestBuffer:
@@ -83,9 +79,7 @@ def drain(policy: Policy, fleet: Fleet) -> list[Assignment]:
     return plans
 
 
-def an_output(
-    chunk: Chunk, tokens: int, end: ChunkEnd | None = None, *, error: str | None = None
-) -> ChunkOutput:
+def an_output(chunk: Chunk, tokens: int, end: ChunkEnd | None = None, *, error: str | None = None) -> ChunkOutput:
     return ChunkOutput(chunk.request, chunk.attempt, 0, tokens, end=end, error=error)
 
 
@@ -101,9 +95,7 @@ TINY = ModelShape(
 )
 
 
-def a_cost(
-    kv_tokens: int = 10_000, *, overhead_s: float = 0.01, bandwidth_bytes_s: float = 1e9
-) -> InstanceCost:
+def a_cost(kv_tokens: int = 10_000, *, overhead_s: float = 0.01, bandwidth_bytes_s: float = 1e9) -> InstanceCost:
     """A cost model of a small model on a GPU that holds exactly this much KV."""
     memory = TINY.weight_bytes + (kv_tokens + 0.5) * TINY.kv_bytes_per_token
     gpu = Gpu(

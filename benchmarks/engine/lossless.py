@@ -24,8 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from engines import Generated, a_chunk, always, an_engine, generate, knowing, tokens_of  # noqa: E402
-from seer.drafting.client import DraftClient  # noqa: E402
-from seer.engine.grouped import GroupedDrafter  # noqa: E402
+from seer.engine.host.drafts import GroupedDrafter  # noqa: E402
 from seer.engine.local.cache import block_bytes  # noqa: E402
 from seer.engine.local.folder import read_config  # noqa: E402
 from seer.engine.local.models_get import get_model  # noqa: E402
@@ -51,7 +50,7 @@ def report(name: str, answers: dict[int, Generated], plain: dict[int, Generated]
     return compared
 
 
-def main() -> int:
+def main() -> int:  # noqa: PLR0915 - one experiment, told in order
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", default="smollm2")
     options.add_argument("--requests", type=int, default=16)
@@ -84,29 +83,44 @@ def main() -> int:
         flush=True,
     )
 
+    grouped = GroupedDrafter((), None)
+    grouped.begin_run("lossless", "grouped", 0)
     compared = 0
     started = time.perf_counter()
     arrive = {i: 5 * i for i in everyone}
     answers = generate(an_engine(folder, **shape), [chunk(i, args.tokens) for i in everyone], arrive=arrive)
     compared += report("batch neighbours coming and going", answers, plain, time.perf_counter() - started)
 
+    for name, changed in {
+        "other block size, small pieces": {"block_tokens": 32, "kv_blocks": blocks, "max_step_tokens": 37},
+        "three at a time": {"max_running": 3},
+        "seven at a time, blocks of 8": {"max_running": 7, "block_tokens": 8, "kv_blocks": 2 * blocks},
+    }.items():
+        started = time.perf_counter()
+        answers = generate(an_engine(folder, **shape | changed), [chunk(i, args.tokens) for i in everyone])
+        compared += report(name, answers, plain, time.perf_counter() - started)
+
     for name, drafter in (
         ("linear drafts, a third wrong", knowing(tokens_of(plain), tree=False)),
         ("tree drafts", knowing(tokens_of(plain), tree=True)),
-        ("grouped suffix index, 2 paths", GroupedDrafter(DraftClient())),
+        ("grouped suffix index, 2 paths", grouped),
     ):
         started = time.perf_counter()
         engine = an_engine(folder, **shape, drafter=drafter, budget=always(6, 2))
-        compared += report(
-            name, generate(engine, [chunk(i, args.tokens) for i in everyone]), plain, time.perf_counter() - started
-        )
+        answers = generate(engine, [chunk(i, args.tokens) for i in everyone])
+        compared += report(name, answers, plain, time.perf_counter() - started)
 
     started = time.perf_counter()
     size = block_bytes(read_config(folder), 16, torch.float32)
     with tempfile.TemporaryDirectory() as work:
         config = LocalPoolConfig(
-            block_bytes=size, dram_bytes=blocks * size, ssd_bytes=size * 16, ssd_dir=work, dram_dir=work, name=uuid.uuid4().hex
-        )  # fmt: skip
+            block_bytes=size,
+            dram_bytes=blocks * size,
+            ssd_bytes=size * 16,
+            ssd_dir=work,
+            dram_dir=work,
+            name=uuid.uuid4().hex,
+        )
         pool = LocalPool(config)
         fleet = [an_engine(folder, **shape, pool=pool) for _ in range(2)]
         dice = random.Random(1)

@@ -33,7 +33,8 @@ async def main():
     instance.submit(Chunk(request=0, group=0, attempt=1, num_prompt_tokens=len(prompt), num_generated_tokens=0,
                           max_tokens=8, sampling=Sampling(max_tokens=8), seed=0, epoch=0, prompt=prompt))
     await asyncio.wait_for(first.wait(), 300)
-    print(f"start to first token: {time.perf_counter() - started:.1f} s wall, {time.process_time():.1f} s CPU", flush=True)
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time()
+    print(f"start to first token: {wall_s:.1f} s wall, {cpu_s:.1f} s CPU", flush=True)
     await instance.close()
 
 asyncio.run(main())

@@ -47,9 +47,7 @@ def cost_per_decision(policy_name: str, num_requests: int) -> float:
     def length(request: Request) -> int:
         return 1000 + request.id * 7919 % 15_000
 
-    policy = make_policy(
-        parse_policy(policy_name), PolicySettings(chunk_tokens=CHUNK_TOKENS), context, length
-    )
+    policy = make_policy(parse_policy(policy_name), PolicySettings(chunk_tokens=CHUNK_TOKENS), context, length)
     sampling = Sampling(max_tokens=16_384)
     groups = [
         Group(id=i, num_requests=GROUP_SIZE, num_prompt_tokens=512, sampling=sampling)
@@ -130,9 +128,7 @@ def workload(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     scale = commands.add_parser("decisions")
     scale.add_argument("--policies", default="divided,context,seer,oracle")
@@ -146,9 +142,7 @@ def main() -> None:
     large.add_argument("--speculation", default="off", choices=("auto", "off"))
     large.set_defaults(run=million)
     speed = commands.add_parser("workload")
-    speed.add_argument(
-        "--policies", default="verl-sync,verl,divided,context,oracle,seer-paper,seer,verl-sync+sd"
-    )
+    speed.add_argument("--policies", default="verl-sync,verl,divided,context,oracle,seer-paper,seer,verl-sync+sd")
     speed.set_defaults(run=workload)
     args = parser.parse_args()
     args.run(args)

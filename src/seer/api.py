@@ -90,7 +90,7 @@ class Rollout:
         self._fleet = HostedFleet(
             self.engine,
             instances,
-            options=hosting or HostOptions(),
+            options=hosting or HostOptions(pin=device == "cpu"),  # a GPU's instance wants more than one core
             # One instance has no one to share KV with.
             pool_bytes=pool_bytes if pool == "local" and instances > 1 else 0,
             drafts=speculation == "auto",

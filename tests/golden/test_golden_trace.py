@@ -12,7 +12,7 @@ from builders import a_workload, roll_out
 from seer.metrics.events import Event
 
 FOLDER = Path(__file__).parent
-WORKLOAD = a_workload([[30, 90, 60], [200, 150], [45]], instances=2, kv_tokens=256, chunk_tokens=64)
+WORKLOAD = a_workload([[30, 190, 60], [200, 150], [145]], instances=2, kv_tokens=256, chunk_tokens=64)
 
 
 def line(event: Event) -> str:

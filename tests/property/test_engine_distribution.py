@@ -7,6 +7,7 @@ any way, the counts of the first tokens would lean towards it. Chi-square agains
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from engines import FunctionDrafter, a_chunk, always, an_engine, generate  # noq
 from seer.engine.drafter import DraftAsk, DraftTree  # noqa: E402
 from seer.engine.local import engine as engine_module  # noqa: E402
 from seer.engine.local import runner as runner_module  # noqa: E402
+from seer.engine.local.batch import build  # noqa: E402
 from seer.engine.local.tiny import make_tiny_model  # noqa: E402
 from seer.engine.local.verify import Walk, walk  # noqa: E402
 
@@ -45,16 +47,11 @@ def exact(folder: Path) -> dict[tuple[int, int], float]:
 def _next_distribution(folder: Path, context: list[int]) -> list[float]:
     """Read off the model by forcing each token: log-probabilities of one-token continuations."""
     engine = an_engine(folder, kernels="torch")
-    from seer.engine.local.batch import Work, build
-
-    captured = []
     with torch.inference_mode():
         engine.add(a_chunk(0, context, max_tokens=1))
         works = engine.scheduler.plan()
-        assert isinstance(works[0], Work)
         batch = build(works, engine.scheduler.cache.block_tokens, engine.scheduler.cache.first_scratch_slot)
-        captured = engine.model.forward(batch, engine.scheduler.tables).softmax(-1)[0].tolist()
-    return captured
+        return engine.model.forward(batch, engine.scheduler.tables).softmax(-1)[0].tolist()
 
 
 def sample(folder: Path) -> Counter[tuple[int, int]]:
@@ -115,8 +112,6 @@ def test_reusing_one_positions_noise_for_its_children_is_caught(folder: Path, mo
 
     def careless(works):
         rows = real(works)
-        from dataclasses import replace
-
         return [replace(row, position=len(PROMPT)) for row in rows]
 
     monkeypatch.setattr(runner_module, "draw_rows", careless)

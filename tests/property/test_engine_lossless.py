@@ -27,7 +27,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def prompts(seed: int = 3) -> list[list[int]]:
     dice = random.Random(seed)
     shared = [dice.randrange(3, 128) for _ in range(30)]
-    return [shared[: dice.randint(1, 30)] + [dice.randrange(3, 128)] for _ in range(NUM_REQUESTS)]
+    return [[*shared[: dice.randint(1, 30)], dice.randrange(3, 128)] for _ in range(NUM_REQUESTS)]
 
 
 def chunks(max_tokens: int = NUM_TOKENS):

@@ -58,12 +58,9 @@ class SortedList:
     seed=st.integers(0, 2**32),
 )
 def test_probes_then_longest_group_is_the_sorted_list(sizes: list[int], period: int, seed: int) -> None:
-    random = Random(
-        seed
-    )  # long programs: hypothesis alone writes short ones, in which no priority ever moves
+    random = Random(seed)  # long programs: hypothesis alone writes short ones, in which no priority ever moves
     operations = [
-        (random.choice(["take", "take", "stop", "stop", "finish"]), random.randrange(1000))
-        for _ in range(150)
+        (random.choice(["take", "take", "stop", "stop", "finish"]), random.randrange(1000)) for _ in range(150)
     ]
     context = Context()
     fast = ProbesThenLongestGroup(context, starvation_period=period)
@@ -115,9 +112,7 @@ def test_longest_remaining_first_follows_the_estimates(sizes: list[int], ratio: 
         return max(1.0, expected_remaining_tokens(context, request))
 
     def rank(request: Request) -> tuple[float, int, int]:
-        level = (
-            math.floor(math.log(remaining(request)) / math.log(ratio)) if ratio > 1 else remaining(request)
-        )
+        level = math.floor(math.log(remaining(request)) / math.log(ratio)) if ratio > 1 else remaining(request)
         return (-level, -request.num_generated, request.id)
 
     ordering = LongestRemainingFirst(remaining, level_ratio=ratio)

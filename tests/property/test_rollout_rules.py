@@ -39,9 +39,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         kv_tokens=needed * draw(st.sampled_from([1, 2, 5])) + draw(st.sampled_from([0, 64, 100])),
         max_tokens=longest,
         prompt=PROMPT,
-        chunk_tokens=draw(st.sampled_from([1, 7, 64, 128, 300]))
-        if longest <= 65
-        else draw(st.integers(40, 300)),
+        chunk_tokens=draw(st.sampled_from([1, 7, 64, 128, 300])) if longest <= 65 else draw(st.integers(40, 300)),
         max_running=draw(st.sampled_from([1, 3, 1000, 1000])),
     )
 
@@ -70,9 +68,7 @@ def num_preemptions(run: Run) -> int:
 
 @settings(max_examples=60)
 @given(workload=workloads(), policy=st.sampled_from(DIVIDING), drafts=st.booleans())
-def test_dividing_policies_lose_nothing_and_never_preempt(
-    workload: Workload, policy: str, drafts: bool
-) -> None:
+def test_dividing_policies_lose_nothing_and_never_preempt(workload: Workload, policy: str, drafts: bool) -> None:
     run = roll_out(workload, policy, drafts=drafts)
     assert_nothing_was_lost(run)
     assert num_preemptions(run) == 0
@@ -80,9 +76,7 @@ def test_dividing_policies_lose_nothing_and_never_preempt(
 
 @settings(max_examples=40)
 @given(workload=workloads(), policy=st.sampled_from([*WHOLE, "verl-sync+sd", "verl+sd"]))
-def test_policies_that_leave_memory_to_the_engine_lose_nothing_either(
-    workload: Workload, policy: str
-) -> None:
+def test_policies_that_leave_memory_to_the_engine_lose_nothing_either(workload: Workload, policy: str) -> None:
     assert_nothing_was_lost(roll_out(workload, policy))
 
 
@@ -100,9 +94,7 @@ def test_equal_inputs_give_equal_plans(workload: Workload, policy: str) -> None:
     policy=st.sampled_from([*DIVIDING, *WHOLE]),
     enough=st.integers(1, 8),
 )
-def test_stopping_early_ends_every_request_once_with_what_it_had(
-    workload: Workload, policy: str, enough: int
-) -> None:
+def test_stopping_early_ends_every_request_once_with_what_it_had(workload: Workload, policy: str, enough: int) -> None:
     run = roll_out(workload, policy, enough_groups=enough)
     ended = Counter(event.request for event in run.events if isinstance(event, Ended))
     assert len(ended) == workload.num_requests
@@ -121,9 +113,7 @@ def test_stopping_early_ends_every_request_once_with_what_it_had(
 def faults(draw: st.DrawFn) -> list[tuple[float, float, int]]:
     """When instances are lost, for how long, and which; always some time apart, never for good."""
     return draw(
-        st.lists(
-            st.tuples(st.floats(0.0, 8.0), st.floats(0.0, 3.0), st.integers(0, 4)), min_size=1, max_size=6
-        )
+        st.lists(st.tuples(st.floats(0.0, 8.0), st.floats(0.0, 3.0), st.integers(0, 4)), min_size=1, max_size=6)
     )
 
 

@@ -25,14 +25,10 @@ def test_every_error_is_exported() -> None:
     assert leaves <= set(seer.__all__)
 
 
-@pytest.mark.parametrize(
-    "module", ["seer", "seer.cli.main", "seer.cli.simulate", "seer.rollout", "seer.sim.cluster"]
-)
+@pytest.mark.parametrize("module", ["seer", "seer.cli.main", "seer.cli.simulate", "seer.rollout", "seer.sim.cluster"])
 def test_the_core_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*(set(sys.modules) & set({HEAVY!r})))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == []
 
 
@@ -41,7 +37,5 @@ def test_building_the_whole_command_line_imports_nothing_heavy() -> None:
         "import sys; from seer.cli.main import build_parser; build_parser(); "
         f"print(*(set(sys.modules) & set({HEAVY!r})))"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == []

@@ -35,9 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--prompt-tokens", type=int, default=64, help="default %(default)s")
     parser.add_argument("--new-tokens", type=int, default=256, help="default %(default)s")
     parser.add_argument("--temperature", type=float, default=1.0, help="default %(default)s")
-    parser.add_argument(
-        "--peers", default="transformers", help="of transformers, vllm; or none (default %(default)s)"
-    )
+    parser.add_argument("--peers", default="transformers", help="of transformers, vllm; or none (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turn (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
@@ -72,9 +70,7 @@ def run(args: argparse.Namespace) -> int:
                              "tokens": done.num_tokens, "step_s": done.step_s})  # fmt: skip
         _print_batch(batch, [entry for entry in runs if entry["batch"] == batch])
     if args.json:
-        args.json.write_text(
-            json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "runs": runs}, indent=1)
-        )
+        args.json.write_text(json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "runs": runs}, indent=1))
     return 0
 
 
@@ -90,9 +86,7 @@ def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
 
     config, device = read_config(folder), torch.device(args.device)
     step = 512 if device.type == "cpu" else 8192
-    settings = EngineSettings(
-        dtype=choose_dtype("auto", device), device=device, max_step_tokens=max(step, most)
-    )
+    settings = EngineSettings(dtype=choose_dtype("auto", device), device=device, max_step_tokens=max(step, most))
     blocks = most * (-(-(args.prompt_tokens + args.new_tokens) // 16) + 1)
     limits = choose_limits(config, settings, block_tokens=16, max_running=most, kv_blocks=blocks)
     engine = assemble(0, folder, config, limits, settings)
@@ -107,9 +101,7 @@ def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
     try:
         from transformers import AutoModelForCausalLM  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise ConfigError(
-            "transformers is not installed", hint="pip install transformers, or --peers none"
-        ) from None
+        raise ConfigError("transformers is not installed", hint="pip install transformers, or --peers none") from None
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device).eval()
 
@@ -140,9 +132,7 @@ def _vllm(folder: Path, args: argparse.Namespace) -> Generator:
     try:
         vllm = importlib.import_module("vllm")
     except ModuleNotFoundError:
-        raise ConfigError(
-            "vLLM is not installed", hint="pip install vllm, or leave it out of --peers"
-        ) from None
+        raise ConfigError("vLLM is not installed", hint="pip install vllm, or leave it out of --peers") from None
     llm = vllm.LLM(model=str(folder), gpu_memory_utilization=0.4)
     params = vllm.SamplingParams(
         temperature=args.temperature,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -87,9 +86,7 @@ def build_parser() -> Parser:
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error; may stand anywhere"
-    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error; may stand anywhere")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name in VERBS:
         _register(name, verbs)
@@ -101,9 +98,7 @@ def build_parser() -> Parser:
 
 
 def _register(name: str, verbs: argparse._SubParsersAction[Parser]) -> None:
-    module = f"seer.cli.{name}"
-    if importlib.util.find_spec(module) is not None:
-        importlib.import_module(module).register(verbs)
+    importlib.import_module(f"seer.cli.{name}").register(verbs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,9 +48,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "Only veRL's rows of Figure 8 were used to calibrate; everything else is prediction.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "--seeds", default="0", metavar="S,...", help="draws of lengths to average (%(default)s)"
-    )
+    parser.add_argument("--seeds", default="0", metavar="S,...", help="draws of lengths to average (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print a list of cells instead of tables")
     parser.add_argument(
         "--processes",

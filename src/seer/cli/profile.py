@@ -22,17 +22,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--tokens", default="1,2,5,9", help="tokens per request: 1 is plain decoding (default %(default)s)"
     )
-    parser.add_argument(
-        "--contexts", default="128,1024", help="context lengths in tokens (default %(default)s)"
-    )
+    parser.add_argument("--contexts", default="128,1024", help="context lengths in tokens (default %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps per shape (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
-    parser.add_argument(
-        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default %(default)s)"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="where to write it (default: beside the model, profile-DEVICE.json)"
-    )
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default %(default)s)")
+    parser.add_argument("--out", type=Path, help="where to write it (default: beside the model, profile-DEVICE.json)")
     parser.set_defaults(run=run)
 
 
@@ -73,9 +67,7 @@ def whole_numbers(text: str, option: str) -> list[int]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise ConfigError(
-            f"{option} {text} is not a list of whole numbers", hint=f"like {option} 1,8,32"
-        ) from None
+        raise ConfigError(f"{option} {text} is not a list of whole numbers", hint=f"like {option} 1,8,32") from None
     if numbers[0] < 1:
         raise ConfigError(f"{option} {text} has a number below 1", hint=f"like {option} 1,8,32")
     return numbers

@@ -96,7 +96,9 @@ def fleet_settings(args: argparse.Namespace, log_dir: Path | None) -> dict[str, 
         "pool_bytes": args.pool_memory,
         "device": args.device,
         "dtype": args.dtype,
-        "hosting": HostOptions(pin=not args.no_pin, max_restarts=args.max_restarts, log_dir=log_dir),
+        "hosting": HostOptions(
+            pin=args.device == "cpu" and not args.no_pin, max_restarts=args.max_restarts, log_dir=log_dir
+        ),
     }
 
 

@@ -100,9 +100,7 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--model", metavar="NAME", help=f"one of {', '.join(MODELS)} (llama-8b)")
     cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (h200)")
     cluster.add_argument("--num-gpus", type=int, metavar="N", help="GPUs per instance (1)")
-    cluster.add_argument(
-        "--prompt-tokens", type=int, metavar="N", help="length of prompts (as recorded, or 512)"
-    )
+    cluster.add_argument("--prompt-tokens", type=int, metavar="N", help="length of prompts (as recorded, or 512)")
     cluster.add_argument(
         "--max",
         type=int,
@@ -119,9 +117,7 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
     shape.add_argument(
         "--sigma", "--shape", type=float, metavar="X", help="spread of the log of lengths (1.0); 0: all equal"
     )
-    shape.add_argument(
-        "--correlation", type=float, metavar="X", help="share of the spread common to a group (0.7)"
-    )
+    shape.add_argument("--correlation", type=float, metavar="X", help="share of the spread common to a group (0.7)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -303,9 +299,7 @@ def print_table(console: Console, workload: Workload, seed: int, rows: list[Row]
     """One line per policy; ratios are to the first."""
     first = rows[0]
     console.print(describe(workload, seed), highlight=False, soft_wrap=True)
-    table = Table(
-        caption=f"x: throughput relative to {first.policy}; of oracle: without speculation, same lengths"
-    )
+    table = Table(caption=f"x: throughput relative to {first.policy}; of oracle: without speculation, same lengths")
     table.add_column("policy")
     columns = "tokens/s,x,of oracle,total s,tail s,preempted,recomputed,migrations,idle,accepted,simulated in"
     for column in columns.split(","):

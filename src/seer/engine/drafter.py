@@ -28,9 +28,7 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         """A node follows its parent, so that one pass over the tree meets ancestors first."""
-        assert len(self.tokens) == len(self.parents), (
-            f"{len(self.tokens)} tokens, {len(self.parents)} parents"
-        )
+        assert len(self.tokens) == len(self.parents), f"{len(self.tokens)} tokens, {len(self.parents)} parents"
         for node, parent in enumerate(self.parents):
             assert parent is None or 0 <= parent < node, f"node {node} has parent {parent}"
 

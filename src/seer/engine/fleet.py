@@ -24,7 +24,7 @@ from seer.engine.catalog import PreparedEngine
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance, Supervisor
 from seer.engine.host.draft_server import DraftServerProcess
 from seer.engine.host.parcel import Parcel, pack
-from seer.errors import SeerError
+from seer.errors import DeadlineExceeded, SeerError
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import ChunkOutput
 
@@ -144,10 +144,13 @@ class HostedFleet:
 
     async def wait_until_idle(self, deadline_s: float) -> None:
         """Wait until no instance has a chunk in hand: a new loop must not hear of an old one's requests."""
-        async with asyncio.timeout(deadline_s):
-            while any(instance.num_in_hand for instance in self.instances if instance.is_up):
-                self._an_end.clear()
-                await self._an_end.wait()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while any(instance.num_in_hand for instance in self.instances if instance.is_up):
+                    self._an_end.clear()
+                    await self._an_end.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("waiting for the last chunks of an earlier run", deadline_s) from None
 
     async def wait_until_up(self) -> None:
         """Wait until every instance takes chunks again; the caller sets the deadline."""

@@ -43,9 +43,7 @@ class StepProfile:
     draft_s_per_request: float = 0.0
     """Host time to draft for one request."""
 
-    def step_s(
-        self, num_requests: int, tokens_per_request: float, context_tokens: float | None = None
-    ) -> float:
+    def step_s(self, num_requests: int, tokens_per_request: float, context_tokens: float | None = None) -> float:
         """Seconds of one forward pass; without a context the middle one that was measured."""
         contexts = sorted({point.context_tokens for point in self.points})
         at = contexts[len(contexts) // 2] if context_tokens is None else context_tokens
@@ -84,9 +82,7 @@ class StepProfile:
         except FileNotFoundError:
             raise InputError(f"there is no profile at {path}", hint="seer profile MODEL makes one") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(
-                f"{path} is not a profile: {error}", hint="seer profile MODEL makes one"
-            ) from None
+            raise InputError(f"{path} is not a profile: {error}", hint="seer profile MODEL makes one") from None
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], *, at: float) -> float:

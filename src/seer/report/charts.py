@@ -139,7 +139,7 @@ def splits(runs: Sequence[RunData], x_max: float) -> str:
         assert explanation is not None, "explained runs only"
         y = TOP + row * height + 5
         at = 0.0
-        body.append(f'<text class="label" x="4" y="{y + 14:.1f}">{run.title[:8]}</text>')
+        body.append(f'<text class="label" x="1" y="{y + 14:.1f}">{run.title[:9]}</text>')
         for heading in HEADINGS:
             value = explanation.seconds[heading]
             if value > 0:

@@ -62,20 +62,14 @@ def test_a_bug_is_one_line_too_and_says_how_to_see_more(
 
 
 @pytest.mark.parametrize("words", [["--debug", "simulate"], ["simulate", "--debug"]])
-def test_debug_shows_the_traceback_wherever_it_stands(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_debug_shows_the_traceback_wherever_it_stands(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     run_that(ConfigError("bad"), monkeypatch)
     with pytest.raises(ConfigError):
         cli.main(words)
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["nonsense"], ["simulate"], ["simulate", "moonlight", "--instances", "x"]]
-)
-def test_misuse_exits_with_2_and_says_where_to_look(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["simulate"], ["simulate", "moonlight", "--instances", "x"]])
+def test_misuse_exits_with_2_and_says_where_to_look(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(words)
     assert caught.value.code == 2

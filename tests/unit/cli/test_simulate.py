@@ -97,9 +97,7 @@ def test_what_cannot_be_simulated_is_one_line_a_hint_and_exit_code_2(
     assert [line.split(":")[0] for line in captured.err.splitlines()] == ["error", "hint"]
 
 
-def test_out_keeps_results_events_traces_and_plots(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_keeps_results_events_traces_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "runs" / "small"
     assert main([*SMALL, "--policies", "verl+sd,seer", "--json", "--out", str(out)]) == 0
     assert (out / "results.json").read_text() == capsys.readouterr().out
@@ -116,9 +114,7 @@ def test_out_keeps_results_events_traces_and_plots(
     assert main(["replay", str(out / "seer" / "events.jsonl"), "--policy", "verl"]) == 0
 
 
-def test_a_replay_that_differs_says_where_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_that_differs_says_where_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--policies", "verl", "--out", str(tmp_path)]) == 0
     log = tmp_path / "verl" / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)

@@ -58,7 +58,7 @@ def test_missing_and_broken_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="not JSON"):
         read_config(tmp_path)
-    with pytest.raises(InputError, match="no \\*.safetensors"):
+    with pytest.raises(InputError, match=r"no \*\.safetensors"):
         open_weights(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(InputError, match="cannot be read"):

@@ -14,9 +14,7 @@ from seer.sim.costs import H200, H800, MODELS, InstanceCost
         ("llama-8b", 128 * 1024, 16.1, 7.5),
     ],
 )
-def test_models_have_their_published_sizes(
-    model: str, kv_bytes: int, gigabytes: float, active_billions: float
-) -> None:
+def test_models_have_their_published_sizes(model: str, kv_bytes: int, gigabytes: float, active_billions: float) -> None:
     shape = MODELS[model]
     assert shape.kv_bytes_per_token == kv_bytes
     assert shape.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)

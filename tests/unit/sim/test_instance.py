@@ -100,9 +100,7 @@ def test_time_is_what_the_cost_model_says() -> None:
     prefill = bench.cost.step(0, 1.0, 64)
     decode = bench.cost.step(1)
     # Continuous steps: the context grows along a line from 64 to 264 tokens.
-    expected_s = (
-        prefill.base_s + 200 * decode.base_s + decode.per_context_token_s * (64 * 200 + 200 * 200 / 2)
-    )
+    expected_s = prefill.base_s + 200 * decode.base_s + decode.per_context_token_s * (64 * 200 + 200 * 200 / 2)
     assert bench.outputs[0][0] == pytest.approx(expected_s, rel=1e-9)
 
 

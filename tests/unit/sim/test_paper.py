@@ -67,9 +67,7 @@ def test_table_4_is_met_within_ten_percent(ours: float, within: bool) -> None:
 
 
 def test_a_tail_is_compared_as_what_is_left_of_verls() -> None:
-    claim = next(
-        c for c in claims() if c.measure == "tail_share" and c.row == "Seer" and c.workload == "moonlight"
-    )
+    claim = next(c for c in claims() if c.measure == "tail_share" and c.row == "Seer" and c.workload == "moonlight")
     run, reference = claim.jobs(0)
     results = {run: a_summary(tokens_s=1.0, tail_s=20.0), reference: a_summary(tokens_s=1.0, tail_s=100.0)}
     got = answer(claim, results, [0])
@@ -79,9 +77,7 @@ def test_a_tail_is_compared_as_what_is_left_of_verls() -> None:
 
 def test_policies_that_never_draft_are_simulated_once() -> None:
     jobs = {job for claim in claims() for job in claim.jobs(0)}
-    assert len([job for job in jobs if job.policy == "verl-sync" and job.group_size == 8]) == len(
-        paper.WORKLOADS
-    )
+    assert len([job for job in jobs if job.policy == "verl-sync" and job.group_size == 8]) == len(paper.WORKLOADS)
 
 
 def fake_run(jobs: list[Job], **_: object) -> dict[Job, Summary]:
@@ -99,9 +95,7 @@ def test_the_verb_prints_every_study_and_says_what_was_calibrated(
     assert "Calibrated: veRL's total and tail seconds" in out
 
 
-def test_the_verb_prints_json_cells(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_prints_json_cells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(verb, "run_jobs", fake_run)
     assert main(["paper", "--json", "--seeds", "0,1"]) == 0
     cells = json.loads(capsys.readouterr().out)

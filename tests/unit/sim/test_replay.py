@@ -19,9 +19,7 @@ def record(path: Path, policy: str, speculation: Speculation = "auto") -> None:
         simulate(workload, policy, speculation=speculation, events=log)
 
 
-@pytest.mark.parametrize(
-    "policy", ["verl-sync", "verl+sd", "divided", "context", "seer-paper", "seer", "oracle"]
-)
+@pytest.mark.parametrize("policy", ["verl-sync", "verl+sd", "divided", "context", "seer-paper", "seer", "oracle"])
 def test_a_recorded_run_replays_to_the_same_plan(policy: str, tmp_path: Path) -> None:
     record(tmp_path / "log", policy)
     recording = read_recording(tmp_path / "log")

@@ -158,9 +158,7 @@ def test_a_broken_trace_is_refused_with_a_hint(case: str, tmp_path: Path) -> Non
         ("synthetic", {"num_gpus": 0}, "0 GPUs"),
     ],
 )
-def test_impossible_wishes_are_refused_with_a_hint(
-    name: str, options: dict[str, object], message: str
-) -> None:
+def test_impossible_wishes_are_refused_with_a_hint(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(SeerError, match=message) as caught:
         load_workload(name, WorkloadOptions(**options))  # type: ignore[arg-type]
     assert caught.value.hint

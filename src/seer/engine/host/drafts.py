@@ -25,7 +25,8 @@ from seer.speculation.budget import best_depth
 Drafts = Literal["none", "own", "grouped"]
 
 TRIAL_PERIOD = 32
-"""One step in so many drafts a little although it does not pay, so that a change of fortune is noticed."""
+"""One step in so many, times the requests in it, drafts a little although it does not pay, so that a change of fortune
+is noticed: about a sixteenth of a row per step, whatever the batch."""
 TRIAL_TOKENS = 2
 
 
@@ -38,7 +39,7 @@ class GroupedDrafter:
         self._client = DraftClient(ClientConfig(servers=servers, secret=secret))
         self._run = ""
         self.mode: Drafts = "none"
-        self.acceptance = AcceptanceTracker()
+        self.acceptance = _fresh_acceptance()
         self._offered: dict[int, Sequence[int]] = {}  # request -> first path of its newest draft
         self.draft_s = 0.0
         """Seconds the newest batch of drafts took to make."""
@@ -48,7 +49,7 @@ class GroupedDrafter:
         self._client.close()
         self._client = DraftClient(ClientConfig(servers=self._servers, secret=self._secret, epoch=epoch))
         self._run, self.mode = run, mode
-        self.acceptance = AcceptanceTracker()
+        self.acceptance = _fresh_acceptance()
         self._offered.clear()
 
     def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
@@ -97,6 +98,11 @@ class GroupedDrafter:
         return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
 
 
+def _fresh_acceptance() -> AcceptanceTracker:
+    # Low and light: drafts have to earn their depth, and a few good ones are enough to do so.
+    return AcceptanceTracker(prior_acceptance=0.25, prior_weight=4.0)
+
+
 def _first_path(tree: DraftTree) -> list[int]:
     """The most likely path: the first child of the root, its first child, and so on."""
     path: list[int] = []
@@ -114,17 +120,19 @@ class MeasuredBudget:
     def __init__(self, drafter: GroupedDrafter) -> None:
         self._drafter = drafter
         self._cost = MeasuredCost()
-        self._num_asked = 0
-        self._is_drafting = False
+        self._num_idle = 0  # steps since drafts were last made
 
     def __call__(self, num_running: int, mean_context_tokens: int) -> Allowance:
         """How much each request of the next step may draft."""
         if self._drafter.mode == "none":
             return Allowance(0)
-        self._num_asked += 1
         depth = best_depth(self._cost, num_running, self._drafter.acceptance.survival())
-        if depth == 0 and (not self._cost.is_known or self._num_asked % TRIAL_PERIOD == 0):
-            depth = TRIAL_TOKENS
+        if depth:
+            self._num_idle = 0
+        else:
+            self._num_idle += 1
+            if self._num_idle >= TRIAL_PERIOD * num_running or not self._cost.is_known:
+                self._num_idle, depth = 0, TRIAL_TOKENS
         return Allowance(depth)
 
     def on_step(self, report: StepReport) -> None:

@@ -97,13 +97,14 @@ class HostedLocal(LocalInstance):
 
 
 def _add_up(now_s: float, instance: int, steps: list[StepReport]) -> Stepped:
+    # A report may stand for a burst of equal steps; its time and rows are then those of one of them.
     return Stepped(
         now_s,
         instance,
-        num_steps=len(steps),
-        duration_s=sum(step.duration_s for step in steps),
-        num_rows=sum(step.num_rows for step in steps),
-        num_prefill_rows=sum(step.num_prefill_rows for step in steps),
+        num_steps=sum(step.num_steps for step in steps),
+        duration_s=sum(step.duration_s * step.num_steps for step in steps),
+        num_rows=sum(step.num_rows * step.num_steps for step in steps),
+        num_prefill_rows=sum(step.num_prefill_rows * step.num_steps for step in steps),
         num_emitted=sum(step.num_emitted for step in steps),
         num_drafted=sum(step.num_drafted for step in steps),
         num_accepted=sum(step.num_accepted for step in steps),

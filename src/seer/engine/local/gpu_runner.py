@@ -50,6 +50,8 @@ class Graph:
     """Input of decoding graphs: the lane of each row."""
     drawn: torch.Tensor
     """Output, see `GpuOps.draw`."""
+    draw_index: torch.Tensor
+    """Read by the captured kernels, so it must live as long as the graph."""
 
 
 class GpuRunner:
@@ -196,7 +198,7 @@ class GpuRunner:
             return self.ops.draw(logits, draw_index, self.lanes, advance=from_lanes)
 
         if self._pool is None:
-            graph = Graph(lambda: None, step, lanes, torch.empty((num_rows, 4), device=self.device))
+            graph = Graph(lambda: None, step, lanes, torch.empty((num_rows, 4), device=self.device), draw_index)
 
             def replay() -> None:
                 graph.drawn.copy_(forward())
@@ -212,7 +214,7 @@ class GpuRunner:
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
             drawn = forward()
-        return Graph(captured.replay, step, lanes, drawn)
+        return Graph(captured.replay, step, lanes, drawn, draw_index)
 
     def _next_rows(self, step: GpuStep, lanes: torch.Tensor) -> None:
         state = self.lanes

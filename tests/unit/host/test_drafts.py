@@ -1,0 +1,118 @@
+"""Drafts inside an instance's process: whose words are drafted from, and when drafting pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("seer.drafting._index")
+
+from seer.engine.drafter import DraftAsk, StepReport
+from seer.engine.host.drafts import TRIAL_PERIOD, TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget, MeasuredCost
+
+SENTENCE = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.fixture
+def drafter() -> Iterator[GroupedDrafter]:
+    made = GroupedDrafter((), None)
+    yield made
+    made.close()
+
+
+def drafted(drafter: GroupedDrafter, group: int, request: int, so_far: list[int], most: int = 4) -> list[int]:
+    ask = DraftAsk(group, request, [1, *so_far], 1, most)
+    (tree,) = drafter.draft([ask])
+    return list(tree.tokens)
+
+
+def begin(drafter: GroupedDrafter, mode: Drafts, run: str = "a") -> None:
+    drafter.begin_run(run, mode, 0)
+
+
+def test_a_sibling_s_words_are_drafted_in_a_group_only(drafter: GroupedDrafter) -> None:
+    for mode, expected in (("grouped", SENTENCE[3:7]), ("own", [])):
+        begin(drafter, mode)  # type: ignore[arg-type]
+        drafter.observe(5, 0, SENTENCE, start=0)
+        drafter.observe(5, 1, SENTENCE[:3], start=0)
+        drafter.observe(6, 2, SENTENCE[:3], start=0)
+        assert drafted(drafter, 5, 1, SENTENCE[:3]) == expected
+        assert drafted(drafter, 6, 2, SENTENCE[:3]) == []
+
+
+def test_plain_speculation_drafts_a_request_s_own_repetition(drafter: GroupedDrafter) -> None:
+    begin(drafter, "own")
+    drafter.observe(5, 0, [*SENTENCE, *SENTENCE[:3]], start=0)
+    assert drafted(drafter, 5, 0, [*SENTENCE, *SENTENCE[:3]]) == SENTENCE[3:7]
+
+
+def test_another_run_s_words_are_unknown_and_off_is_off(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped", "a")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    begin(drafter, "grouped", "b")
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+    begin(drafter, "none", "c")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+
+
+def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    before = drafter.acceptance.survival()
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
+    drafter.observe(5, 1, [SENTENCE[3], SENTENCE[4], 99], start=3)
+    after = drafter.acceptance.survival()
+    assert after[1] > before[1]
+    assert after[3] / after[2] < before[3] / before[2]  # the third was tried and refused
+
+
+def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> StepReport:
+    return StepReport(
+        duration_s=seconds,
+        num_steps=1,
+        num_running=running,
+        num_rows=rows,
+        num_prefill_rows=prefill,
+        mean_context_tokens=100,
+        num_emitted=running,
+        num_drafted=rows - running,
+        num_accepted=0,
+    )
+
+
+def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float) -> MeasuredBudget:
+    begin(drafter, "grouped")
+    budget = MeasuredBudget(drafter)
+    for i in range(40):
+        rows = 4 + i % 8
+        budget.on_step(a_step(rows, base_s + slope_s * rows))
+    return budget
+
+
+def test_the_cost_of_steps_is_learnt_and_prompts_are_left_out() -> None:
+    cost = MeasuredCost()
+    assert not cost.is_known
+    for i in range(40):
+        cost.learn(a_step(4 + i % 8, 0.1 + 0.01 * (4 + i % 8)))
+        cost.learn(a_step(500, 9.0, prefill=400))
+    assert cost.is_known
+    assert cost.step_s(4, 1) == pytest.approx(0.14, rel=0.02)
+    assert cost.step_s(4, 3) == pytest.approx(0.22, rel=0.02)
+
+
+def test_where_rows_are_free_it_drafts_and_where_they_cost_a_step_it_does_not(drafter: GroupedDrafter) -> None:
+    assert a_budget(drafter, 0.1, 0.0)(4, 100).max_tokens > TRIAL_TOKENS
+    dear = a_budget(drafter, 0.0, 0.1)
+    asked = [dear(4, 100).max_tokens for _ in range(8 * TRIAL_PERIOD)]
+    assert set(asked) == {0, TRIAL_TOKENS}
+    assert asked.count(TRIAL_TOKENS) == 2  # a trial now and then, rarer the larger the batch
+
+
+def test_with_speculation_off_nothing_is_asked_for(drafter: GroupedDrafter) -> None:
+    budget = MeasuredBudget(drafter)
+    assert budget(4, 100).max_tokens == 0
