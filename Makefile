@@ -10,8 +10,9 @@ help: ## Show this list
 .venv/ready: pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
-	# Mooncake's wheel needs libibverbs; without it (and without root) only the Mooncake tests are skipped.
-	ldconfig -p | grep -q libibverbs.so.1 || (apt-get update -q && apt-get install -qy --no-install-recommends libibverbs1) || true
+	# Mooncake's wheel needs libibverbs, the report's test a browser; where they cannot be installed those tests skip.
+	(ldconfig -p | grep -q libibverbs.so.1 && command -v chromium >/dev/null) || (apt-get update -qq \
+	  && apt-get install -qqy --no-install-recommends libibverbs1 chromium >/dev/null) || true
 	$(BIN)/pip install -q torch==2.13.0
 	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,plot,dev]'
@@ -36,6 +37,11 @@ format: setup ## Rewrite files as the checks want them
 test: check ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
 
+.PHONY: demo
+demo: setup ## Compare verl's dispatch and Seer on two CPU instances, with a report (about five minutes)
+	$(BIN)/seer model get smollm2
+	$(BIN)/seer compare --model smollm2 --instances 2 --prompts examples/prompts/mixed.jsonl --n 4 --max-tokens 256 --policies verl-sync,verl,seer
+
 .PHONY: simulate
 simulate: setup ## The paper's tables beside ours, predicted in virtual time
 	$(BIN)/seer paper --seeds 0,1,2
@@ -43,3 +49,19 @@ simulate: setup ## The paper's tables beside ours, predicted in virtual time
 .PHONY: crash-test
 crash-test: setup ## A thousand random kills of pool users; nothing acknowledged may be lost
 	$(BIN)/python tests/crash/pool_torture.py --kills 1000 --seed 1
+
+.PHONY: test-faults
+test-faults: setup ## 200 rollouts while processes are killed and stopped at random
+	SEER_FAULT_ROUNDS=200 $(BIN)/pytest tests/crash/test_rollout_faults.py --timeout 7200
+
+.PHONY: sanitize
+sanitize: setup ## The draft index under the address, undefined-behaviour and thread sanitizers
+	$(MAKE) -C csrc/drafting sanitize
+
+.PHONY: bench
+bench: setup ## Every benchmark a CPU machine can run; results go to benchmarks/*/results.md by hand
+	$(BIN)/python benchmarks/scheduling/run.py decisions
+	$(BIN)/python benchmarks/scheduling/run.py workload
+	$(BIN)/python benchmarks/drafting/run.py
+	$(BIN)/python benchmarks/pool/run.py --rounds 5
+	$(BIN)/python benchmarks/engine/run.py

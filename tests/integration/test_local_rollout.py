@@ -111,9 +111,12 @@ def test_tensors_become_the_weights_and_outlive_a_restart(model: Path, tmp_path:
             await rollout.update_weights(tensors)
             victim = rollout.fleet.instances[0]
 
+            killed: list[int] = []
+
             def kill_once(event: Event) -> None:
-                if isinstance(event, Stopped) and rollout.fleet.num_lost == 0 and victim.is_up:
+                if isinstance(event, Stopped) and not killed and victim.is_up:
                     assert victim.pid is not None
+                    killed.append(victim.pid)
                     os.kill(victim.pid, signal.SIGKILL)
 
             await rolled_out(rollout, events=kill_once)

@@ -20,7 +20,7 @@ from seer.sim.paper import WORKLOADS, Answer, Measure, Study, answer, claims, ru
 
 EXAMPLES = """\
 examples:
-  seer paper                     about a minute
+  seer paper                     a minute or two on two cores
   seer paper --seeds 0,1,2       the mean over three draws of the lengths, as the paper's over iterations
   seer paper --json > paper.json
 """
@@ -28,7 +28,7 @@ TITLES: dict[Study, str] = {
     "table 4": "Table 4: throughput over veRL as mechanisms are added",
     "figure 7": "Figure 7: throughput over veRL, groups of 8 and 16",
     "figure 8": "Figure 8: total and tail seconds, and what is left of veRL's tail",
-    "context": "Length context: throughput and tail over veRL, share of the oracle, without speculation",
+    "context": "Length context: over veRL and the oracle, without speculation",
 }
 MEASURES: dict[Measure, str] = {
     "speedup": "",

@@ -125,7 +125,7 @@ class HostedFleet:
 
     async def begin_run(self, run: str, drafts: str) -> None:
         """Tell the instances which drafts the next run wants; what earlier runs said is forgotten."""
-        if self._wants_drafts:
+        if self._engine.can_draft:
             await self._configure("begin_run", run=run, drafts=drafts, epoch=self.epoch)
 
     async def update_weights(self, weights: Weights) -> int:

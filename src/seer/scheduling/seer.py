@@ -22,9 +22,9 @@ from seer.placement import Fleet, Place, PlacementConfig
 from seer.scheduling.divided import Divided
 from seer.scheduling.longest_first import LongestRemainingFirst
 
-MIN_CHUNK_TOKENS = 128
+MIN_CHUNK_TOKENS = 256
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
-CONTEXT_PER_CHUNK = 8
+CONTEXT_PER_CHUNK = 4
 LEVEL_RATIO = 1.25
 """Requests whose needs differ by less than about this do not displace each other."""
 IDLE_STEP_SHARE = 0.4

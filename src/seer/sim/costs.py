@@ -188,11 +188,9 @@ class InstanceCost:
         linear_s = max(
             self.model.touched_bytes(num_tokens) / bandwidth, 2.0 * self.model.active_parameters * num_tokens / flops
         )
-        # Grouped-query attention reads a request's KV once for all tokens being verified; MLA, whose arithmetic intensity
-        # is high already, runs them as separate attention operations (paper v1, section 5).
-        reads = tokens_per_request if self.model.kv_lora_rank else 1.0
+        # A request's KV is read once for all tokens being verified; MLA's FLOPs per token can outgrow that.
         context_s = max(
-            reads * self.model.kv_bytes_per_token / bandwidth,
+            self.model.kv_bytes_per_token / bandwidth,
             self.model.attention_flops_per_context_token * tokens_per_request / flops,
         )
         draft_s = 0.0

@@ -134,8 +134,8 @@ PAPER: dict[str, _PaperWorkload] = {
         group_size=8,
         prompt_tokens=512,
         lengths=LengthModel(mean=22_386, maximum=65_536, sigma=0.8, correlation=0.93),
-        overhead_s=0.014,
-        slowdown=1.6,
+        overhead_s=0.0134,
+        slowdown=1.578,
         memory_share=0.9,
     ),
     "qwen2-vl-72b": _PaperWorkload(
@@ -161,7 +161,7 @@ PAPER: dict[str, _PaperWorkload] = {
         prompt_tokens=512,
         lengths=LengthModel(mean=38_959, maximum=98_304, sigma=0.9, correlation=0.93),
         overhead_s=0.0059,
-        slowdown=3.652,
+        slowdown=3.629,
         memory_share=0.7,
     ),
 }

@@ -50,7 +50,8 @@ class HostedLocal(LocalInstance):
         self._reported_s = 0.0
 
     async def begin_run(self, run: str, drafts: Drafts, epoch: int) -> None:
-        """Forget the drafts of other runs and draft as this one asks."""
+        """Forget what other runs drafted and left unreported, and draft as this one asks."""
+        self._steps, self._gathered = [], []  # nothing steps between two runs
         if self._own_drafter is not None:
             self._own_drafter.begin_run(run, drafts, epoch)
 
@@ -69,7 +70,7 @@ class HostedLocal(LocalInstance):
         now_s = time.monotonic()  # the clock of the event loops, in every process of this machine
         self._note_decoding(now_s)
         self._steps.append(report)
-        if now_s - self._reported_s >= REPORT_S or not self._in_hand:
+        if now_s - self._reported_s >= REPORT_S or self._is_last_step():
             self._reported_s = now_s
             # Apart, so that what a plain decoding step costs can be read off the log.
             plain = [step for step in self._steps if not step.num_prefill_rows]
@@ -79,6 +80,12 @@ class HostedLocal(LocalInstance):
             gathered, self._gathered = self._gathered, []
             assert self._loop is not None, "steps come after start"
             self._loop.call_soon_threadsafe(self._deliver_events, gathered)
+
+    def _is_last_step(self) -> bool:
+        """Whether everything in hand ends with this step: its report must not come after the last output."""
+        assert self._engine is not None, "steps come after start"
+        scheduler = self._engine.scheduler
+        return not scheduler.waiting and all(active.end is not None for active in scheduler.running)
 
     def _note_decoding(self, now_s: float) -> None:
         assert self._engine is not None, "steps come after start"
