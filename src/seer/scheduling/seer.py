@@ -6,8 +6,8 @@ Three departures from the paper, each measured in docs/design/0002-simulator.md:
    still go first (their estimate is the bound), and among them the request that is least far along, so that no long
    request is left behind at the end. Probes need no class of their own.
 2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
-   use. A chunk is an eighth of the request's context, more when memory is plentiful: promises stay within a few
-   percent of use, and there are only about six chunks per doubling of a request's length.
+   use. A chunk is a quarter of the request's context, more when memory is plentiful: promises stay close
+   to use, and there are only about three chunks per doubling of a request's length.
 3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
    longest request would still end earliest: short ones pack together, long ones get room and speed.
 """
@@ -25,12 +25,18 @@ from seer.scheduling.longest_first import LongestRemainingFirst
 MIN_CHUNK_TOKENS = 256
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
 CONTEXT_PER_CHUNK = 4
+CHUNKS_AT_LEAST = 8
+"""A response of full length comes back this often however much memory there is, so that the tail can be spread anew."""
 LEVEL_RATIO = 1.25
 """Requests whose needs differ by less than about this do not displace each other."""
 IDLE_STEP_SHARE = 0.4
 """Time of a step on an empty instance over that on a full one; 0.3 to 0.5 in the cost models, and not sensitive."""
 STAY_BONUS = 0.1
 """How much later an instance may end its longest request and still be preferred for holding the KV already."""
+UNEVEN_SHARE = 0.25
+UNEVEN_REQUESTS = 2
+"""An instance may run so many more requests than the one that runs fewest: packing short requests together must not
+leave others idle while memory is plentiful."""
 CANDIDATES = 8
 """Instances looked at from either end of the order by free memory; bounds the cost of a decision on large fleets."""
 
@@ -74,10 +80,10 @@ class Seer(Divided):
         super().finished(request)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
-        """An eighth of the context, or half of an equal share of the free memory if that is more."""
+        """A quarter of the context, or half of an equal share of the free memory if that is more."""
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
         fitting = max(MIN_CHUNK_TOKENS, request.num_tokens // CONTEXT_PER_CHUNK, fair_share)
-        return min(fitting, self._chunk_tokens)
+        return min(fitting, self._chunk_tokens, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
         """The instance whose longest request, this one included, would end earliest."""
@@ -88,6 +94,8 @@ class Seer(Divided):
             candidates.append(home)
         if not candidates:
             return None
+        fewest = min(fleet.in_flight(instance) for instance in candidates)
+        candidates = [i for i in candidates if fleet.in_flight(i) <= fewest * (1.0 + UNEVEN_SHARE) + UNEVEN_REQUESTS]
         remaining = self._remaining_tokens(request)
 
         def longest_ends(instance: int) -> tuple[float, int]:
@@ -100,8 +108,9 @@ class Seer(Divided):
         self._num_turns += 1
         self._turn[request.id] = self._num_turns
         heapq.heappush(self._longest.setdefault(instance, []), (-remaining, request.id, self._num_turns))
-        moves = home is not None and home != instance
-        return Place(instance, load_kv=moves and request.num_tokens > self._placement.pull_margin_tokens)
+        # Even at home the KV may have been dropped for others meanwhile; an instance loads only what it lacks.
+        began = request.num_generated > 0
+        return Place(instance, load_kv=began and request.num_tokens > self._placement.pull_margin_tokens)
 
     def _longest_remaining(self, instance: int) -> float:
         heap = self._longest.get(instance, [])

@@ -9,7 +9,7 @@ from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.placement import Fleet
 from seer.scheduling.longest_first import OVERRUN, LongestRemainingFirst, expected_remaining_tokens
-from seer.scheduling.seer import MIN_CHUNK_TOKENS, Seer
+from seer.scheduling.seer import CHUNKS_AT_LEAST, CONTEXT_PER_CHUNK, MIN_CHUNK_TOKENS, Seer
 from seer.types import Group, InstanceLimits, Sampling
 
 
@@ -81,17 +81,17 @@ def test_a_finish_reorders_its_waiting_siblings() -> None:
 
 def test_chunks_are_short_where_memory_is_tight_and_long_where_it_is_not() -> None:
     tight, roomy = a_fleet(1, kv_blocks=64), a_fleet(1, kv_blocks=1 << 20)
-    members = requests_of(64, 1)
-    policy = a_policy(lambda request: 100.0)
+    members = requests_of(64, 1, max_tokens=65_536)
+    policy = a_policy(lambda request: 100.0, max_chunk=16_384)
     policy.admit(members, tight)
     assert policy.chunk_tokens(members[0], tight) == MIN_CHUNK_TOKENS
-    assert policy.chunk_tokens(members[0], roomy) == 8192
+    assert policy.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
     members[0].num_generated = 4000
-    assert policy.chunk_tokens(members[0], tight) == (64 + 4000) // 8
+    assert policy.chunk_tokens(members[0], tight) == (64 + 4000) // CONTEXT_PER_CHUNK
 
 
 def test_short_requests_pack_together_and_leave_the_long_one_room() -> None:
-    members = requests_of(9, 1)
+    members = requests_of(3, 1)
     remaining = {request.id: 100.0 for request in members} | {members[0].id: 50_000.0}
     policy = a_policy(lambda request: remaining[request.id], max_chunk=512)
     fleet = a_fleet(2)
@@ -102,6 +102,17 @@ def test_short_requests_pack_together_and_leave_the_long_one_room() -> None:
         where[plan.request.id] = plan.instance
     alone = where.pop(members[0].id)
     assert set(where.values()) == {1 - alone}
+
+
+def test_packing_stops_where_it_would_leave_another_instance_idle() -> None:
+    members = requests_of(40, 1)
+    remaining = {request.id: 100.0 for request in members} | {members[0].id: 50_000.0}
+    policy = a_policy(lambda request: remaining[request.id], max_chunk=512)
+    fleet = a_fleet(2)
+    policy.admit(members, fleet)
+    while (plan := policy.next(fleet)) is not None:
+        fleet.promise(plan.request, plan.instance, plan.num_blocks)
+    assert abs(fleet.in_flight(0) - fleet.in_flight(1)) <= 0.25 * min(fleet.in_flight(0), fleet.in_flight(1)) + 3
 
 
 def test_nothing_is_promised_that_an_instance_does_not_have() -> None:
