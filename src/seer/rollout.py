@@ -159,10 +159,7 @@ class RolloutLoop:
     def _apply(self, output: ChunkOutput) -> None:
         now_s = self._now_s()
         request = self.buffer.apply(output, now_s)
-        if request is None:
-            return
-        if output.end is None:
-            self.policy.progressed(request)
+        if request is None or output.end is None:
             return
         self.fleet.give_back(request)
         self._events(Stopped(now_s, request.id, output.instance, request.num_generated, output.end.value))

@@ -43,8 +43,5 @@ class Policy(Protocol):
     def finished(self, request: Request) -> None:
         """The request has ended (by itself if its reason is stop or length)."""
 
-    def progressed(self, request: Request) -> None:
-        """The running request has generated more tokens than when last heard of."""
-
     def next(self, fleet: Fleet) -> Assignment | None:
         """The next thing to do, or None if nothing can be started now. Its request counts as taken."""

@@ -71,9 +71,6 @@ class ProbesThenLongestGroup:
         if self._members.get(request.group.id):
             self._refresh(request.group)
 
-    def progressed(self, request: Request) -> None:
-        """The paper's estimate ignores running requests."""
-
     def _chosen_group(self) -> int | None:
         period = self._starvation_period
         if period and self._num_decisions % period == period - 1:

@@ -36,9 +36,6 @@ class Dispatcher:
     def finished(self, request: Request) -> None:
         """Nothing is learned."""
 
-    def progressed(self, request: Request) -> None:
-        """Nothing is learned."""
-
     def next(self, fleet: Fleet) -> Assignment | None:
         """Submit the next request, whole, whatever memory its instance has."""
         if not self._queue or not fleet.num_alive:

@@ -34,9 +34,6 @@ class Ordering(Protocol):
     def finished(self, request: Request) -> None:
         """A request has ended: its length is known."""
 
-    def progressed(self, request: Request) -> None:
-        """A running request is longer than when last heard of."""
-
 
 class Divided:
     """`divided`: chunks and pool, with any ordering. The default ordering is first come, first served."""
@@ -64,10 +61,6 @@ class Divided:
     def finished(self, request: Request) -> None:
         """Pass on what its length teaches."""
         self._ordering.finished(request)
-
-    def progressed(self, request: Request) -> None:
-        """Pass on what its running length teaches."""
-        self._ordering.progressed(request)
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The best waiting request on the best instance that can hold its chunk."""
@@ -114,7 +107,4 @@ class FirstComeFirstServed:
         """Order of arrival does not change."""
 
     def finished(self, request: Request) -> None:
-        """Nothing is learned."""
-
-    def progressed(self, request: Request) -> None:
         """Nothing is learned."""

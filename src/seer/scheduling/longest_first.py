@@ -64,9 +64,6 @@ class LongestRemainingFirst:
         for sibling in self._waiting_of_group.get(request.group.id, {}).values():
             self._estimate(sibling)
 
-    def progressed(self, request: Request) -> None:
-        """Running requests are estimated when they wait again."""
-
     def _estimate(self, request: Request) -> None:
         key = self._rank(request)
         if self._key.get(request.id) != key:

@@ -18,7 +18,6 @@ from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
 from seer.speculation.budget import Rule
-from seer.types import GroupResult
 
 Speculation = Literal["auto", "off"]
 
@@ -72,7 +71,7 @@ def simulate(
     def true_length(request: Request) -> int:
         return flat[request.id]
 
-    async def rollout() -> int:
+    async def rollout() -> None:
         instances = [
             SimulatedInstance(
                 i,
@@ -88,17 +87,14 @@ def simulate(
         loop = RolloutLoop(instances, make_policy(spec, settings, context, true_length), context, events=emit)
         for instance in instances:
             await instance.start(loop.on_output)
-        whole: list[GroupResult] = []
         enough = wanted_groups if spec.oversample > 1 else None
         num_done = 0
         async for _ in loop.run(workload.groups(), enough_groups=enough):
             num_done += 1
             if progress is not None:
                 progress(num_done, wanted_groups)
-        del whole
         for instance in instances:
             await instance.close()
-        return num_done
 
     virtual_time.run(rollout())
     return SimulationResult(

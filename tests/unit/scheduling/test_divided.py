@@ -113,11 +113,7 @@ def test_a_finished_requests_length_reaches_the_ordering() -> None:
         def finished(self, request: Request) -> None:
             heard.append("finished")
 
-        def progressed(self, request: Request) -> None:
-            heard.append("progressed")
-
     policy = Divided(Listening(), chunk_tokens=10)
     (request,) = requests_of(a_group(0, 1))
-    policy.progressed(request)
     policy.finished(request)
-    assert heard == ["progressed", "finished"]
+    assert heard == ["finished"]
