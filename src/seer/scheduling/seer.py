@@ -25,6 +25,8 @@ from seer.scheduling.longest_first import LongestRemainingFirst
 MIN_CHUNK_TOKENS = 256
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
 CONTEXT_PER_CHUNK = 4
+TIGHT_CHUNK_TOKENS = 1024
+"""Longest chunk while memory is scarce: on average half of it is promised and not yet used."""
 CHUNKS_AT_LEAST = 8
 """A response of full length comes back this often however much memory there is, so that the tail can be spread anew."""
 LEVEL_RATIO = 1.25
@@ -82,7 +84,8 @@ class Seer(Divided):
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
         """A quarter of the context, or half of an equal share of the free memory if that is more."""
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
-        fitting = max(MIN_CHUNK_TOKENS, request.num_tokens // CONTEXT_PER_CHUNK, fair_share)
+        tight = min(max(MIN_CHUNK_TOKENS, request.num_tokens // CONTEXT_PER_CHUNK), TIGHT_CHUNK_TOKENS)
+        fitting = max(tight, fair_share)
         return min(fitting, self._chunk_tokens, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
