@@ -38,7 +38,7 @@ test: check ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: demo
-demo: setup ## Compare verl's dispatch and Seer on two CPU instances, with a report (about five minutes)
+demo: setup ## Compare verl's dispatch and Seer on two CPU instances, with a report (a few minutes)
 	$(BIN)/seer model get smollm2
 	$(BIN)/seer compare --model smollm2 --instances 2 --prompts examples/prompts/mixed.jsonl --n 4 --max-tokens 256 --policies verl-sync,verl,seer
 

@@ -111,6 +111,8 @@ class Fleet:
 
     def candidates(self, num_blocks: int, each_end: int) -> list[int]:
         """Instances with room: the fullest that still fit and the emptiest, so many of each; all if they are few."""
+        if not self._by_free or self._by_free[-1][0] < num_blocks:
+            return []
         fits = self._by_free[bisect_left(self._by_free, (num_blocks, -1)) :]
         if len(fits) > 2 * each_end:
             fits = fits[:each_end] + fits[-each_end:]

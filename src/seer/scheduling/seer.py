@@ -6,8 +6,8 @@ Three departures from the paper, each measured in docs/design/0002-simulator.md:
    still go first (their estimate is the bound), and among them the request that is least far along, so that no long
    request is left behind at the end. Probes need no class of their own.
 2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
-   use. A chunk is a quarter of the request's context, more when memory is plentiful: promises stay close
-   to use, and there are only about three chunks per doubling of a request's length.
+   use. While memory is scarce a chunk is a quarter of the request's context, within 256 to 1,024 tokens; where it is
+   plentiful, an eighth of the longest response.
 3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
    longest request would still end earliest: short ones pack together, long ones get room and speed.
 """
