@@ -6,6 +6,7 @@ Rounds are few by default; SEER_FAULT_ROUNDS=200 is the long form (`make test-fa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -58,12 +59,14 @@ def strike(rollout: Rollout, rng: random.Random) -> str:
     if kind == "kill the draft server":
         server = rollout.fleet.draft_server
         if server is not None and server.pid is not None:
-            os.kill(server.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGKILL)
         return kind
     victims = up if kind == "kill all" else [rng.choice(up)] if up else []
     for victim in victims:
         assert victim.pid is not None
-        os.kill(victim.pid, signal.SIGSTOP if kind == "stop one" else signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # an earlier strike may have ended it unnoticed so far
+            os.kill(victim.pid, signal.SIGSTOP if kind == "stop one" else signal.SIGKILL)
     return kind
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from faults import KillOnce
 from seer import (
     FinishReason,
     GroupRecord,
@@ -100,13 +99,8 @@ def test_killing_an_instance_loses_and_doubles_nothing() -> None:
         async with a_rollout(2, step_s=0.001) as rollout:
             victim = rollout.fleet.instances[0]
 
-            def kill_once(event: Event) -> None:
-                # Some way into the run: the victim has chunks in hand and has delivered others.
-                if isinstance(event, Stopped) and event.request > 3 and rollout.fleet.num_lost == 0 and victim.is_up:
-                    assert victim.pid is not None
-                    os.kill(victim.pid, signal.SIGKILL)
-
-            groups = await rolled_out(rollout, events=kill_once)
+            # Some way into the run: the victim has chunks in hand and has delivered others.
+            groups = await rolled_out(rollout, events=KillOnce(victim, request=3))
             return tokens_of(groups), rollout.fleet.num_lost
 
     tokens, num_lost = asyncio.run(scenario())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from faults import KillOnce
 
 pytest.importorskip("torch")
 
@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from seer import GroupRecord, HostOptions, Rollout, Sampling
 from seer.certificate import Claim, PlainModel, certify
 from seer.engine.local.tiny import make_tiny_model
-from seer.metrics.events import Event, Stopped
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
 SAMPLING = Sampling(max_tokens=80)
@@ -74,12 +73,7 @@ def test_kill_9_of_an_instance_changes_no_token(model: Path) -> None:
         async with a_rollout(model) as rollout:
             victim = rollout.fleet.instances[1]
 
-            def kill_once(event: Event) -> None:
-                if isinstance(event, Stopped) and event.request > 2 and rollout.fleet.num_lost == 0 and victim.is_up:
-                    assert victim.pid is not None
-                    os.kill(victim.pid, signal.SIGKILL)
-
-            groups = await rolled_out(rollout, events=kill_once)
+            groups = await rolled_out(rollout, events=KillOnce(victim, request=2))
             assert sorted(group.group for group in groups) == list(range(len(PROMPTS)))
             return tokens_of(groups), rollout.fleet.num_lost
 
@@ -111,15 +105,7 @@ def test_tensors_become_the_weights_and_outlive_a_restart(model: Path, tmp_path:
             await rollout.update_weights(tensors)
             victim = rollout.fleet.instances[0]
 
-            killed: list[int] = []
-
-            def kill_once(event: Event) -> None:
-                if isinstance(event, Stopped) and not killed and victim.is_up:
-                    assert victim.pid is not None
-                    killed.append(victim.pid)
-                    os.kill(victim.pid, signal.SIGKILL)
-
-            await rolled_out(rollout, events=kill_once)
+            await rolled_out(rollout, events=KillOnce(victim))
             await asyncio.wait_for(rollout.fleet.wait_until_up(), 60)
             return tokens_of(await rolled_out(rollout)), rollout.fleet.num_lost
 
