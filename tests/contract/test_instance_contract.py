@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from inbox import OutputInbox
 from seer.engine.base import Instance
 from seer.engine.fake import FakeInstance
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance
 from seer.errors import InstanceError
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling, TokenSpan
-
-DEADLINE_S = 60.0
 
 
 def a_chunk(request: int = 0, *, max_tokens: int = 20, spans: tuple[TokenSpan, ...] = (), **changes: object) -> Chunk:
@@ -40,25 +39,8 @@ def a_chunk(request: int = 0, *, max_tokens: int = 20, spans: tuple[TokenSpan, .
     return Chunk(**fields)  # type: ignore[arg-type]
 
 
-class Inbox:
-    """A sink that can be waited on."""
-
-    def __init__(self) -> None:
-        self.outputs: list[ChunkOutput] = []
-        self._news = asyncio.Event()
-
-    def __call__(self, output: ChunkOutput) -> None:
-        self.outputs.append(output)
-        self._news.set()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not holds():
-                self._news.clear()
-                await self._news.wait()
-
-    async def ends(self, *requests: int) -> None:
-        await self.until(lambda: all(any(o.end and o.request == r for o in self.outputs) for r in requests))
+class Inbox(OutputInbox):
+    """Reads outputs the way this suite asks for them."""
 
     def of(self, request: int, attempt: int = 1) -> list[ChunkOutput]:
         return [o for o in self.outputs if (o.request, o.attempt) == (request, attempt)]

@@ -15,13 +15,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import a_chunk, an_engine, generate  # noqa: E402
+from inbox import OutputInbox  # noqa: E402
 from seer.engine.base import Instance  # noqa: E402
 from seer.engine.local import LocalInstance  # noqa: E402
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights  # noqa: E402
 from seer.errors import InstanceError, Overloaded  # noqa: E402
 from seer.types import ChunkEnd, ChunkOutput  # noqa: E402
 
-DEADLINE_S = 60.0
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -32,25 +32,8 @@ def local(folder: Path, **limits: int) -> Instance:
 MAKERS = [local]
 
 
-class Inbox:
-    """A sink that can be waited on."""
-
-    def __init__(self) -> None:
-        self.outputs: list[ChunkOutput] = []
-        self._news = asyncio.Event()
-
-    def __call__(self, output: ChunkOutput) -> None:
-        self.outputs.append(output)
-        self._news.set()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not holds():
-                self._news.clear()
-                await self._news.wait()
-
-    async def ends(self, *requests: int) -> None:
-        await self.until(lambda: set(requests) <= {o.request for o in self.outputs if o.end})
+class Inbox(OutputInbox):
+    """Reads outputs the way this suite asks for them."""
 
     def tokens(self, request: int) -> list[int]:
         return [t for o in self.outputs if o.request == request and o.span for t in o.span.ids]
