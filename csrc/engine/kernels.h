@@ -76,7 +76,7 @@ class Kernels {
     return cache_ + block * shape_.block_size() + (layer * 2 + which) * shape_.half_size();
   }
 
-  void attend_tile(int64_t layer, const float* qkv, float* out, const int32_t* table, int64_t first, int64_t last);
+  void attend_tile(int64_t layer, const float* qkv, float* out, int64_t seg, int64_t first, int64_t last);
   void score_ancestors(int64_t layer, int64_t head, const float* q, const int64_t* path, int64_t depth, float* s);
 
   Shape shape_;

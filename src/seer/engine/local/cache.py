@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from seer.engine.local import huge_pages
 from seer.engine.local.folder import ModelConfig
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import KVLayout, Namespace
@@ -52,6 +53,13 @@ class KVCache:
         # Zeros, not garbage: implementations that mask by weight 0 must not meet a NaN. Untouched pages cost
         # nothing.
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            huge_pages.ask(self.tensor.data_ptr(), self.tensor.nbytes, touched=False)
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block."""
+        return self.tensor[0].numel() * self.tensor.element_size()
 
     @property
     def first_scratch_slot(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from seer.engine.local import huge_pages
 from seer.engine.local.batch import Batch
 from seer.engine.local.cache import KVCache
 from seer.engine.local.ops import Linear, PlainLinear
@@ -41,6 +42,7 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
+        huge_pages.ask(torch.ops.mkldnn.data_ptr(self.packed), torch.ops.mkldnn._nbytes(self.packed), touched=True)
         self.bias = bias
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
 
