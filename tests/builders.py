@@ -222,5 +222,5 @@ def _check(loop: RolloutLoop, event: Event, *, promises: bool) -> None:
         assert 0 <= event.kv_tokens <= room, f"{event.kv_tokens} tokens in memory for {room}"
     if promises:
         for instance in range(len(loop.fleet)):
-            free = loop.fleet.free_blocks(instance)
+            free = loop.fleet.free_blocks[instance]
             assert free >= 0, f"instance {instance} was promised {-free} blocks too many"

@@ -49,6 +49,7 @@ class Request:
         "num_migrations",
         "queued_s",
         "reason",
+        "seed",
         "spans",
         "started_s",
         "state",
@@ -58,6 +59,7 @@ class Request:
         self.id = id
         self.group = group
         self.index = index
+        self.seed = request_seed(group.seed, index)
         self.state = RequestState.WAITING
         self.num_generated = 0
         self.spans: list[TokenSpan] = []
@@ -186,7 +188,7 @@ class RequestBuffer:
             num_generated_tokens=request.num_generated,
             max_tokens=max_tokens,
             sampling=group.sampling,
-            seed=request_seed(group.seed, request.index),
+            seed=request.seed,
             epoch=self.epoch,
             prompt=group.prompt,
             spans=tuple(request.spans),

@@ -4,8 +4,9 @@ Placement is apart from ordering: a policy says which request is next, this says
 
 The paper's rule: an instance is a candidate if it can hold the request's KV at the chunk's *end*. While the load is
 balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight
-requests exceeds a threshold, take the least loaded. Where the chosen instance holds much less than the best one, the
-missing KV is pulled from the pool; a small gap is recomputed.
+requests exceeds a threshold, take the least loaded. KV that the chosen instance lacks is pulled from the pool or
+computed again, whichever is sooner by measured costs (seer.transfer); that holds at home too, where the request's KV
+may have been dropped for others while it rested.
 
 Invariants
   1. Promised blocks never exceed an instance's blocks, so no instance ever has to preempt.
@@ -18,10 +19,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from seer.buffer import Request
 from seer.errors import ConfigError
+from seer.transfer import Gap, TransferEstimate, plan_transfer
 from seer.types import InstanceLimits
 
 
@@ -31,13 +35,12 @@ class PlacementConfig:
 
     imbalance_threshold: int = 32
     """Spread of in-flight requests up to which the longest cached prefix decides."""
-    pull_margin_tokens: int = 512
-    """KV is pulled when the chosen instance lacks more than this many tokens; below, it is recomputed."""
+    transfer: TransferEstimate | None = field(default_factory=TransferEstimate)
+    """What moving and computing KV cost; None where there is no pool, so that all is computed again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An instance for a chunk, and whether to pull its KV."""
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """An instance for a chunk, and whether it pulls from the pool what it lacks of the chunk's KV."""
 
     instance: int
     load_kv: bool
@@ -77,13 +80,15 @@ class Fleet:
         """Whether the instance can be given work."""
         return self._alive[instance]
 
-    def in_flight(self, instance: int) -> int:
-        """Requests promised to the instance and not given back."""
-        return self._in_flight[instance]
+    @property
+    def in_flight(self) -> Sequence[int]:
+        """By instance: requests promised to it and not given back."""
+        return self._in_flight
 
-    def free_blocks(self, instance: int) -> int:
-        """Blocks of the instance that nobody was promised."""
-        return self._free[instance]
+    @property
+    def free_blocks(self) -> Sequence[int]:
+        """By instance: blocks that nobody was promised."""
+        return self._free
 
     def has_room(self, instance: int, num_blocks: int) -> bool:
         """Whether one more request of this size can be promised to the instance."""
@@ -189,16 +194,32 @@ def place(request: Request, chunk_tokens: int, fleet: Fleet, config: PlacementCo
     """The instance for the request's next chunk, or None if no instance has the memory now."""
     num_blocks = fleet.limits[0].blocks(request.num_tokens + chunk_tokens)
     home = request.last_instance if request.last_instance is not None else fleet.prompt_home(request)
+    instance: int | None
     if home is not None and fleet.spread <= config.imbalance_threshold and fleet.has_room(home, num_blocks):
-        return Place(home, load_kv=False)
-    instance = fleet.least_loaded(num_blocks)
+        instance = home
+    else:
+        instance = fleet.least_loaded(num_blocks)
     if instance is None:
         return None
-    return Place(instance, load_kv=_gap_tokens(request, instance) > config.pull_margin_tokens)
+    return Place(instance, loads_kv(request, instance, fleet, config))
 
 
-def _gap_tokens(request: Request, instance: int) -> int:
-    """Tokens whose KV some other instance computed and this one lacks."""
-    if request.last_instance is None or request.last_instance == instance:
-        return 0
-    return request.num_tokens
+def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementConfig) -> bool:
+    """Whether what the instance lacks of the request's KV had better come from the pool.
+
+    At home nothing may be lacking, and then nothing is loaded; if its memory was needed meanwhile, all of it is. So
+    home is priced like any other instance. A request that has not begun has nothing in the pool.
+    """
+    if config.transfer is None or not request.num_generated:
+        return False
+    costs = config.transfer.costs
+    held = request.group.num_prompt_tokens if fleet.prompt_home(request) == instance else 0
+    missing = request.num_tokens - held
+    gap = Gap(
+        first_token=held,
+        num_tokens=missing,
+        num_pooled_tokens=missing,
+        bytes_per_token=costs.bytes_per_token,
+        block_tokens=fleet.limits[instance].block_tokens,
+    )
+    return plan_transfer(gap, costs.move, costs.prefill).move_tokens > 0

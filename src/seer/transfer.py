@@ -2,10 +2,11 @@
 
 A chunk placed on an instance that lacks part of its prefix can pull the missing blocks from the pool or
 prefill them. Moving costs a fixed delay and bytes over bandwidth; computing costs what prefill of that many
-tokens after that prefix costs there. Both are measured by whoever calls; this file only compares.
+tokens after that prefix costs there. Both are measured by the instances; this file learns what it is told
+and compares.
 
-Pure: no clock, no I/O, no state. Times are seconds, costs are estimates, and equal costs move: moving leaves
-the instance's compute to others.
+Pure: no clock and no I/O. Times are seconds, costs are estimates, and equal costs move: moving leaves the
+instance's compute to others.
 
 Invariants
   1. The blocks moved are always the leading ones of the gap: prefill can only continue a prefix.
@@ -17,7 +18,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections import deque
 from collections.abc import Sequence
+
+import msgspec
 
 from seer.errors import ConfigError
 
@@ -71,8 +75,7 @@ class PrefillCost:
         return self.fixed_s + self.per_token_s * num_tokens + self.per_token_pair_s * pairs
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The part of a request's prefix that an instance does not hold."""
 
     first_token: int
@@ -91,8 +94,7 @@ class Gap:
     """Tokens per block: what is moved is whole blocks."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True, gc=False):
     """How to close a gap: move the leading tokens, compute the rest."""
 
     move_tokens: int
@@ -115,6 +117,60 @@ def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
     seconds = move.seconds(pooled * gap.bytes_per_token) + prefill.seconds(gap.first_token + pooled, rest)
     move_pooled = Transfer(pooled, rest, seconds)
     return move_pooled if move_pooled.seconds <= compute_all.seconds else compute_all
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TransferCosts:
+    """What moving and computing a request's KV cost on this fleet.
+
+    The defaults are guesses that lean towards moving, as the paper does: between main memory's speed and a
+    network's, and prefill slower than on the largest GPUs. Whoever can measure replaces them.
+    """
+
+    move: MoveCost = MoveCost(latency_s=1e-3, bandwidth_bytes_s=3e9)
+    prefill: PrefillCost = PrefillCost(fixed_s=0.0, per_token_s=1e-4)
+    bytes_per_token: int = 64 << 10
+    """KV bytes of a token: those of an 8B model with grouped-query attention, unless stated."""
+
+
+class TransferEstimate:
+    """The newest costs: the given ones, until enough has been measured to replace them part by part."""
+
+    MOVES_KEPT = 64
+    """Transfers that the fit looks at: the recent past, since others share the memory's bandwidth."""
+    MIN_MOVES = 4
+    MIN_PREFILL_TOKENS = 256
+    PREFILL_DECAY = 0.9
+
+    def __init__(self, costs: TransferCosts | None = None) -> None:
+        self.costs = costs or TransferCosts()
+        self._moves: deque[tuple[int, float]] = deque(maxlen=self.MOVES_KEPT)
+        self._prefill_tokens = self._prefill_s = 0.0
+
+    def saw_move(self, num_bytes: int, seconds: float) -> None:
+        """So many bytes came from the pool, in that time."""
+        if num_bytes <= 0 or seconds <= 0:
+            return
+        self._moves.append((num_bytes, seconds))
+        sizes = [size for size, _ in self._moves]
+        if len(sizes) < self.MIN_MOVES:
+            return
+        if len(set(sizes)) < 2:
+            total_s = sum(time_s for _, time_s in self._moves)
+            move = MoveCost(latency_s=0.0, bandwidth_bytes_s=sum(sizes) / total_s)
+        else:
+            move = fit_move_cost(sizes, [time_s for _, time_s in self._moves])
+        self.costs = dataclasses.replace(self.costs, move=move)
+
+    def saw_prefill(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens were computed, in that time."""
+        if num_tokens <= 0 or seconds <= 0:
+            return
+        self._prefill_tokens = self._prefill_tokens * self.PREFILL_DECAY + num_tokens
+        self._prefill_s = self._prefill_s * self.PREFILL_DECAY + seconds
+        if self._prefill_tokens >= self.MIN_PREFILL_TOKENS:
+            prefill = PrefillCost(fixed_s=0.0, per_token_s=self._prefill_s / self._prefill_tokens)
+            self.costs = dataclasses.replace(self.costs, prefill=prefill)
 
 
 def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveCost:

@@ -6,6 +6,9 @@ nowhere else.
 
 Token ids may be absent: a simulated instance generates lengths, not tokens. Whatever decides anything therefore reads
 the counts (`num_*_tokens`), never the ids.
+
+What is made for every chunk is a `msgspec.Struct` (ten times as fast to make as a frozen dataclass, and a simulation
+makes millions); the rest are dataclasses.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from seer.errors import ConfigError
 
@@ -128,8 +133,7 @@ class ChunkEnd(enum.Enum):
     """The instance could not go on; `ChunkOutput.error` says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an instance is asked to do: continue one request by at most `max_tokens` tokens."""
 
     request: int
@@ -164,8 +168,7 @@ class Chunk:
         return ids
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkOutput:
+class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     """News of a chunk: tokens since the last news, and how it ended once it has."""
 
     request: int

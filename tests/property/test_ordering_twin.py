@@ -111,9 +111,9 @@ def test_longest_remaining_first_follows_the_estimates(sizes: list[int], ratio: 
     def remaining(request: Request) -> float:
         return max(1.0, expected_remaining_tokens(context, request))
 
-    def rank(request: Request) -> tuple[float, int, int]:
+    def rank(request: Request) -> tuple[float, int, int, int]:
         level = math.floor(math.log(remaining(request)) / math.log(ratio)) if ratio > 1 else remaining(request)
-        return (-level, -request.num_generated, request.id)
+        return (-level, -request.num_generated, request.index, request.id)
 
     ordering = LongestRemainingFirst(remaining, level_ratio=ratio)
     waiting = requests_of(*(a_group(id, size) for id, size in enumerate(sizes)))

@@ -1,5 +1,6 @@
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from seer.engine.fake import FakeInstance
 from seer.engine.forced import ForcedLengths

@@ -6,8 +6,13 @@ from builders import a_fleet, a_group, requests_of
 from seer.buffer import Request
 from seer.errors import ConfigError
 from seer.placement import Fleet, Place, PlacementConfig, place
+from seer.transfer import MoveCost, PrefillCost, TransferCosts, TransferEstimate
 
-CONFIG = PlacementConfig(imbalance_threshold=2, pull_margin_tokens=100)
+# A transfer takes 1.5 ms, a token 10 us to compute and nothing to move: moving pays from 151 tokens on.
+COSTS = TransferCosts(
+    move=MoveCost(latency_s=1.5e-3, bandwidth_bytes_s=1e15), prefill=PrefillCost(fixed_s=0.0, per_token_s=1e-5)
+)
+CONFIG = PlacementConfig(imbalance_threshold=2, transfer=TransferEstimate(COSTS))
 
 
 def a_request(*, generated: int = 0, last: int | None = None, group: int = 0) -> Request:
@@ -40,7 +45,7 @@ def test_more_than_is_free_is_never_promised() -> None:
     with pytest.raises(AssertionError, match="3 free blocks, 4 promised"):
         fleet.promise(request, 0, 4)
     fleet.promise(request, 0, 3)
-    assert fleet.free_blocks(0) == 0
+    assert fleet.free_blocks[0] == 0
     with pytest.raises(AssertionError, match="holds a promise"):
         fleet.promise(request, 0, 0)
     fleet.give_back(request)
@@ -53,7 +58,8 @@ def test_a_request_stays_where_its_kv_is_while_the_load_is_balanced() -> None:
     fleet = a_fleet(2)
     load(fleet, 1, 2)
     assert fleet.spread == 2
-    assert place(a_request(generated=500, last=1), 64, fleet, CONFIG) == Place(1, load_kv=False)
+    placed = place(a_request(generated=500, last=1), 64, fleet, CONFIG)
+    assert placed == Place(1, load_kv=True)  # should its KV have been dropped there meanwhile
 
 
 def test_a_request_moves_with_its_kv_once_the_load_is_uneven() -> None:
@@ -62,11 +68,48 @@ def test_a_request_moves_with_its_kv_once_the_load_is_uneven() -> None:
     assert place(a_request(generated=500, last=1), 64, fleet, CONFIG) == Place(0, load_kv=True)
 
 
-def test_a_small_gap_is_recomputed_rather_than_pulled() -> None:
+@pytest.mark.parametrize(("last", "expected"), [(0, 0), (1, 0)])
+def test_kv_is_pulled_only_where_that_is_sooner_than_computing_it(last: int, expected: int) -> None:
+    fleet = a_fleet(2)
+    load(fleet, 1, 3)  # uneven: everything goes to instance 0, home or not
+    assert place(a_request(generated=127, last=last), 64, fleet, CONFIG) == Place(expected, load_kv=False)
+    assert place(a_request(generated=128, last=last), 64, fleet, CONFIG) == Place(expected, load_kv=True)  # 3 blocks
+
+
+def test_a_prompt_that_is_there_need_not_be_pulled() -> None:
+    fleet = a_fleet(2)
+    load(fleet, 1, 5)
+    request, sibling = a_request(generated=140, last=1), a_request()
+    sibling.id = 77
+    assert place(request, 64, fleet, CONFIG) == Place(0, load_kv=True)
+    fleet.promise(sibling, 0, 1)
+    assert place(request, 64, fleet, CONFIG) == Place(0, load_kv=False)  # 140 tokens are lacking, not 204
+
+
+def test_without_a_pool_or_before_the_first_token_nothing_is_pulled() -> None:
     fleet = a_fleet(2)
     load(fleet, 1, 3)
-    assert place(a_request(generated=36, last=1), 64, fleet, CONFIG) == Place(0, load_kv=False)  # 100 tokens
-    assert place(a_request(generated=37, last=1), 64, fleet, CONFIG) == Place(0, load_kv=True)
+    without = PlacementConfig(imbalance_threshold=2, transfer=None)
+    assert place(a_request(generated=5000, last=1), 64, fleet, without) == Place(0, load_kv=False)
+    assert place(a_request(), 64, fleet, CONFIG) == Place(0, load_kv=False)
+
+
+def test_measured_costs_change_the_decision() -> None:
+    fleet = a_fleet(2)
+    load(fleet, 1, 3)
+    estimate = TransferEstimate(COSTS)
+    config = PlacementConfig(imbalance_threshold=2, transfer=estimate)
+    for _ in range(8):
+        estimate.saw_move(1_000_000, 10.0)  # a pool that has become slow
+    assert place(a_request(generated=2000, last=1), 64, fleet, config) == Place(0, load_kv=False)
+    estimate.saw_prefill(1000, 5000.0)  # and compute that is slower still
+    assert place(a_request(generated=2000, last=1), 64, fleet, config) == Place(0, load_kv=True)
+
+
+def test_after_a_loss_what_the_pool_holds_is_pulled() -> None:
+    fleet = a_fleet(2)
+    fleet.lose(1)
+    assert place(a_request(generated=500, last=None), 64, fleet, CONFIG) == Place(0, load_kv=True)
 
 
 def test_a_request_moves_when_its_home_is_full_or_gone() -> None:

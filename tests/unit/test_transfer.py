@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer.errors import ConfigError
-from seer.kvpool.transfer import Gap, MoveCost, PrefillCost, fit_move_cost, plan_transfer
+from seer.transfer import (
+    Gap,
+    MoveCost,
+    PrefillCost,
+    TransferCosts,
+    TransferEstimate,
+    fit_move_cost,
+    plan_transfer,
+)
 
 FAST_LINK = MoveCost(latency_s=1e-4, bandwidth_bytes_s=50e9)
 SLOW_LINK = MoveCost(latency_s=1e-2, bandwidth_bytes_s=1e8)
@@ -102,3 +110,33 @@ def test_impossible_costs_are_refused() -> None:
         PrefillCost(fixed_s=-1, per_token_s=0)
     with pytest.raises(ConfigError, match="at least 2"):
         fit_move_cost([1, 1], [1.0, 1.0])
+
+
+def test_an_estimate_keeps_the_given_costs_until_it_has_seen_enough() -> None:
+    given_costs = TransferCosts(move=FAST_LINK, prefill=PREFILL)
+    estimate = TransferEstimate(given_costs)
+    estimate.saw_move(1 << 20, 0.0)  # nothing was measured
+    for _ in range(TransferEstimate.MIN_MOVES - 1):
+        estimate.saw_move(1 << 20, 1e-3)
+    estimate.saw_prefill(TransferEstimate.MIN_PREFILL_TOKENS - 1, 1.0)
+    assert estimate.costs == given_costs
+
+
+def test_an_estimate_follows_what_it_saw() -> None:
+    estimate = TransferEstimate(TransferCosts(move=FAST_LINK, prefill=PREFILL))
+    for size in (1 << 20, 1 << 20, 8 << 20, 8 << 20):
+        estimate.saw_move(size, 1e-3 + size / 1e9)
+    assert estimate.costs.move.latency_s == pytest.approx(1e-3)
+    assert estimate.costs.move.bandwidth_bytes_s == pytest.approx(1e9)
+    estimate.saw_prefill(1000, 2.0)
+    assert estimate.costs.prefill.seconds(0, 500) == pytest.approx(1.0)
+    for _ in range(100):
+        estimate.saw_prefill(1000, 4.0)  # the machine has become slower
+    assert estimate.costs.prefill.seconds(0, 500) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_transfers_of_one_size_tell_a_bandwidth() -> None:
+    estimate = TransferEstimate()
+    for _ in range(TransferEstimate.MIN_MOVES):
+        estimate.saw_move(1 << 20, 1e-3)
+    assert estimate.costs.move.seconds(1 << 20) == pytest.approx(1e-3)

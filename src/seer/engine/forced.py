@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from seer.engine.base import Instance, InstanceLimits, InstanceView, OutputSink, Weights
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
@@ -41,7 +43,7 @@ class ForcedLengths:
         left = self._length_of(chunk.request) - chunk.num_generated_tokens
         assert left >= 1, f"request {chunk.request} has nothing left to generate"
         sampling = replace(chunk.sampling, ignore_eos=True, stop_token_ids=(), min_tokens=0)
-        self._instance.submit(replace(chunk, sampling=sampling, max_tokens=min(left, chunk.max_tokens)))
+        self._instance.submit(msgspec.structs.replace(chunk, sampling=sampling, max_tokens=min(left, chunk.max_tokens)))
         self._ends_here.discard(chunk.request)
         if left <= chunk.max_tokens:
             self._ends_here.add(chunk.request)
@@ -49,7 +51,7 @@ class ForcedLengths:
     def on_output(self, output: ChunkOutput) -> None:
         """A chunk that reached its response's length has stopped, as far as the loop can tell."""
         if output.end is ChunkEnd.LIMIT and output.request in self._ends_here:
-            output = replace(output, end=ChunkEnd.STOP)
+            output = msgspec.structs.replace(output, end=ChunkEnd.STOP)
         self._sink(output)
 
     def abort(self, request: int) -> None:

@@ -7,8 +7,9 @@ replayed from a trace. A policy is told of every change and keeps what order it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from seer.buffer import Request
 from seer.placement import Fleet
@@ -17,8 +18,7 @@ TrueLength = Callable[[Request], int]
 """How long a response will be: what only an oracle knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True, gc=False):
     """Run this request there, for at most so many tokens."""
 
     request: Request

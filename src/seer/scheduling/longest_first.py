@@ -4,7 +4,8 @@ With true lengths this is the `oracle`; with estimates it is the ordering of `se
 the one with more to do goes first, so that all end as near to each other as the memory allows.
 
 Invariants
-  1. `peek` shows the waiting request with the most remaining tokens by the latest estimate; ties break on request id.
+  1. `peek` shows the waiting request with the most remaining tokens by the latest estimate. Of equals, one of each
+     group comes before the second of any, so that every group's length is known soon; then the lower request id.
   2. Each operation costs O(log n), a finish O(group size): stale heap entries are skipped when they surface.
 """
 
@@ -17,8 +18,8 @@ from collections.abc import Callable
 from seer.buffer import Request
 from seer.context import Context
 
-Rank = tuple[float, int]
-"""(minus the level of remaining tokens, minus tokens generated): smallest first."""
+Rank = tuple[float, int, int]
+"""(minus the level of remaining tokens, minus tokens generated, place among its siblings): smallest first."""
 
 
 class LongestRemainingFirst:
@@ -73,11 +74,12 @@ class LongestRemainingFirst:
     def _rank(self, request: Request) -> Rank:
         remaining = max(1.0, self._remaining_tokens(request))
         level = math.floor(math.log(remaining) / self._log_ratio) if self._log_ratio else remaining
-        return (-level, -request.num_generated)
+        return (-level, -request.num_generated, request.index)
 
 
-OVERRUN = 0.3
-"""A request that outran its group's estimate is expected to need this share of its present length again."""
+OVERRUN = 2.0
+"""A request that outran its group's estimate is expected to need so many times its present length again: lengths have
+heavy tails, and a runaway that waits behind the rest is what everybody waits for in the end."""
 
 
 def expected_remaining_tokens(context: Context, request: Request) -> float:

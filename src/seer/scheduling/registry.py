@@ -44,6 +44,8 @@ class PolicySettings:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     starvation_period: int = 64
     """One decision in so many goes to the least served group; 0 turns the guard off."""
+    whole_blocks: bool = False
+    """Let chunks end where a KV block has just become full; instances that keep whole blocks only want this."""
 
     def __post_init__(self) -> None:
         """A chunk makes progress."""
@@ -71,17 +73,27 @@ Factory = Callable[[PolicySettings, Context, TrueLength], Policy]
 
 
 def _divided(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
-    return Divided(chunk_tokens=settings.chunk_tokens, placement=settings.placement)
+    return Divided(chunk_tokens=settings.chunk_tokens, placement=settings.placement, whole_blocks=settings.whole_blocks)
 
 
 def _context(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
     ordering = ProbesThenLongestGroup(context, starvation_period=settings.starvation_period)
-    return Divided(ordering, chunk_tokens=settings.chunk_tokens, placement=settings.placement)
+    return Divided(
+        ordering,
+        chunk_tokens=settings.chunk_tokens,
+        placement=settings.placement,
+        whole_blocks=settings.whole_blocks,
+    )
 
 
 def _oracle(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
     ordering = LongestRemainingFirst(lambda request: true_length(request) - request.num_generated)
-    return Divided(ordering, chunk_tokens=settings.chunk_tokens, placement=settings.placement)
+    return Divided(
+        ordering,
+        chunk_tokens=settings.chunk_tokens,
+        placement=settings.placement,
+        whole_blocks=settings.whole_blocks,
+    )
 
 
 def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
@@ -89,6 +101,7 @@ def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -
         lambda request: expected_remaining_tokens(context, request),
         max_chunk_tokens=settings.chunk_tokens,
         placement=settings.placement,
+        whole_blocks=settings.whole_blocks,
     )
 
 
@@ -97,6 +110,7 @@ def _seer_oracle(settings: PolicySettings, context: Context, true_length: TrueLe
         lambda request: float(true_length(request) - request.num_generated),
         max_chunk_tokens=settings.chunk_tokens,
         placement=settings.placement,
+        whole_blocks=settings.whole_blocks,
     )
 
 

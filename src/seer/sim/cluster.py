@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +11,7 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.metrics.events import Ended, Event, EventSink, Queued, Started, Stopped
 from seer.metrics.summary import Summarizer, Summary
+from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
 from seer.sim import virtual_time
@@ -18,6 +19,7 @@ from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
 from seer.speculation.budget import Rule
+from seer.transfer import TransferEstimate
 
 Speculation = Literal["auto", "off"]
 
@@ -42,10 +44,14 @@ def simulate(
     settings: PolicySettings | None = None,
     budget_rule: Rule = "marginal",
     curve: AcceptanceCurve | None = None,
+    priors: Mapping[str, int] | None = None,
     events: EventSink | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
-    """Roll the workload out to the end; `events` also receives everything that happens."""
+    """Roll the workload out to the end; `events` also receives everything that happens.
+
+    `priors` is what an earlier epoch taught of the groups' lengths, by the group's number as text.
+    """
     workload.check()
     began_s = time.perf_counter()
     spec = parse_policy(policy)
@@ -65,8 +71,11 @@ def simulate(
         sinks.append(events)
     emit = sinks[0] if len(sinks) == 1 else _fan_out(sinks)
 
-    settings = settings or PolicySettings(chunk_tokens=workload.chunk_tokens)
-    context = Context()
+    settings = settings or PolicySettings(
+        chunk_tokens=workload.chunk_tokens,
+        placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),
+    )
+    context = Context(priors)
 
     def true_length(request: Request) -> int:
         return flat[request.id]
@@ -117,17 +126,20 @@ def _fan_out(sinks: list[EventSink]) -> EventSink:
 def _track(progress: GroupProgress) -> EventSink:
     """Keep count of each group's finished and running members, as the draft server would know them."""
     group_of: dict[int, int] = {}
+    num_running, num_finished = progress.num_running, progress.num_finished
 
     def observe(event: Event) -> None:
-        if isinstance(event, Queued):
-            group_of[event.request] = event.group
-        elif isinstance(event, Started):
-            group = group_of[event.request]
-            progress.num_running[group] = progress.num_running.get(group, 0) + 1
-        elif isinstance(event, Stopped):
-            progress.num_running[group_of[event.request]] -= 1
-        elif isinstance(event, Ended):
-            group = group_of[event.request]
-            progress.num_finished[group] = progress.num_finished.get(group, 0) + 1
+        # By exact type, the frequent ones first: this is called for everything that happens.
+        kind = type(event)
+        if kind is Started:
+            group = group_of[event.request]  # type: ignore[union-attr]
+            num_running[group] = num_running.get(group, 0) + 1
+        elif kind is Stopped:
+            num_running[group_of[event.request]] -= 1  # type: ignore[union-attr]
+        elif kind is Queued:
+            group_of[event.request] = event.group  # type: ignore[union-attr]
+        elif kind is Ended:
+            group = group_of[event.request]  # type: ignore[union-attr]
+            num_finished[group] = num_finished.get(group, 0) + 1
 
     return observe

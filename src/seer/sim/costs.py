@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from seer.transfer import MoveCost, PrefillCost, TransferCosts
+
 BYTES_PER_VALUE = 2  # bf16 activations and KV
 ROOFLINE_BANDWIDTH = 0.85
 """Share of the nominal bandwidth that a good kernel streams at."""
@@ -211,6 +213,19 @@ class InstanceCost:
     def transfer_s(self, num_tokens: int) -> float:
         """Time to bring this many tokens' KV in from the pool."""
         return num_tokens * self.model.kv_bytes_per_token / (self.num_gpus * self.gpu.network_bytes_s)
+
+    def transfer_costs(self) -> TransferCosts:
+        """What placement is told of moving and computing KV here: the costs that this model charges for them."""
+        flops = self.num_gpus * self.gpu.bf16_flops_s * ROOFLINE_FLOPS
+        return TransferCosts(
+            move=MoveCost(latency_s=0.0, bandwidth_bytes_s=self.num_gpus * self.gpu.network_bytes_s),
+            prefill=PrefillCost(
+                fixed_s=0.0,
+                per_token_s=self.slowdown * 2.0 * self.model.active_parameters / flops,
+                per_token_pair_s=self.slowdown * self.model.attention_flops_per_context_token / flops,
+            ),
+            bytes_per_token=round(self.model.kv_bytes_per_token),
+        )
 
 
 MODELS = {

@@ -1,6 +1,7 @@
 """A simulated instance: continuous batching as vLLM does it, as a cost model in virtual time.
 
-Requests wait first come, first served; one is let in when its context's KV fits. Contexts without KV are computed in
+Requests wait first come, first served; one is let in when its context's KV fits. One whose KV is on its way from the
+pool waits apart and keeps nobody behind it (vLLM's asynchronous loads). Contexts without KV are computed in
 pieces beside the decoding of others. Every running request gains `rate` tokens a step (1, or more with speculation).
 When KV memory runs out, the request that was let in last is preempted: its KV is dropped and recomputed later.
 
@@ -20,13 +21,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
 from seer.sim.costs import InstanceCost, StepTime
+from seer.sim.memory import KVMemory
 from seer.sim.speculation import GroupProgress, SpeculationModel
 from seer.speculation.budget import OFF, Depths, geometric_survival, tokens_per_step
 from seer.types import Chunk, ChunkEnd, ChunkOutput
@@ -102,6 +104,7 @@ class SimulatedInstance:
         self._loop: asyncio.AbstractEventLoop | None = None
 
         self._waiting: deque[_Run] = deque()
+        self._loading: list[tuple[float, int, _Run]] = []  # heap by arrival of the KV they pull; others overtake
         self._prefilling: deque[_Run] = deque()
         self._prefill_end_step = math.inf
         self._prefill_batch = 0
@@ -114,10 +117,7 @@ class SimulatedInstance:
         self._context = 0.0  # S, of running requests
         self._gain = 0.0  # R
         self._prefilling_tokens = 0.0
-        self._group_members: dict[int, int] = {}  # members with KV here; they share the prompt's
-        self._shared_tokens = 0.0
-        self._resting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # request -> (tokens, group), LRU
-        self._resting_tokens = 0
+        self._memory = KVMemory(limits.kv_tokens)
         self._step_time = StepTime(0.0, 0.0)
         self._depths: Depths = OFF
         self._reviewed_batch = 0
@@ -154,7 +154,9 @@ class SimulatedInstance:
         if chunk.load_kv:
             missing = chunk.num_context_tokens - self.cached_prefix_tokens(chunk)
             run.ready_s = self._loop.time() + self._cost.transfer_s(missing)
-        self._waiting.append(run)
+            heapq.heappush(self._loading, (run.ready_s, chunk.request, run))
+        else:
+            self._waiting.append(run)
         self._replan_soon()
 
     def abort(self, request: int) -> None:
@@ -165,7 +167,7 @@ class SimulatedInstance:
             self._leave(run)
             produced = self._produced(run)
         else:
-            waiting = [r for r in (*self._waiting, *self._prefilling) if r.chunk.request == request]
+            waiting = [r for r in self._not_decoding() if r.chunk.request == request]
             if not waiting:
                 return
             run = waiting[0]
@@ -175,9 +177,12 @@ class SimulatedInstance:
                 self._prefill_batch = 0
                 self._prefill_end_step = math.inf
                 self._prefilling_tokens -= run.context
-                self._drop_member(run.chunk)
-            else:
+                self._memory.drop_member(run.chunk)
+            elif run in self._waiting:
                 self._waiting.remove(run)
+            else:
+                self._loading = [entry for entry in self._loading if entry[2] is not run]
+                heapq.heapify(self._loading)
         self._emit(run, int(produced), ChunkEnd.ABORTED)
         self._replan_soon()
 
@@ -185,22 +190,20 @@ class SimulatedInstance:
         """How it is doing."""
         return InstanceView(
             num_running=len(self._running) + len(self._prefilling),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._loading),
             used_kv_blocks=int(self._used_tokens()) // self._limits.block_tokens,
-            cached_kv_blocks=self._resting_tokens // self._limits.block_tokens,
+            cached_kv_blocks=self._memory.resting_tokens // self._limits.block_tokens,
             num_preemptions=self._num_preemptions,
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """Tokens of the chunk's context with KV here."""
-        if chunk.request in self._resting:
-            return self._resting[chunk.request][0]
-        return chunk.num_prompt_tokens if chunk.group in self._group_members else 0
+        shared = chunk.num_prompt_tokens if self._memory.holds_group(chunk.group) else 0
+        return self._memory.resting(chunk.request) or shared
 
     async def update_weights(self, weights: Weights, epoch: int) -> None:
         """All KV is of the old epoch now."""
-        for request in list(self._resting):
-            self._forget_resting(request)
+        self._memory.forget()
 
     async def pause(self) -> None:
         """A simulation has no one to pause for."""
@@ -210,43 +213,19 @@ class SimulatedInstance:
 
     async def close(self) -> None:
         """End what is left."""
-        for request in [r.chunk.request for r in (*self._running.values(), *self._waiting, *self._prefilling)]:
+        for request in [r.chunk.request for r in (*self._running.values(), *self._not_decoding())]:
             self.abort(request)
         if self._timer is not None:
             self._timer.cancel()
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    def _not_decoding(self) -> list[_Run]:
+        return [*self._waiting, *self._prefilling, *(entry[2] for entry in self._loading)]
 
     def _used_tokens(self) -> float:
-        return self._context + self._prefilling_tokens - self._shared_tokens
-
-    def _add_member(self, chunk: Chunk) -> None:
-        members = self._group_members.get(chunk.group, 0)
-        self._group_members[chunk.group] = members + 1
-        if members:
-            self._shared_tokens += chunk.num_prompt_tokens
-
-    def _drop_member(self, chunk: Chunk) -> None:
-        members = self._group_members[chunk.group] - 1
-        if members:
-            self._group_members[chunk.group] = members
-            self._shared_tokens -= chunk.num_prompt_tokens
-        else:
-            del self._group_members[chunk.group]
-
-    def _forget_resting(self, request: int) -> int:
-        tokens, _ = self._resting.pop(request)
-        self._resting_tokens -= tokens
-        return tokens
+        return self._context + self._prefilling_tokens - self._memory.shared_tokens
 
     def _make_room(self, num_tokens: float) -> bool:
-        """Drop resting KV, oldest first, until this many more tokens fit; False if they cannot."""
-        free = self._limits.kv_tokens - self._used_tokens()
-        if free < num_tokens:
-            return False
-        while self._resting and free - self._resting_tokens < num_tokens:
-            self._forget_resting(next(iter(self._resting)))
-        return True
+        return self._memory.make_room(self._used_tokens(), num_tokens)
 
     # -- the batch ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +256,7 @@ class SimulatedInstance:
         run.version += 1
         if not self._running:
             self._context = self._gain = 0.0  # sheds rounding errors
-        self._drop_member(run.chunk)
+        self._memory.drop_member(run.chunk)
 
     def _push_end(self, run: _Run) -> None:
         run.version += 1
@@ -292,23 +271,21 @@ class SimulatedInstance:
 
     def _admit_waiting(self) -> None:
         """Let waiting requests in while their context fits, in order."""
+        while self._loading and self._loading[0][0] <= self._at_s:
+            self._waiting.append(heapq.heappop(self._loading)[2])
+        memory = self._memory
         while self._waiting and len(self._running) + len(self._prefilling) < self._limits.max_running:
             run = self._waiting[0]
-            if run.ready_s > self._at_s:
-                return
             chunk = run.chunk
-            resting = self._resting.get(chunk.request)
-            if resting is not None:
-                self._forget_resting(chunk.request)
-            shared = chunk.num_prompt_tokens if chunk.group in self._group_members else 0
+            resting = memory.wake(chunk.request)
+            shared = chunk.num_prompt_tokens if memory.holds_group(chunk.group) else 0
             if not self._make_room(run.context + 1 - shared):
-                if resting is not None:
-                    self._resting[chunk.request] = resting
-                    self._resting_tokens += resting[0]
+                if resting:
+                    memory.rest(chunk.request, resting)
                 return
             self._waiting.popleft()
-            self._add_member(chunk)
-            if self._plan_prefill(run, max(shared, resting[0] if resting is not None else 0)):
+            memory.add_member(chunk)
+            if self._plan_prefill(run, max(shared, resting)):
                 self._prefilling_tokens += run.context
                 self._prefilling.append(run)
             else:
@@ -406,9 +383,7 @@ class SimulatedInstance:
             run = heapq.heappop(self._ends)[3]
             self._leave(run)
             if not run.is_last:
-                tokens = run.chunk.num_context_tokens + run.target
-                self._resting[run.chunk.request] = (tokens, run.chunk.group)
-                self._resting_tokens += tokens
+                self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
 
     def _finish_prefill(self) -> None:
@@ -462,8 +437,8 @@ class SimulatedInstance:
                 free = self._limits.kv_tokens - self._used_tokens()
                 num_steps = min(num_steps, max(free, 0.0) / self._gain + 2 * _EPSILON_STEPS)
             when_s = self._at_s + self._seconds(max(num_steps, 0.0))
-        if self._waiting and self._waiting[0].ready_s > self._at_s:
-            when_s = min(when_s, self._waiting[0].ready_s)
+        if self._loading:
+            when_s = min(when_s, self._loading[0][0])
         if self._speculation is not None and self._running:
             when_s = min(when_s, self._reviewed_s + DEPTH_REVIEW_S)
         if when_s < math.inf:
@@ -524,7 +499,7 @@ class SimulatedInstance:
                 self._at_s,
                 self._id,
                 num_running + len(self._prefilling),
-                len(self._waiting),
+                len(self._waiting) + len(self._loading),
                 int(self._used_tokens()),
                 drafted,
                 self._gain / num_running if num_running else 1.0,

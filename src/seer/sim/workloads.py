@@ -88,7 +88,7 @@ class Workload:
         """The work, without the lengths: those are for the instances and the oracles to know."""
         sampling = Sampling(max_tokens=self.max_tokens)
         return [
-            Group(id=i, num_requests=len(row), num_prompt_tokens=self.prompt_tokens, sampling=sampling)
+            Group(id=i, num_requests=len(row), num_prompt_tokens=self.prompt_tokens, sampling=sampling, key=str(i))
             for i, row in enumerate(self.lengths)
         ]
 

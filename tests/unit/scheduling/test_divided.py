@@ -6,8 +6,19 @@ from builders import DIVIDING, a_context, a_fleet, a_group, a_policy, drain, req
 from seer.buffer import Request
 from seer.context import Context
 from seer.scheduling.context_aware import ProbesThenLongestGroup
-from seer.scheduling.divided import Divided, FirstComeFirstServed
+from seer.scheduling.divided import Divided, FirstComeFirstServed, end_with_a_block
 from seer.scheduling.longest_first import LongestRemainingFirst
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "wanted", "given"),
+    [(64, 128, 113), (65, 128, 128), (65, 16, 16), (64, 1, 1), (64, 5, 5), (70, 16, 11), (70, 100, 91)],
+)
+def test_a_chunk_can_end_where_a_block_has_just_become_full(num_tokens: int, wanted: int, given: int) -> None:
+    request = requests_of(a_group(0, 1, prompt=num_tokens, max_tokens=4000))[0]
+    found = end_with_a_block(request, wanted, 16)
+    assert found == given
+    assert (num_tokens + found) % 16 == 1 or found == wanted  # a chunk too short to reach a block's end stays as it is
 
 
 @pytest.mark.parametrize("name", DIVIDING)
@@ -18,7 +29,7 @@ def test_nothing_is_started_beyond_the_memory_of_its_instances(name: str) -> Non
 
     assert plans
     fleet.check()
-    assert all(fleet.free_blocks(instance) >= 0 for instance in range(2))
+    assert all(fleet.free_blocks[instance] >= 0 for instance in range(2))
     assert not any(plan.overcommit for plan in plans)
 
 

@@ -1,0 +1,62 @@
+"""What steps cost is told apart: the step, its rows, and the fact of drafting."""
+
+from __future__ import annotations
+
+import pytest
+
+from seer.engine.drafter import StepReport
+from seer.engine.step_cost import MeasuredCost
+
+
+def a_step(rows: int, seconds: float, *, drafted: int = 0, prefill: int = 0) -> StepReport:
+    return StepReport(
+        duration_s=seconds,
+        num_steps=1,
+        num_running=4,
+        num_rows=rows,
+        num_prefill_rows=prefill,
+        mean_context_tokens=100,
+        num_emitted=4,
+        num_drafted=drafted,
+        num_accepted=0,
+    )
+
+
+def test_the_cost_of_steps_is_learnt_and_prompts_are_left_out() -> None:
+    cost = MeasuredCost()
+    assert not cost.is_known
+    for i in range(40):
+        cost.learn(a_step(4 + i % 8, 0.1 + 0.01 * (4 + i % 8), drafted=i % 8))
+        cost.learn(a_step(500, 9.0, prefill=400))
+    assert cost.is_known
+    assert cost.step_s(4, 1) == pytest.approx(0.14, rel=0.02)
+    assert cost.step_s(4, 3) == pytest.approx(0.22, rel=0.02)
+    assert cost.draft_s(4, 3) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_what_drafting_costs_as_such_is_not_charged_to_the_rows() -> None:
+    cost = MeasuredCost()
+    for i in range(60):
+        drafted = 8 * (i % 3)
+        cost.learn(a_step(8 + drafted, 1.0 + 0.01 * (8 + drafted) + (0.5 if drafted else 0.0), drafted=drafted))
+    assert cost.draft_s(8, 1) == pytest.approx(0.5, rel=0.02)
+    assert cost.draft_s(8, 0) == 0.0
+    assert cost.step_s(8, 2) - cost.step_s(8, 1) == pytest.approx(0.08, rel=0.05)
+
+
+def test_one_depth_alone_still_prices_that_depth() -> None:
+    cost = MeasuredCost()
+    for i in range(40):
+        drafting = i % 2
+        cost.learn(a_step(8 + 32 * drafting, 1.0 + drafting, drafted=32 * drafting))
+    assert cost.step_s(8, 5) + cost.draft_s(8, 4) == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_noise_never_makes_rows_or_drafting_cheaper_than_nothing(sign: int) -> None:
+    cost = MeasuredCost()
+    for i in range(40):
+        drafted = 8 * (i % 2)
+        cost.learn(a_step(8 + drafted, 1.0 - sign * 0.01 * drafted + sign * 0.002 * (i % 5), drafted=drafted))
+    assert cost.step_s(8, 4) >= cost.step_s(8, 1) > 0.0
+    assert cost.draft_s(8, 4) >= 0.0
