@@ -1,0 +1,169 @@
+"""GRPO with TRL, rolled out by Seer: sums from reasoning-gym, checked by its verifier, on a CPU or a GPU.
+
+    python examples/grpo_trl/train.py --tiny                  # a minute; a model of random weights, to see it work
+    seer model get smollm2
+    python examples/grpo_trl/train.py --steps 20              # SmolLM2-135M on two CPU instances
+    seer report out/grpo/seer                                 # reward, lengths, time, the on-policy check, the timeline
+
+What Seer adds to a plain TRL script is marked `Seer`. Each step prints its reward, the length of its responses, the
+share of its time that was rollout, and what `seer replay` estimates of its scheduling: the same responses at the same
+step cost, in virtual time, under verl's synchronous dispatch and under an oracle that knows every length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import reasoning_gym
+import torch
+from datasets import Dataset
+from tiny_model import tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from seer.engine.local.models_get import find_model
+from seer.errors import InputError
+from seer.integrations.trl import SeerRollouts, early_reward, seer_rollouts  # Seer
+from seer.runs import RunFolder
+from seer.whatif import read_recorded, replay_under
+
+ASK = "\nAnswer with the number alone."
+
+
+def main() -> None:
+    """Train."""
+    args = read_arguments()
+    task = reasoning_gym.create_dataset(
+        "chain_sum", size=args.num_prompts, seed=args.seed, min_terms=2, max_terms=2, min_digits=1, max_digits=1
+    )
+    questions = {entry["question"]: entry for entry in task}  # each once: a reward finds its row by the prompt
+    rows = [
+        {"prompt": as_prompt(entry, args), "index": entry["metadata"]["source_index"]} for entry in questions.values()
+    ]
+
+    @early_reward  # Seer: begins as each response ends, while others are still being generated
+    def correct(completion: Any, index: int, **row: Any) -> float:
+        text = completion if isinstance(completion, str) else completion[0]["content"]
+        numbers = re.findall(r"-?\d+", text)
+        if not numbers:
+            return 0.0
+        # A tenth for saying a number at all, so that a model that has to learn even that has a slope to climb.
+        return 0.1 + 0.9 * float(task.score_answer(numbers[-1], task[index]) == 1.0)
+
+    if args.tiny:
+        model, tokenizer = tiny_model(args.seed), tiny_tokenizer()
+    else:
+        folder = find_model(args.model)
+        # In float32, as the instances compute on a CPU: the on-policy check is then sharp.
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    with seer_rollouts(  # Seer
+        reward=correct, instances=args.instances, max_running=args.max_running, kv_memory_bytes=args.kv_memory_mib << 20
+    ) as rollouts:
+        trainer = GRPOTrainer(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=correct,
+            train_dataset=Dataset.from_list(rows),
+            args=configuration(args),
+            rollout_func=rollouts,  # Seer: this line is all that a TRL script needs
+            callbacks=[Printer(rollouts)],
+        )
+        trainer.train()
+    print(f"\nseer report {args.output_dir / 'seer'}")
+
+
+def as_prompt(entry: dict[str, Any], args: argparse.Namespace) -> Any:
+    """A conversation for a chat model, the bare sum for the tiny one."""
+    if args.tiny:
+        return entry["metadata"]["expression"].replace(" ", "") + "="
+    return [{"role": "user", "content": entry["question"] + ASK}]
+
+
+def configuration(args: argparse.Namespace) -> GRPOConfig:
+    """TRL's own settings; Seer takes lengths, sampling, group size and seeds from here."""
+    return GRPOConfig(
+        output_dir=str(args.output_dir),
+        per_device_train_batch_size=args.prompts_per_step * args.group_size,
+        num_generations=args.group_size,
+        max_completion_length=args.max_tokens,
+        max_steps=args.steps,
+        learning_rate=args.learning_rate,
+        seed=args.seed,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        bf16=False,
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+class Printer(TrainerCallback):
+    """One line per step."""
+
+    def __init__(self, rollouts: SeerRollouts) -> None:
+        self._rollouts = rollouts
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """The heading."""
+        print("step  reward  tokens  rollout s  share  vs verl-sync  of oracle   mean gap", flush=True)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **rest: Any) -> None:
+        """A step is over."""
+        if logs is None or "reward" not in logs:
+            return
+        rollout_s, share = logs["seer/rollout_s"], logs["seer/rollout_s"] / logs["step_time"]
+        length, gap = logs["completions/mean_length"], logs["seer/on_policy/mean_gap"]
+        estimate = estimated_speed(self._rollouts.newest_step)
+        print(
+            f"{state.global_step:>4}  {logs['reward']:>6.3f}  {length:>6.1f}  {rollout_s:>9.2f}  {share:>5.0%}  "
+            f"{estimate}   {gap:>8.1e}",
+            flush=True,
+        )
+
+
+def estimated_speed(step: RunFolder | None) -> str:
+    """The step's lengths in virtual time at its own measured step cost; all policies without speculation."""
+    try:
+        recorded = read_recorded(step) if step is not None else None
+    except InputError:  # too few steps to measure their cost
+        recorded = None
+    if recorded is None:
+        return f"{'-':>12}  {'-':>9}"
+    policies = (recorded.policy, "verl-sync", "oracle")
+    own_s, verl_s, oracle_s = (replay_under(recorded, policy).makespan_s for policy in policies)
+    return f"{verl_s / own_s:>11.2f}x  {oracle_s / own_s:>9.0%}"
+
+
+def read_arguments() -> argparse.Namespace:
+    """Small by default: this is for show."""
+    parser = argparse.ArgumentParser(description="GRPO with TRL, rolled out by Seer.")
+    parser.add_argument("--model", default="smollm2", help="a Hugging Face folder, or a name of `seer model get`")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model of random weights instead")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--instances", type=int, default=2)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompts-per-step", type=int, default=4)
+    parser.add_argument("--num-prompts", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-running", type=int, default=16)
+    parser.add_argument("--kv-memory-mib", type=int, default=256, help="of each instance")
+    parser.add_argument("--learning-rate", type=float, default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output-dir", type=Path, default=Path("out/grpo"))
+    args = parser.parse_args()
+    if args.learning_rate is None:
+        args.learning_rate = 3e-3 if args.tiny else 2e-6
+    return args
+
+
+if __name__ == "__main__":
+    main()

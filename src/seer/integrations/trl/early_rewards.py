@@ -1,0 +1,113 @@
+"""Rewards that begin when a response ends, not when the last one does.
+
+TRL calls reward functions after the rollout, with all completions. `early_reward` makes one function serve both:
+Seer calls it response by response while others are still being generated, and TRL, asking later, is given what has
+been computed.
+
+    @early_reward
+    async def correct(prompt, completion, answer, **row): ...
+
+    GRPOTrainer(reward_funcs=correct, rollout_func=seer_rollouts(reward=correct), ...)
+
+The function gets the prompt, the completion (both as TRL would pass them) and the other columns of the dataset's
+row. It may be a coroutine function; a plain one runs in a thread.
+
+Invariants
+  1. A reward that fails or is late is reported by name and is None, which TRL leaves out of its group's baseline;
+     generation and other rewards go on.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from seer.errors import ConfigError, InputError
+from seer.integrations.trl.groups import PromptGroup, prompt_key
+from seer.prompts import Prompt
+from seer.results import ResponseRecord
+from seer.rewards import RewardFunction
+
+REWARDS = "seer_reward"
+"""The column that carries computed rewards from the rollout to TRL's reward call."""
+
+
+class EarlyReward:
+    """A reward function of one response that TRL can call for many."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+        self.__name__: str = getattr(function, "__name__", type(function).__name__)  # what TRL's metrics call it
+
+    def __call__(self, **columns: Any) -> list[float | None]:
+        """TRL's call, after the rollout: hand over what was computed during it."""
+        rewards: list[float | None] | None = columns.get(REWARDS)
+        if rewards is None:
+            raise ConfigError(
+                f"the reward {self.__name__} was not given to the rollout",
+                hint=f"rollout_func=seer_rollouts(reward={self.__name__})",
+            )
+        return rewards
+
+
+def early_reward(function: Callable[..., Any]) -> EarlyReward:
+    """Let rewards be computed as each response ends."""
+    return EarlyReward(function)
+
+
+class RewardsByRow:
+    """Calls an early reward with the dataset's rows, found by prompt: a rollout is given prompts alone."""
+
+    def __init__(self, reward: EarlyReward, deadline_s: float) -> None:
+        self._reward = reward
+        self.deadline_s = deadline_s
+        """Of each call."""
+        self._rows: dict[str, dict[str, dict[str, Any]]] = {}  # by phase, then by prompt
+
+    def function(self, groups: Sequence[PromptGroup], trainer: Any, mode: str) -> RewardFunction:
+        """The reward of a rollout's responses, in the form that `Rollout.run` wants."""
+        if mode not in self._rows:
+            self._rows[mode] = _rows_by_prompt(trainer, f"{mode}_dataset")
+        known = self._rows[mode]
+        for group in groups:
+            if group.key not in known:
+                raise InputError(f"a prompt is not in the {mode} dataset: {str(group.prompt)[:80]!r}")
+        reward, tokenizer = self._reward, trainer.processing_class
+
+        def arguments(response: ResponseRecord) -> dict[str, Any]:
+            group = groups[response.group]
+            text = tokenizer.decode(response.token_ids, skip_special_tokens=True)
+            completion = text if isinstance(group.prompt, str) else [{"role": "assistant", "content": text}]
+            return known[group.key] | {"prompt": group.prompt, "completion": completion}
+
+        async def begin(prompt: Prompt, response: ResponseRecord) -> float:
+            return float(await reward.function(**arguments(response)))
+
+        def compute(prompt: Prompt, response: ResponseRecord) -> float:
+            return float(reward.function(**arguments(response)))
+
+        chosen: RewardFunction = begin if inspect.iscoroutinefunction(reward.function) else compute
+        chosen.__qualname__ = reward.__name__  # what errors call it
+        return chosen
+
+
+def _rows_by_prompt(trainer: Any, name: str) -> dict[str, dict[str, Any]]:
+    found = getattr(trainer, name)
+    rows: dict[str, dict[str, Any]] = {}
+    for dataset in found.values() if isinstance(found, dict) else [found]:
+        if not hasattr(dataset, "__len__"):
+            raise ConfigError(
+                f"{name} is a stream, so rows cannot be found by prompt",
+                hint="early rewards need a dataset with a length; ordinary TRL rewards work with streams",
+            )
+        for row in dataset:
+            rest = {column: value for column, value in row.items() if column != "prompt"}
+            if rows.setdefault(prompt_key(row["prompt"]), rest) != rest:
+                raise InputError(
+                    f"{name} holds two rows with the same prompt and different columns: {str(row['prompt'])[:80]!r}",
+                    hint="early rewards find a row by its prompt; make prompts unique",
+                )
+    return rows

@@ -1,0 +1,56 @@
+"""Groups in the trainer's flat list of prompts, and the seeds that make a resumed run repeat itself.
+
+TRL hands over each prompt as often as responses are wanted, one after the other. A run of equal prompts is
+therefore one group, or several where the dataset holds the same prompt twice in a row.
+
+Invariants
+  1. The groups cover the list, in order, each entry once.
+  2. A group's seed depends on the trainer's seed, the step, the phase and the group's place only: neither on the
+     number of ranks nor on what happened before a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seer.integrations.trl.settings import RolloutSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGroup:
+    """Consecutive entries of the trainer's list that want responses to one prompt."""
+
+    prompt: Any
+    """Text, or a list of messages."""
+    size: int
+    key: str
+    """Names the prompt across steps."""
+
+
+def prompt_key(prompt: Any) -> str:
+    """The same for equal prompts, in every process."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def find_groups(prompts: Sequence[Any], group_size: int) -> list[PromptGroup]:
+    """Runs of equal prompts, cut into groups of `group_size` where they are longer."""
+    groups: list[PromptGroup] = []
+    first = 0
+    while first < len(prompts):
+        size = 1
+        while size < group_size and first + size < len(prompts) and prompts[first + size] == prompts[first]:
+            size += 1
+        groups.append(PromptGroup(prompts[first], size, prompt_key(prompts[first])))
+        first += size
+    return groups
+
+
+def group_seed(settings: RolloutSettings, call: int, place: int) -> int:
+    """The seed of one group; `call` counts the rollouts of this step, `place` the groups of this rollout."""
+    name = f"{settings.seed}|{settings.mode}|{settings.step}|{call}|{place}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

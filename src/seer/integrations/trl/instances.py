@@ -1,0 +1,91 @@
+"""The instances that roll out for a trainer: made from its model, kept at its weights, ended with it.
+
+They are started by the first rollout, from a model folder in shared memory, and hold what the trainer holds from then
+on: before each rollout its weights are sent if they have changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+from pathlib import Path
+from typing import Any
+
+from seer.api import SyncRollout
+from seer.engine.host import HostOptions
+from seer.errors import ConfigError
+from seer.integrations.trl.weights import stamp_of, tensors_of, write_model_folder
+
+GPU_HOSTING = HostOptions(pin=False, silence_deadline_s=60.0, progress_deadline_s=300.0)
+"""On a GPU the first steps compile kernels, which takes minutes at worst."""
+
+_DEFAULTS: dict[str, Any] = {"engine": "local", "policy": "seer", "instances": 1, "chunk_tokens": None, "dtype": "auto"}
+
+
+class TrainedInstances:
+    """A `SyncRollout` that follows a trainer's weights."""
+
+    def __init__(self, device: str | None, settings: dict[str, Any]) -> None:
+        if "model" in settings:
+            raise ConfigError("seer_rollouts takes no model", hint="the trainer's own is rolled out")
+        self._device = device
+        self._settings = _DEFAULTS | settings
+        self._folder: Path | None = None
+        self._rollout: SyncRollout | None = None
+        self._stamp: tuple[int, str] | None = None
+
+    @property
+    def are_up(self) -> bool:
+        """Whether they have been started."""
+        return self._rollout is not None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was asked for, as plain values."""
+        return {key: value for key, value in self._settings.items() if isinstance(value, str | int | float | None)}
+
+    @property
+    def dtype(self) -> str:
+        """The type they compute in."""
+        chosen = str(self._settings["dtype"])
+        if chosen == "auto":
+            return "float32" if self._settings["device"] == "cpu" else "bfloat16"
+        return chosen
+
+    def follow(self, trainer: Any) -> SyncRollout:
+        """Instances that hold the trainer's weights of this moment."""
+        stamp = stamp_of(trainer)
+        if self._rollout is None:
+            self._start(trainer)
+        elif stamp != self._stamp:
+            self._send_weights(trainer)
+        self._stamp = stamp
+        assert self._rollout is not None, "started above"
+        return self._rollout
+
+    def close(self) -> None:
+        """End them and give their memory back; `follow` starts them anew."""
+        rollout, self._rollout = self._rollout, None
+        folder, self._folder = self._folder, None
+        if rollout is not None:
+            atexit.unregister(self.close)
+            rollout.__exit__(None, None, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _start(self, trainer: Any) -> None:
+        self._settings["device"] = device = self._device or str(trainer.accelerator.device)
+        self._settings.setdefault("hosting", HostOptions() if device == "cpu" else GPU_HOSTING)
+        self._folder = write_model_folder(trainer)
+        try:
+            rollout = SyncRollout(self._folder, **self._settings)
+            rollout.__enter__()
+        except BaseException:
+            self.close()
+            raise
+        self._rollout = rollout
+        atexit.register(self.close)
+
+    def _send_weights(self, trainer: Any) -> None:
+        assert self._rollout is not None, "weights for nobody"
+        self._rollout.update_weights(tensors_of(trainer))

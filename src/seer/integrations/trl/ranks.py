@@ -1,0 +1,46 @@
+"""One rollout for all ranks: their prompts together to the main one, its results back to each, in order.
+
+A group can straddle two ranks, and Seer balances better over more prompts; so nothing is rolled out rank by rank.
+
+Invariants
+  1. Every rank takes part in every exchange, whatever fails: an error of the main rank is raised on all of them.
+  2. What a rank gets back answers its own prompts, in its own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from seer.errors import SeerError
+
+Columns = dict[str, list[Any]]
+"""By name, one value per prompt."""
+
+
+def roll_out_together(prompts: list[Any], trainer: Any, roll_out: Callable[[list[Any]], Columns]) -> Columns:
+    """Call `roll_out` on the main rank with everybody's prompts; return this rank's part of the columns."""
+    accelerator = trainer.accelerator
+    if accelerator.num_processes == 1:
+        return roll_out(prompts)
+    from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
+
+    counts: list[int] = gather_object([len(prompts)])
+    everybody: list[Any] = gather_object(list(prompts))
+    parcel: list[Any] = [None, None, None]
+    own: BaseException | None = None
+    if accelerator.is_main_process:
+        try:
+            parcel[0] = roll_out(everybody)
+        except BaseException as error:  # the others wait for this rank and must be told
+            own = error
+            parcel[1] = f"{type(error).__name__}: {error}"
+            parcel[2] = error.hint if isinstance(error, SeerError) else None
+    broadcast_object_list(parcel, from_process=0)
+    if own is not None:
+        raise own
+    if parcel[1] is not None:
+        raise SeerError(f"the rollout failed on the main rank: {parcel[1]}", hint=parcel[2])
+    first = sum(counts[: accelerator.process_index])
+    mine = slice(first, first + len(prompts))
+    return {name: values[mine] for name, values in parcel[0].items()}

@@ -1,0 +1,167 @@
+"""What a training run leaves behind: a folder that `seer report` reads.
+
+run.json          what was trained with what (`"command": "train"`)
+rollouts.jsonl    one line per rollout: step, epoch, times, lengths, the on-policy check
+trainer.jsonl     one line per log of the trainer: reward, loss and the rest, as TRL reports them
+step-N/           the newest rollouts as run folders of their own (run.json, events.jsonl), for the report's timeline
+                  and for `seer replay`
+
+A run that was killed and resumed appends; of two lines for one rollout the later one counts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.engine.fleet import HostedFleet
+from seer.integrations.trl.on_policy import OnPolicyNumbers
+from seer.integrations.trl.settings import RolloutSettings
+from seer.metrics.summary import Summary
+from seer.results import GroupRecord
+from seer.runs import RunFolder, machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLine:
+    """One line of rollouts.jsonl."""
+
+    step: int
+    mode: str
+    call: int
+    """Counts the rollouts of this step."""
+    epoch: int
+    num_prompts: int
+    num_responses: int
+    num_tokens: int
+    mean_tokens: float
+    longest_tokens: int
+    rollout_s: float
+    """From the trainer's call to the last response and reward."""
+    weights_s: float
+    """Of that, bringing new weights to the instances."""
+    check_s: float
+    """The on-policy check, after the rollout."""
+    since_last_s: float | None
+    """From the start of the previous rollout to the start of this one: a step of the whole training loop."""
+    tail_s: float
+    num_known: int
+    """Prompts that an earlier epoch had taught something of."""
+    reward_errors: int
+    on_policy: OnPolicyNumbers | None
+
+    @classmethod
+    def of(cls, settings: RolloutSettings, call: int, found: Sequence[GroupRecord], **measured: Any) -> RolloutLine:
+        """The line of a rollout that is over."""
+        responses = [response for group in found for response in group.responses]
+        num_tokens = sum(response.num_tokens for response in responses)
+        return cls(
+            step=settings.step,
+            mode=settings.mode,
+            call=call,
+            num_prompts=len(found),
+            num_responses=len(responses),
+            num_tokens=num_tokens,
+            mean_tokens=num_tokens / len(responses),
+            longest_tokens=max(response.num_tokens for response in responses),
+            reward_errors=sum(response.reward_error is not None for response in responses),
+            **measured,
+        )
+
+
+def log_metrics(trainer: Any, line: RolloutLine) -> None:
+    """Into the trainer's own log, beside its rewards and losses."""
+    metrics = trainer._metrics[line.mode]
+    metrics["seer/rollout_s"].append(line.rollout_s)
+    metrics["seer/weights_s"].append(line.weights_s)
+    metrics["seer/tail_s"].append(line.tail_s)
+    metrics["seer/tokens_per_s"].append(line.num_tokens / line.rollout_s)
+    metrics["seer/epoch"].append(float(line.epoch))
+    if line.since_last_s is not None:
+        metrics["seer/loop_s"].append(line.since_last_s)
+    if line.reward_errors:
+        metrics["seer/reward_errors"].append(float(line.reward_errors))
+    if line.on_policy is not None:
+        metrics["seer/on_policy/mean_ratio"].append(line.on_policy.mean_ratio)
+        metrics["seer/on_policy/mean_gap"].append(line.on_policy.mean_gap)
+        metrics["seer/on_policy/largest_gap"].append(line.on_policy.largest_gap)
+
+
+class TrainingRecord:
+    """Writes the folder."""
+
+    def __init__(self, path: Path, *, keep_steps: int) -> None:
+        self.folder = RunFolder(path)
+        self._keep_steps = keep_steps
+        self._kept: list[Path] = []  # oldest first
+        self._options: dict[str, Any] = {}
+        self._limits: dict[str, Any] = {}
+
+    def begin(self, options: dict[str, Any], fleet: HostedFleet) -> None:
+        """Write run.json; called when the instances are up."""
+        self.folder.create()
+        self._options, self._limits = options, asdict(fleet.instances[0].limits)
+        self.folder.write_manifest(
+            {
+                "command": "train",
+                "options": options,
+                "limits": self._limits,
+                "machine": machine(),
+                "status": "running",
+            }
+        )
+        self._kept = sorted(self.folder.path.glob("step-*"), key=lambda path: path.stat().st_mtime)
+
+    def open_step(self, settings: RolloutSettings, call: int) -> RunFolder | None:
+        """The folder of the rollout that is about to begin; older ones make room. None where none is kept."""
+        if not self._keep_steps:
+            return None
+        suffix = f"{settings.step:06d}" + (f".{call}" if call else "") + ("-eval" if settings.mode == "eval" else "")
+        step = RunFolder(self.folder.path / f"step-{suffix}")
+        self._kept = [path for path in self._kept if path != step.path]
+        while len(self._kept) >= self._keep_steps:
+            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
+        step.create()
+        self._kept.append(step.path)
+        self._write_step(step, settings, "running", None)
+        return step
+
+    def close_step(self, step: RunFolder | None, settings: RolloutSettings, summary: Summary | None) -> None:
+        """The rollout is over."""
+        if step is not None:
+            self._write_step(step, settings, "finished", summary)
+
+    def write(self, line: RolloutLine) -> None:
+        """Append a rollout."""
+        self._append("rollouts.jsonl", line)
+
+    def write_log(self, step: int, logs: dict[str, Any]) -> None:
+        """Append what the trainer logged."""
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        self._append("trainer.jsonl", {"step": step, **numbers})
+
+    def end(self) -> None:
+        """The trainer is done, or the program is."""
+        if self.folder.manifest.is_file():
+            self.folder.write_manifest(self.folder.read_manifest() | {"status": "finished"})
+
+    def _append(self, name: str, value: Any) -> None:
+        with (self.folder.path / name).open("ab") as file:
+            file.write(msgspec.json.encode(value) + b"\n")
+
+    def _write_step(self, step: RunFolder, settings: RolloutSettings, status: str, summary: Summary | None) -> None:
+        step.write_manifest(
+            {
+                "command": "rollout",
+                "options": self._options | {"max_tokens": settings.sampling.max_tokens, "n": settings.group_size},
+                "limits": self._limits,
+                "machine": machine(),
+                "status": status,
+                "summary": None if summary is None else asdict(summary),
+            }
+        )

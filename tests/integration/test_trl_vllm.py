@@ -1,0 +1,28 @@
+"""GRPO in TRL with vLLM as Seer's engine. Starting vLLM takes a minute, so this runs in the long form only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+pytest.importorskip("vllm")
+if not os.environ.get("SEER_GRPO_VLLM"):
+    pytest.skip("set SEER_GRPO_VLLM=1, or make test-grpo", allow_module_level=True)
+
+from seer.integrations.trl import seer_rollouts
+from trl_toy import rewards_of, toy_model, toy_trainer
+
+
+def test_a_model_with_a_tied_head_learns_on_policy(tmp_path: Path) -> None:
+    """The head's weights are the embedding's: an engine that keeps a copy of them has to renew it."""
+    settings: dict[str, Any] = {"kv_memory_bytes": 256 << 20, "max_running": 8, "max_context_tokens": 128}
+    with seer_rollouts(engine="vllm", dtype="float32", speculation="off", **settings) as rollouts:
+        trainer = toy_trainer(rollouts, tmp_path, model=toy_model(0, head_dim=64), max_steps=12)
+        trainer.train()
+    rewards = rewards_of(trainer)
+    assert rewards[-1] > rewards[0] + 0.3
+    assert all(line["seer/on_policy/mean_gap"] < 1e-5 for line in trainer.state.log_history if "reward" in line)
