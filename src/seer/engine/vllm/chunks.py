@@ -1,0 +1,101 @@
+"""A chunk in vLLM's words and vLLM's answers in ours.
+
+Invariants
+  1. Nothing about a request is left to vLLM's memory between chunks: limits, stop tokens and what is left of
+     `min_tokens` are counted from the response's first token.
+  2. The seed of a chunk is a function of (request seed, tokens generated before it): vLLM's generators start
+     anew with each chunk and must not repeat their numbers.
+  3. End-of-sequence tokens are ordinary stop tokens to vLLM, so the reason of an end always names its token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from seer.kvpool.keys import chain_hash
+from seer.types import Chunk, ChunkEnd, Sampling, TokenSpan
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
+
+EXTRA = "seer"
+"""Under this name `SamplingParams.extra_args` carries what the scheduler and the connector must know."""
+
+
+def chunk_seed(seed: int, num_generated: int) -> int:
+    """63 bits that stand for (request seed, position)."""
+    digest = chain_hash(b"seer-vllm-seed", f"{seed}/{num_generated}".encode())
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def stop_tokens(sampling: Sampling, eos: tuple[int, ...]) -> list[int]:
+    """Every token that ends the response."""
+    return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)})
+
+
+def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -> SamplingParams:
+    """How vLLM is to draw this chunk's tokens."""
+    sampling = chunk.sampling
+    min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
+    return SamplingParams(
+        max_tokens=chunk.max_tokens,
+        min_tokens=min(min_left, chunk.max_tokens),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k or 0,
+        min_p=sampling.min_p,
+        seed=chunk_seed(chunk.seed, chunk.num_generated_tokens) if sampling.temperature > 0 else None,
+        stop_token_ids=stop_tokens(sampling, eos),
+        ignore_eos=True,
+        logprobs=0,  # of the sampled token alone
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args={EXTRA: extra},
+    )
+
+
+def request_facts(chunk: Chunk, model: str, run: str, drafts: str) -> dict[str, Any]:
+    """What scheduler and connector must know of a chunk; plain values, for they travel."""
+    return {
+        "request": chunk.request,
+        "group": chunk.group,
+        "epoch": chunk.epoch,
+        "model": model,
+        "num_prompt_tokens": chunk.num_prompt_tokens,
+        "max_left": chunk.sampling.max_tokens - chunk.num_generated_tokens,
+        "load": chunk.load_kv,
+        "run": run,
+        "drafts": drafts,
+    }
+
+
+def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> TokenSpan | None:
+    """The tokens of one of vLLM's outputs; `num_before` were reported earlier in this chunk."""
+    ids = list(output.token_ids)
+    if not ids:
+        return None
+    assert output.logprobs is not None, "log-probabilities were asked for"
+    values = [entry[token].logprob for token, entry in zip(ids, output.logprobs, strict=True) if entry is not None]
+    sampling = chunk.sampling
+    # vLLM reports one number per token. Where nothing was cut from the model's distribution it is both.
+    masked = chunk.num_generated_tokens + num_before < sampling.min_tokens
+    if sampling.temperature == 0:
+        return TokenSpan(ids, [0.0] * len(ids), chunk.epoch, None if masked else values)
+    plain = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
+    return TokenSpan(ids, values, chunk.epoch, values if plain and not masked else None)
+
+
+_ENDS = {"stop": ChunkEnd.STOP, "length": ChunkEnd.LIMIT, "abort": ChunkEnd.ABORTED}
+
+
+def chunk_end(output: CompletionOutput) -> tuple[ChunkEnd | None, int | None, str | None]:
+    """How the chunk ended, the stop token and the error, as far as they apply."""
+    reason = output.finish_reason
+    if reason is None:
+        return None, None, None
+    end = _ENDS.get(reason, ChunkEnd.FAILED)
+    stop = output.stop_reason if end is ChunkEnd.STOP and isinstance(output.stop_reason, int) else None
+    return end, stop, f"vLLM ended it: {reason}" if end is ChunkEnd.FAILED else None

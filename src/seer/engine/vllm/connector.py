@@ -1,0 +1,149 @@
+"""Our pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.32.
+
+vLLM makes one of these in the scheduler, which decides what moves (connector_plan.py), and one in each worker,
+which moves it (connector_transfer.py); a `PoolMetadata` goes from the first to the second with every step.
+
+Saving costs a request nothing when it ends: a step's saves are read out of KV memory before the step's forward
+pass is launched, and whatever may overwrite a block that was given up is launched later. So no block has to be
+kept back for us.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from seer.engine.fleet_pool import open_pool
+from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_layout
+from seer.engine.vllm.connector_transfer import Transfer, TransferOptions
+from seer.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class SeerPoolConnector(KVConnectorBase_V1):
+    """One side of the way between vLLM's KV memory and the pool."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        world = vllm_config.parallel_config.world_size
+        if world > 1:
+            raise ConfigError(
+                f"the pool takes KV of unsharded models, this one is on {world} ranks", hint="pool='none'"
+            )
+        config = vllm_config.kv_transfer_config
+        assert config is not None, "a connector is made because there is a kv_transfer_config"
+        extra = config.kv_connector_extra_config
+        options = TransferOptions(**extra.get("options", {}))
+        self._pool = open_pool(extra["pool"])
+        self._num_blocks = kv_cache_config.num_blocks
+        self._plan: Plan | None = None
+        self._transfer: Transfer | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            speculative = vllm_config.speculative_config
+            self._plan = Plan(
+                self._pool,
+                pool_layout(vllm_config, kv_cache_config),
+                tokens_per_step=1 + (speculative.num_speculative_tokens if speculative is not None else 0),
+                options=options,
+            )
+        else:
+            self._transfer = Transfer(self._pool, options)
+
+    # Scheduler's side
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens behind the computed ones the pool has, and whether they come while others compute."""
+        return self._planning().matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """The blocks to load into are known."""
+        if num_external_tokens:
+            self._planning().load_into(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """What this step's workers are to move."""
+        return self._planning().step(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Blocks that could not be loaded are not in the pool either."""
+        if connector_output.invalid_block_ids:
+            self._planning().forget_blocks(connector_output.invalid_block_ids)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Save the rest of a chunk, or let go of a request that is over; its blocks may be freed at once."""
+        self._planning().finish(request, block_ids)
+        return False, None
+
+    # Worker's side
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """KV memory, by layer."""
+        self._moving().use(list(kv_caches.values()), self._num_blocks)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """The step begins: read what is to be saved before anything else is launched."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, PoolMetadata), type(connector_metadata)
+        self._moving().save(connector_metadata.saves, connector_metadata.frees)
+
+    def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
+        """Fill blocks from the pool: now, or in a thread where the plan said so."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, PoolMetadata), type(metadata)
+        if metadata.loads:
+            self._moving().load(metadata.loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads that this step needs are complete before it starts."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **_: Any) -> None:
+        """Blocks are saved whole, all layers at once, when they are final."""
+
+    def wait_for_save(self) -> None:
+        """Nothing reads KV memory any more once the step's saves have been launched."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """No block is kept back for sending; requests whose loads are complete."""
+        return None, self._moving().take_loaded() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that must be computed after all."""
+        return self._moving().take_failed()
+
+    def shutdown(self) -> None:
+        """Let go of the pool."""
+        if self._transfer is not None:
+            self._transfer.close()
+        self._pool.close()
+
+    # Ours
+
+    def counts(self) -> dict[str, float]:
+        """What the worker's side has done so far."""
+        return self._moving().counts()
+
+    def settle(self) -> None:
+        """Wait until every block read so far has been offered to the pool."""
+        self._moving().settle()
+
+    def _planning(self) -> Plan:
+        assert self._plan is not None, "called on the worker's side"
+        return self._plan
+
+    def _moving(self) -> Transfer:
+        assert self._transfer is not None, "called on the scheduler's side"
+        return self._transfer

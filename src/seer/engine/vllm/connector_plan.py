@@ -1,0 +1,318 @@
+"""Which KV blocks move, decided in the scheduler's process.
+
+A block may be saved when it is final: all its tokens are known and accepted, and their KV has been computed
+or is being computed by a step that was launched before. Blocks gather until a few are worth a transfer, or
+until their request leaves.
+
+    request enters     -> keys of its context are looked up in the pool and pinned for it
+    a block is full    -> pending            (looked at when it can be full, not at every step)
+    enough are pending -> saved with this step
+    the chunk ends     -> the rest is saved with the next step, before anything can overwrite it
+    the request is over-> freed in the pool
+
+Invariants
+  1. Only tokens that were accepted are in a saved block: never a draft's.
+  2. A pending block is dropped when its request lost it (preemption) before it was read.
+  3. Every key is made from the request's own epoch and weights: a step under new weights can not save under old
+     keys.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.platforms import current_platform
+from vllm.v1.request import RequestStatus
+
+from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.connector_transfer import TransferOptions
+from seer.kvpool.base import Pool
+from seer.kvpool.keys import KVLayout, Namespace, chain_hash, key_prefix, namespace_digest
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+NEAR_BLOCKS = 2
+"""A context that lacks no more than its last blocks was saved a moment ago, elsewhere: worth a short wait."""
+
+
+@dataclass(slots=True)
+class SaveJob:
+    """Blocks of one request on their way to the pool."""
+
+    request: str
+    keys: list[bytes]
+    blocks: list[int]
+
+
+@dataclass(slots=True)
+class LoadJob:
+    """Blocks of one request on their way from the pool."""
+
+    request_id: str
+    """vLLM's name for it."""
+    keys: list[bytes]
+    blocks: list[int]
+    is_async: bool
+
+
+@dataclass
+class PoolMetadata(KVConnectorMetadata):
+    """What a worker moves in one step."""
+
+    saves: list[SaveJob] = field(default_factory=list)
+    loads: list[LoadJob] = field(default_factory=list)
+    frees: list[str] = field(default_factory=list)
+
+
+def pool_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[KVLayout, str]:
+    """How blocks are laid out, and what else their bytes depend on."""
+    (group,) = kv_cache_config.kv_cache_groups  # connectors like this one switch hybrid KV memory off
+    spec: Any = group.kv_cache_spec
+    layout = KVLayout(
+        num_layers=len(group.layer_names),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        dtype=str(spec.dtype).removeprefix("torch."),
+        block_tokens=spec.block_size,
+    )
+    cache = vllm_config.cache_config
+    return layout, f"vllm/{vllm.__version__}/{current_platform.device_type}/{cache.cache_dtype}"
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request and how far its blocks have come."""
+
+    request: Request
+    name: str
+    prefix: bytes
+    """Of every key: its namespace."""
+    parent: bytes
+    """Hash of the blocks so far."""
+    num_prompt_tokens: int
+    max_left: int
+    may_load: bool
+    keys: list[bytes] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    num_planned: int = 0
+    """Leading blocks that are in the pool, on their way, or pending."""
+    num_sent: int = 0
+    """Leading blocks that are not pending any more; the pending ones lie between."""
+    first_loaded: int = 0
+    is_loading: bool = False
+    asked_s: float | None = None
+    looked_s: float = 0.0
+
+
+class Plan:
+    """Decides; one per engine."""
+
+    def __init__(
+        self, pool: Pool, layout: tuple[KVLayout, str], *, tokens_per_step: int, options: TransferOptions
+    ) -> None:
+        self._pool = pool
+        self._layout, self._salt = layout
+        self._tokens_per_step = tokens_per_step
+        self._options = options
+        self._block_tokens = self._layout.block_tokens
+        self._tracked: dict[str, _Tracked] = {}
+        self._pack = struct.Struct(f"<{self._block_tokens}I").pack
+        self._namespaces: dict[tuple[str, int], tuple[bytes, bytes]] = {}
+        self._step = 0
+        self._due: defaultdict[int, list[_Tracked]] = defaultdict(list)
+        self._pending: list[_Tracked] = []
+        self._num_pending = 0
+        self._pending_since = 0
+        self._next = PoolMetadata()
+
+    # A request's way in
+
+    def matched_tokens(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
+        """Tokens the pool has behind the computed ones; None to be asked again in a moment."""
+        tracked = self._track(request)
+        if tracked is None or not tracked.may_load:
+            return 0, False
+        self._hash(tracked)
+        first = num_computed // self._block_tokens
+        wanted = tracked.keys[first : (request.num_tokens - 1) // self._block_tokens]
+        if not wanted:
+            return 0, False
+        now_s = time.monotonic()
+        if tracked.asked_s is not None and now_s - tracked.looked_s < self._options.ask_again_s:
+            return None, False
+        held = self._pool.lookup_now(wanted)
+        is_continued = request.num_tokens > tracked.num_prompt_tokens
+        if is_continued and 0 < len(wanted) - held <= NEAR_BLOCKS:
+            tracked.asked_s = now_s if tracked.asked_s is None else tracked.asked_s
+            tracked.looked_s = now_s
+            if now_s - tracked.asked_s < self._options.near_deadline_s:
+                return None, False
+        tracked.asked_s = None
+        tracked.first_loaded = first
+        return held * self._block_tokens, held > 0 and self._options.load_async
+
+    def load_into(self, request: Request, blocks: Sequence[int], num_tokens: int) -> None:
+        """The plan of a load: the blocks are the request's, the loaded ones follow its computed ones."""
+        tracked = self._tracked[request.request_id]
+        span = slice(tracked.first_loaded, tracked.first_loaded + num_tokens // self._block_tokens)
+        tracked.is_loading = self._options.load_async
+        self._next.loads.append(
+            LoadJob(request.request_id, tracked.keys[span], list(blocks[span]), self._options.load_async)
+        )
+
+    # Every step
+
+    def step(self, output: SchedulerOutput) -> PoolMetadata:
+        """Take note of what was scheduled; hand out what is to move now."""
+        self._step += 1
+        for new in output.scheduled_new_reqs:
+            tracked = self._tracked.get(new.req_id)
+            if tracked is not None:
+                self._enter(tracked, new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for index, blocks in enumerate(cached.new_block_ids):
+            if blocks:
+                self._grow(cached.req_ids[index], blocks[0], is_resumed=cached.req_ids[index] in cached.resumed_req_ids)
+        for tracked in self._due.pop(self._step, ()):
+            self._look_at(tracked)
+        waited = self._step - self._pending_since
+        if self._num_pending >= self._options.flush_blocks or (
+            self._num_pending and waited >= self._options.flush_steps
+        ):
+            self._flush()
+        now, self._next = self._next, PoolMetadata()
+        return now
+
+    def _enter(self, tracked: _Tracked, blocks: Sequence[int]) -> None:
+        tracked.blocks, tracked.is_loading = list(blocks), False
+        self._hash(tracked)
+        full = tracked.keys[: tracked.request.num_tokens // self._block_tokens]
+        tracked.num_planned = tracked.num_sent = self._pool.pin(tracked.name, full) if full else 0
+        self._due[self._step + 1].append(tracked)
+
+    def _grow(self, request_id: str, blocks: Sequence[int], *, is_resumed: bool) -> None:
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return
+        if is_resumed:  # preempted before: every block is another one
+            tracked.blocks = list(blocks)
+            self._drop_pending(tracked)
+            self._due[self._step + 1].append(tracked)
+        else:
+            tracked.blocks.extend(blocks)
+
+    def _look_at(self, tracked: _Tracked) -> None:
+        """Find blocks that became final; look again when the next one can be."""
+        request = tracked.request
+        if request.status != RequestStatus.RUNNING:
+            return  # finished, or preempted: then it comes back by `_grow`
+        # Tokens beyond the known ones are drafts or still being drawn.
+        final = min(request.num_computed_tokens, request.num_tokens)
+        full = final // self._block_tokens
+        if full > tracked.num_planned:
+            if tracked.num_planned == tracked.num_sent:
+                self._pending.append(tracked)
+            if not self._num_pending:
+                self._pending_since = self._step
+            self._num_pending += full - tracked.num_planned
+            tracked.num_planned = full
+        if final < request.num_tokens - 1 - self._tokens_per_step:
+            wait = 1  # still computing its context, many tokens at a time
+        else:
+            wait = max(1, -(-((full + 1) * self._block_tokens - final) // self._tokens_per_step))
+        self._due[self._step + wait].append(tracked)
+
+    def _flush(self) -> None:
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        for tracked in pending:
+            if tracked.request.status == RequestStatus.RUNNING:
+                self._save(tracked, tracked.num_planned, tracked.blocks)
+            else:
+                self._drop_pending(tracked)
+
+    def _save(self, tracked: _Tracked, upto: int, blocks: Sequence[int]) -> None:
+        span = slice(tracked.num_sent, upto)
+        if span.start < upto:
+            self._hash(tracked)
+            self._next.saves.append(SaveJob(tracked.name, tracked.keys[span], list(blocks[span])))
+        tracked.num_sent = tracked.num_planned = max(upto, tracked.num_sent)
+
+    def _drop_pending(self, tracked: _Tracked) -> None:
+        if tracked in self._pending:
+            self._pending.remove(tracked)
+            self._num_pending -= tracked.num_planned - tracked.num_sent
+        tracked.num_planned = tracked.num_sent
+
+    # A request's way out
+
+    def finish(self, request: Request, blocks: Sequence[int]) -> None:
+        """A chunk ended: the rest of it is saved with the next step, or all of it freed."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return
+        self._drop_pending(tracked)
+        is_over = request.status == RequestStatus.FINISHED_STOPPED or request.num_output_tokens >= tracked.max_left
+        if is_over:
+            self._next.frees.append(tracked.name)
+        elif not tracked.is_loading and tracked.blocks:
+            # The last token's own KV has not been computed, or is a rejected draft's.
+            final = min(request.num_computed_tokens, request.num_tokens - 1) // self._block_tokens
+            self._save(tracked, min(final, len(blocks)), blocks)
+
+    def forget_blocks(self, blocks: set[int]) -> None:
+        """These could not be loaded, so the pool has lost what we thought it held."""
+        for tracked in self._tracked.values():
+            lost = next((at for at, block in enumerate(tracked.blocks) if block in blocks), None)
+            if lost is not None and lost < tracked.num_sent:
+                self._drop_pending(tracked)
+                tracked.num_planned = tracked.num_sent = lost
+
+    # Keys
+
+    def _track(self, request: Request) -> _Tracked | None:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            params = request.sampling_params
+            facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
+            if facts is None:
+                return None  # not one of ours: a warm-up, or somebody else's
+            tracked = self._tracked[request.request_id] = _Tracked(
+                request,
+                str(facts["request"]),
+                *self._namespace(facts["model"], facts["epoch"]),
+                facts["num_prompt_tokens"],
+                facts["max_left"],
+                facts["load"],
+            )
+        return tracked
+
+    def _hash(self, tracked: _Tracked) -> None:
+        """Make the keys of the blocks that are full; as `seer.kvpool.keys.KeyChain` does, at a fifth of its cost for
+        one block at a time.
+        """
+        tokens = self._block_tokens
+        request, keys = tracked.request, tracked.keys
+        while (len(keys) + 1) * tokens <= request.num_tokens:
+            start = len(keys) * tokens
+            block = self._pack(*request.all_token_ids[start : start + tokens])
+            tracked.parent = chain_hash(tracked.parent, block)
+            keys.append(tracked.prefix + tracked.parent)
+
+    def _namespace(self, model: str, epoch: int) -> tuple[bytes, bytes]:
+        """The prefix of its keys, and the parent of every first block."""
+        found = self._namespaces.get((model, epoch))
+        if found is None:
+            namespace = Namespace(model=model, epoch=epoch, layout=self._layout, salt=self._salt)
+            found = self._namespaces[model, epoch] = key_prefix(namespace), namespace_digest(namespace)
+        return found

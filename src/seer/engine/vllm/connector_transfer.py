@@ -1,0 +1,309 @@
+"""Moves KV blocks between a worker's memory and the pool, many at once.
+
+    save   gather all layers of all blocks on the device, one copy to pinned host memory on a stream of its own;
+           a thread hands them to the pool when the copy is complete
+    load   threads fill pinned memory from the pool, each batch is copied and scattered when it is there
+
+A block in the pool is its layers' bytes in order. Host memory is a few fixed buffers ("lanes"): when all are
+busy, saves wait a little and then let blocks go, which costs a recomputation later and nothing else.
+
+Invariants
+  1. After `save` returned, whatever is launched on the device next may overwrite the blocks.
+  2. After a synchronous `load` returned, whatever is launched next sees the blocks; blocks of an asynchronous one
+     are complete when its request is among `take_loaded`.
+  3. A block that could not be loaded is among `take_failed`, exactly once.
+  4. Pool calls for saving, and freeing, happen in the order they were asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from seer.errors import ConfigError
+from seer.kvpool.base import Pool
+
+if TYPE_CHECKING:
+    from seer.engine.vllm.connector_plan import LoadJob, SaveJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferOptions:
+    """How blocks are moved."""
+
+    lane_bytes: int = 64 << 20
+    """Size of a pinned buffer; a block larger than that gets one of its own size."""
+    num_save_lanes: int = 4
+    load_threads: int = 8
+    """Threads that read the pool at once, each with a buffer."""
+    load_async: bool = False
+    """Let others compute while a request's blocks are loaded."""
+    flush_blocks: int = 64
+    """Save when so many blocks are pending ..."""
+    flush_steps: int = 16
+    """... or when the oldest has waited so many steps."""
+    save_wait_s: float = 0.02
+    """How long a step may be held up for a free buffer."""
+    near_deadline_s: float = 0.1
+    """How long a request waits for the last blocks of its context, which are on their way to the pool."""
+    ask_again_s: float = 0.002
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A host buffer [blocks, bytes], pinned where there is a device to copy to."""
+
+    host: torch.Tensor
+    ready: Any = None
+    """Event of the copy that uses it."""
+
+
+class Transfer:
+    """The worker's side; one per worker."""
+
+    def __init__(self, pool: Pool, options: TransferOptions) -> None:
+        self._pool = pool
+        self._options = options
+        self._layers: list[torch.Tensor] = []
+        self._lane_blocks = 0
+        self._save_lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
+        self._load_lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-save")
+        self._readers = ThreadPoolExecutor(options.load_threads, thread_name_prefix="seer-kv-read")
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-load")
+        self._lock = threading.Lock()
+        self._loaded: set[str] = set()
+        self._failed: set[int] = set()
+        self._counts: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._device = torch.device("cpu")
+        self._streams: tuple[Any, Any] | None = None
+
+    def use(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
+        """Take KV memory, one tensor per layer, blocks first."""
+        self._layers = [_block_bytes_view(cache, num_blocks) for cache in caches]
+        self._device = self._layers[0].device
+        self.block_bytes = sum(layer.shape[1] for layer in self._layers)
+        if self._device.type == "cuda":
+            cuda: Any = torch.cuda  # untyped
+            self._streams = (cuda.Stream(self._device), cuda.Stream(self._device))
+        lane_bytes = self._options.lane_bytes if self._device.type == "cuda" else self._options.lane_bytes // 8
+        self._lane_blocks = max(1, lane_bytes // self.block_bytes)
+        num_readers = self._options.load_threads if self._device.type == "cuda" else 1
+        for lanes, count in ((self._save_lanes, self._options.num_save_lanes), (self._load_lanes, num_readers)):
+            for _ in range(count):
+                lanes.put(self._new_lane())
+
+    # Saving
+
+    def save(self, jobs: Sequence[SaveJob], frees: Sequence[str]) -> None:
+        """Read blocks out of KV memory; they reach the pool soon."""
+        if jobs:
+            began_s = time.perf_counter()
+            blocks = [block for job in jobs for block in job.blocks]
+            owners = [(job.request, key) for job in jobs for key in job.keys]
+            for start in range(0, len(blocks), self._lane_blocks):
+                part = slice(start, start + self._lane_blocks)
+                self._save_part(blocks[part], owners[part])
+            self._seconds["save_s"] += time.perf_counter() - began_s
+        if frees:
+            self._saver.submit(self._free, list(frees))
+
+    def _save_part(self, blocks: list[int], owners: list[tuple[str, bytes]]) -> None:
+        try:
+            lane = self._save_lanes.get(timeout=self._options.save_wait_s)
+        except queue.Empty:
+            self._counts["dropped_blocks"] += len(blocks)
+            return
+        host = lane.host[: len(blocks)]
+        index = torch.tensor(blocks, dtype=torch.int64)
+        if self._streams is None:
+            self._gather(index, host)
+        else:
+            index = index.pin_memory().to(self._device, non_blocking=True)
+            gathered = torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1)
+            copying = self._streams[0]
+            copying.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(copying):
+                host.copy_(gathered, non_blocking=True)
+                lane.ready = copying.record_event()
+            gathered.record_stream(copying)
+        self._saver.submit(self._put, lane, owners)
+
+    def _gather(self, index: torch.Tensor, host: torch.Tensor) -> None:
+        start = 0
+        for layer in self._layers:
+            end = start + layer.shape[1]
+            host[:, start:end] = layer.index_select(0, index)
+            start = end
+
+    def _put(self, lane: _Lane, owners: Sequence[tuple[str, bytes]]) -> None:
+        """In the saver's thread: hand a lane's blocks to the pool, request by request."""
+        try:
+            if lane.ready is not None:
+                lane.ready.synchronize()
+            rows = lane.host.numpy()
+            start = 0
+            while start < len(owners):
+                end = start + 1
+                while end < len(owners) and owners[end][0] == owners[start][0]:
+                    end += 1
+                held = self._pool.put_now(
+                    [key for _, key in owners[start:end]], list(rows[start:end]), owners[start][0]
+                )
+                self._counts["saved_blocks"] += sum(held)
+                self._counts["refused_blocks"] += len(held) - sum(held)
+                start = end
+        except Exception:  # the edge: a pool that breaks must not take the engine with it
+            self._counts["save_errors"] += 1
+        finally:
+            self._save_lanes.put(lane)
+
+    def _free(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._pool.free(request)
+
+    def settle(self) -> None:
+        """Wait for the saver."""
+        self._saver.submit(lambda: None).result()
+
+    # Loading
+
+    def load(self, jobs: Sequence[LoadJob]) -> None:
+        """Fill blocks from the pool; those that may take their time are filled in a thread."""
+        now = [job for job in jobs if not job.is_async]
+        later = [job for job in jobs if job.is_async]
+        if now:
+            began_s = time.perf_counter()
+            self._fill(now)
+            self._seconds["load_s"] += time.perf_counter() - began_s
+        if later:
+            launched = None
+            if self._streams is not None:
+                # Steps already launched may still write to the blocks for whom they were before.
+                launched = torch.cuda.current_stream(self._device).record_event()
+            self._loader.submit(self._fill_aside, later, launched)
+
+    def _fill_aside(self, jobs: Sequence[LoadJob], launched: Any) -> None:
+        began_s = time.perf_counter()
+        try:
+            with contextlib.ExitStack() as on_stream:
+                if self._streams is not None:
+                    torch.cuda.set_device(self._device)
+                    self._streams[1].wait_event(launched)
+                    on_stream.enter_context(torch.cuda.stream(self._streams[1]))
+                self._fill(jobs)
+                if self._streams is not None:
+                    self._streams[1].synchronize()
+        except Exception:  # the edge: what cannot be loaded is computed
+            with self._lock:
+                self._failed.update(block for job in jobs for block in job.blocks)
+        with self._lock:
+            self._loaded.update(job.request_id for job in jobs)
+            self._seconds["load_s"] += time.perf_counter() - began_s
+
+    def _fill(self, jobs: Sequence[LoadJob]) -> None:
+        blocks = [block for job in jobs for block in job.blocks]
+        keys = [key for job in jobs for key in job.keys]
+        reading: deque[tuple[list[int], Future[tuple[_Lane, list[bool]]]]] = deque()
+        for start in range(0, len(blocks), self._lane_blocks):
+            part = slice(start, start + self._lane_blocks)
+            if reading and self._load_lanes.empty():
+                self._scatter(*reading.popleft())
+            lane = self._load_lanes.get()  # in order and here: a reader that waited could wait for one behind it
+            reading.append((blocks[part], self._readers.submit(self._read, lane, keys[part])))
+        for read in reading:
+            self._scatter(*read)
+
+    def _read(self, lane: _Lane, keys: list[bytes]) -> tuple[_Lane, list[bool]]:
+        """In a reader's thread: fill a lane from the pool."""
+        if lane.ready is not None:
+            lane.ready.synchronize()
+            lane.ready = None
+        rows = lane.host.numpy()
+        try:
+            return lane, self._pool.get_now(keys, list(rows[: len(keys)]))
+        except Exception:  # the edge: a pool that breaks is a miss
+            return lane, [False] * len(keys)
+
+    def _scatter(self, blocks: list[int], read: Future[tuple[_Lane, list[bool]]]) -> None:
+        lane, found = read.result()
+        self._counts["loaded_blocks"] += sum(found)
+        if not all(found):
+            self._counts["missed_blocks"] += len(found) - sum(found)
+            with self._lock:
+                self._failed.update(block for block, hit in zip(blocks, found, strict=True) if not hit)
+        # Blocks that were missed get arbitrary bytes and are computed before anyone reads them.
+        index = torch.tensor(blocks, dtype=torch.int64)
+        rows = lane.host[: len(blocks)]
+        if self._streams is not None:
+            index = index.pin_memory().to(self._device, non_blocking=True)
+            rows = rows.to(self._device, non_blocking=True)
+            lane.ready = torch.cuda.current_stream(self._device).record_event()
+        start = 0
+        for layer in self._layers:
+            end = start + layer.shape[1]
+            layer.index_copy_(0, index, rows[:, start:end])
+            start = end
+        self._load_lanes.put(lane)
+
+    # What vLLM asks
+
+    def take_loaded(self) -> set[str]:
+        """Requests whose asynchronous loads are complete."""
+        if not self._loaded:
+            return set()
+        with self._lock:
+            loaded, self._loaded = self._loaded, set()
+        return loaded
+
+    def take_failed(self) -> set[int]:
+        """Blocks that could not be loaded."""
+        if not self._failed:
+            return set()
+        with self._lock:
+            failed, self._failed = self._failed, set()
+        return failed
+
+    def counts(self) -> dict[str, float]:
+        """Blocks moved, missed and dropped; seconds the worker spent on it."""
+        return {**self._counts, **self._seconds}
+
+    def close(self) -> None:
+        """Finish the saves that were read; drop the rest."""
+        self._loader.shutdown(wait=True, cancel_futures=True)
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._saver.shutdown(wait=True)
+
+    def _new_lane(self) -> _Lane:
+        shape = (self._lane_blocks, self.block_bytes)
+        return _Lane(torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda"))
+
+
+def _block_bytes_view(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """KV memory of a layer as [block, byte], sharing it; whatever the order of heads and tokens inside a block.
+
+    A block of the scheduler may be several of the attention kernel's, one behind the other.
+    """
+    inner = sorted(zip(cache.stride()[1:], cache.shape[1:], strict=True))
+    dense = 1
+    for stride, size in inner:
+        if size > 1 and stride != dense:
+            raise ConfigError(
+                f"KV memory of shape {list(cache.shape)} and strides {list(cache.stride())} is not blocked"
+            )
+        dense *= size
+    pieces, rest = divmod(cache.shape[0], num_blocks)
+    if rest or not pieces or (pieces > 1 and cache.stride(0) != dense):
+        raise ConfigError(f"KV memory of shape {list(cache.shape)} does not hold {num_blocks} blocks, blocks first")
+    flat = torch.as_strided(cache, (num_blocks, pieces * dense), (pieces * cache.stride(0), 1))
+    return flat.view(torch.uint8)

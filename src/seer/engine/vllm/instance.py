@@ -1,0 +1,409 @@
+"""One vLLM engine as an instance: chunks in, tokens out, in the event loop's thread.
+
+The engine is a process of its own that `AsyncLLM` starts and talks to. Each chunk is one request to it and
+one task here, which turns vLLM's outputs into ours.
+
+Waits for                                    unblocked by
+  the engine's start                           the engine, or its death
+  the next output of a chunk (its task)        the engine, `abort`, its death (`EngineDeadError`)
+  an aborted chunk's last output               the engine, ABORT_DEADLINE_S
+  weights, pause, resume                       the engine; whoever hosts the instance keeps the deadline
+
+Invariants
+  1. `submit` refuses whatever can be known to fail, so a chunk taken always ends.
+  2. Every request carries its epoch and the weights' identity: vLLM's own prefix cache (by `cache_salt`) and the
+     pool (by key) tell epochs apart without being told when they change.
+  3. When the engine process dies, every chunk in hand ends as FAILED and nothing is taken any more; `on_death`,
+     where given, is called first, and may end this process instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.host.parcel import pack
+from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
+from seer.engine.vllm.folder import read_folder, weights_identity
+from seer.engine.vllm.settings import (
+    CPU_BLOCK_TOKENS,
+    CPU_VALUE_BYTES,
+    DEFAULT_CPU_KV_BYTES,
+    ENVIRONMENT,
+    VllmSettings,
+    engine_arguments,
+)
+from seer.engine.vllm.telemetry import StepCounts, stat_logger
+from seer.engine.vllm.version import require_vllm
+from seer.errors import InputError, InstanceError, Overloaded
+from seer.types import Chunk, ChunkEnd, ChunkOutput
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+log = logging.getLogger(__name__)
+
+ABORT_DEADLINE_S = 5.0
+MakeEngine = Callable[[dict[str, Any], StepCounts], AsyncLLM]
+
+
+def start_engine(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
+    """A new engine process, ready to serve; blocks for as long as it takes."""
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(counts)])
+
+
+@dataclass(slots=True)
+class _Active:
+    chunk: Chunk
+    name: str
+    """What vLLM calls it."""
+    task: asyncio.Task[None] | None = None
+    num_reported: int = 0
+    is_aborted: bool = False
+    is_begun: bool = False
+
+
+class VllmInstance:
+    """One vLLM engine. Implements `seer.engine.base.Instance`."""
+
+    def __init__(
+        self,
+        id: int,
+        settings: VllmSettings,
+        *,
+        epoch: int = 0,
+        max_waiting: int = 1024,
+        on_death: Callable[[str], None] | None = None,
+        make_engine: MakeEngine = start_engine,
+    ) -> None:
+        require_vllm()
+        self._id = id
+        self.folder = read_folder(Path(settings.model_dir))
+        self._settings = self._fit(settings)
+        self._epoch, self._max_waiting = epoch, max_waiting
+        self._on_death, self._make_engine = on_death, make_engine
+        self._limits: InstanceLimits | None = None
+        self._llm: AsyncLLM | None = None
+        self._sink: OutputSink | None = None
+        self._active: dict[int, _Active] = {}
+        self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this engine has computed
+        self._identity = ""
+        self._is_closed = False
+        self._run, self._drafts = "", "none"
+        self._side: set[asyncio.Task[None]] = set()
+        self.counts = StepCounts()
+        self.num_recomputed_tokens = 0
+        """Of contexts that had been computed before, elsewhere or here, and were computed again."""
+
+    # The protocol
+
+    @property
+    def id(self) -> int:
+        """Dense and unique within a rollout."""
+        return self._id
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """What it can hold; known once it has started."""
+        assert self._limits is not None, f"instance {self._id} has not started"
+        return self._limits
+
+    async def start(self, sink: OutputSink) -> None:
+        """Start the engine process and wait until it serves."""
+        assert self._llm is None, f"instance {self._id} is started twice"
+        self._sink = sink
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self._identity = await asyncio.to_thread(self._identify, self.folder.path)
+        arguments = engine_arguments(self._settings, self._identity)
+        self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
+        await llm.collective_rpc("seer_follow", args=(os.getpid(),))
+        cache = llm.vllm_config.cache_config
+        assert cache.num_gpu_blocks, "a started engine knows its KV blocks"
+        self._limits = InstanceLimits(
+            kv_blocks=cache.num_gpu_blocks - 1,  # vLLM keeps one for itself
+            block_tokens=cache.block_size,
+            max_running=self._settings.max_running,
+            max_context_tokens=self._settings.max_context_tokens,
+        )
+        await self._warm_up(llm)
+
+    async def _warm_up(self, llm: AsyncLLM) -> None:
+        """One token, so that what vLLM puts off until its first request is not put off until ours."""
+        params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True, logprobs=0)
+        async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{self._id}"):
+            pass
+
+    def submit(self, chunk: Chunk) -> None:
+        """Take a chunk in hand; refuses what it could not finish."""
+        self._refuse(chunk)
+        active = _Active(chunk, f"{chunk.request}.{chunk.attempt}")
+        self._active[chunk.request] = active
+        active.task = asyncio.create_task(self._generate(active))
+
+    def abort(self, request: int) -> None:
+        """End a request's chunk; what was generated is reported first."""
+        active = self._active.get(request)
+        if active is None or active.is_aborted:
+            return
+        active.is_aborted = True
+        if active.is_begun:
+            self._aside(self._abort(active))
+
+    def view(self) -> InstanceView:
+        """As of the newest step."""
+        counts = self.counts
+        blocks = self._limits.kv_blocks if self._limits is not None else 0
+        return InstanceView(
+            num_running=min(counts.num_running, len(self._active)),
+            num_waiting=max(0, len(self._active) - counts.num_running),
+            used_kv_blocks=round(counts.kv_usage * blocks),
+            num_preemptions=counts.num_preemptions,
+            num_steps=counts.num_steps,
+            num_drafted=counts.num_drafted,
+            num_accepted=counts.num_accepted,
+            epoch=self._epoch,
+        )
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """Full blocks of what this engine has computed of the request; it may have dropped some since."""
+        known = min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
+        return known - known % self.limits.block_tokens
+
+    async def update_weights(self, weights: Weights, epoch: int) -> None:
+        """Replace the weights in place; what was cached under the old ones can not be found any more."""
+        if self._active:
+            raise InstanceError(
+                f"instance {self._id} has {len(self._active)} chunks in hand, so its weights cannot change",
+                hint="wait for them or abort them",
+            )
+        if epoch <= self._epoch:
+            raise InstanceError(f"epoch {epoch} is not newer than epoch {self._epoch}")
+        llm = self._started()
+        parcel = pack(weights)
+        try:
+            identity = await asyncio.to_thread(self._identify, parcel.path)
+            await llm.collective_rpc("seer_load_weights", args=(str(parcel.path),))
+        finally:
+            parcel.discard()
+        # From here on requests carry the new epoch and identity; resetting only makes room.
+        self._epoch, self._identity = epoch, identity
+        self._known_tokens.clear()
+        await llm.reset_prefix_cache()
+
+    async def pause(self) -> None:
+        """Stop stepping; chunks stay where they are."""
+        await self._started().pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Step again."""
+        await self._started().resume_generation()
+
+    async def close(self) -> None:
+        """End what is in hand, then the engine process."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        tasks = list(self._side)
+        for active in list(self._active.values()):
+            self._end(active, ChunkEnd.ABORTED)
+            if active.task is not None:
+                active.task.cancel()
+                tasks.append(active.task)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown)
+
+    # Beyond the protocol
+
+    async def begin_run(self, run: str, drafts: str, epoch: int) -> None:
+        """Draft as this run asks; the scheduler learns of it with the run's first request."""
+        self._run, self._drafts = run, drafts if self._settings.speculation is not None else "none"
+
+    async def pool_counts(self) -> dict[str, float]:
+        """What the connector has moved and failed to move."""
+        (counts,) = await self._started().collective_rpc("seer_pool_counts")
+        return dict(counts)
+
+    async def settle_saves(self) -> None:
+        """Wait until the blocks of every finished chunk have reached the pool."""
+        await self._started().collective_rpc("seer_settle_saves")
+
+    # Chunks
+
+    def _refuse(self, chunk: Chunk) -> None:
+        who = f"instance {self._id}"
+        if self._llm is None or self._is_closed:
+            raise InstanceError(f"{who} is not running")
+        if chunk.prompt is None:
+            raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
+        if chunk.epoch != self._epoch:
+            raise InstanceError(f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {self._epoch}")
+        if chunk.request in self._active:
+            raise InstanceError(f"request {chunk.request} is already in hand on {who}")
+        if chunk.sampling.min_p > 0 and self._settings.speculation is not None:
+            raise InstanceError("vLLM cannot verify drafts with min_p", hint="set speculation off, or min_p=0")
+        self._refuse_size(chunk)
+        vocab = self.folder.vocab_size
+        if not all(0 <= token < vocab for token in chunk.prompt):
+            raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab - 1}")
+
+    def _refuse_size(self, chunk: Chunk) -> None:
+        limits = self.limits
+        end_tokens = chunk.num_context_tokens + chunk.max_tokens
+        if end_tokens > limits.max_context_tokens:
+            raise InstanceError(
+                f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_context_tokens} at most",
+                hint="lower max_tokens or use shorter prompts",
+            )
+        if limits.blocks(end_tokens) > limits.kv_blocks:
+            raise Overloaded(
+                f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
+                hint="give the instance more KV memory or use smaller chunks",
+            )
+        if len(self._active) >= limits.max_running + self._max_waiting:
+            raise Overloaded(f"instance {self._id} already holds {len(self._active)} chunks")
+
+    async def _generate(self, active: _Active) -> None:
+        """Follow one chunk from vLLM's first output to its last."""
+        if active.is_aborted:
+            self._end(active, ChunkEnd.ABORTED)
+            return
+        active.is_begun = True
+        chunk = active.chunk
+        facts = request_facts(chunk, self._identity, self._run, self._drafts)
+        prompt: Any = {
+            "prompt_token_ids": chunk.token_ids(),
+            "cache_salt": f"{self._epoch}/{self._identity}",
+        }
+        params = sampling_params(chunk, self.folder.eos_token_ids, facts)
+        try:
+            async for output in self._started().generate(prompt, params, active.name):
+                self._take(active, output)
+        except EngineDeadError as error:
+            self._die(str(error) or "the engine process is dead")
+        except asyncio.CancelledError:
+            self._end(active, ChunkEnd.ABORTED)
+            raise
+        except Exception as error:  # the edge: whatever broke, the chunk must end
+            log.exception("instance %d: request %d failed", self._id, chunk.request)
+            self._end(active, ChunkEnd.FAILED, error=f"{type(error).__name__}: {error}")
+
+    def _take(self, active: _Active, output: RequestOutput) -> None:
+        chunk, (completion,) = active.chunk, output.outputs
+        span = token_span(chunk, active.num_reported, completion)
+        end, stop, error = chunk_end(completion)
+        if not active.num_reported and span is not None:
+            self._begin_decoding(chunk, output.num_cached_tokens or 0)
+        num_tokens = len(span.ids) if span is not None else 0
+        active.num_reported += num_tokens
+        self._known_tokens[chunk.request] = chunk.num_context_tokens + active.num_reported - 1
+        if end is not None:
+            self._active.pop(chunk.request, None)
+        elif not num_tokens:
+            return
+        assert self._sink is not None, "outputs come after start"
+        self._sink(
+            ChunkOutput(chunk.request, chunk.attempt, self._id, num_tokens, span, end, error=error, stop_token=stop)
+        )
+
+    def _begin_decoding(self, chunk: Chunk, num_cached: int) -> None:
+        """The first token is there, so its context was computed or found."""
+        if chunk.num_generated_tokens:
+            # All but the last token had been computed when its token was drawn.
+            self.num_recomputed_tokens += max(0, chunk.num_context_tokens - 1 - num_cached)
+
+    def _end(self, active: _Active, end: ChunkEnd, *, error: str | None = None) -> None:
+        if self._active.pop(active.chunk.request, None) is None:
+            return
+        assert self._sink is not None, "chunks come after start"
+        self._sink(ChunkOutput(active.chunk.request, active.chunk.attempt, self._id, 0, end=end, error=error))
+
+    async def _abort(self, active: _Active) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._started().abort(active.name)
+        assert active.task is not None, "a chunk that has begun has a task"
+        # vLLM may not have heard of it yet when the abort came; then nothing ends it but us.
+        done, _ = await asyncio.wait([active.task], timeout=ABORT_DEADLINE_S)
+        if not done:
+            active.task.cancel()
+
+    def _die(self, reason: str) -> None:
+        if self._is_closed:
+            return
+        if self._on_death is not None:
+            self._on_death(reason)
+        self._is_closed = True
+        for active in list(self._active.values()):
+            self._end(active, ChunkEnd.FAILED, error=f"instance {self._id} was lost: {reason}")
+
+    # Set-up
+
+    def _fit(self, settings: VllmSettings) -> VllmSettings:
+        """Leave room behind the longest context for the drafts of its last step."""
+        speculation = settings.speculation
+        lookahead = speculation.max_draft_tokens + 1 if speculation is not None else 0
+        most = self.folder.max_context_tokens - lookahead
+        fitting = replace(settings, max_context_tokens=min(settings.max_context_tokens, most))
+        if settings.device == "cpu":
+            # vLLM would take a share of all memory: say how much, and by the number of blocks where one is given.
+            tokens = settings.block_tokens or CPU_BLOCK_TOKENS
+            block_bytes = self.folder.block_bytes(tokens, CPU_VALUE_BYTES.get(settings.dtype, 4))
+            blocks = settings.kv_blocks or (settings.kv_memory_bytes or DEFAULT_CPU_KV_BYTES) // block_bytes
+            fitting = replace(
+                fitting, block_tokens=tokens, kv_blocks=blocks, kv_memory_bytes=(blocks + 1) * block_bytes
+            )
+        return fitting
+
+    def _identify(self, weights: Path) -> str:
+        """Name the weights, refusing those that are not this model's."""
+        if self._settings.engine.get("load_format") == "dummy":
+            return weights_identity(self.folder.path, None)
+        from seer.engine.local.weights import open_weights
+
+        tensors = open_weights(weights)
+        if weights != self.folder.path:
+            self._refuse_other_weights(open_weights(self.folder.path), tensors)
+        return weights_identity(self.folder.path, tensors)
+
+    def _refuse_other_weights(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Weights in place must have every tensor of the first ones: vLLM would keep the old ones silently."""
+        spare = {"lm_head.weight"} if self.folder.tied_head else set()
+        missing = sorted(set(known) - set(given) - spare)
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise InputError(f"the weights lack {missing[0]}{more}")
+        for name in set(known) - spare:
+            if _shape(given, name) != _shape(known, name):
+                raise InputError(
+                    f"{name} has shape {list(_shape(given, name))}, the model's {list(_shape(known, name))}"
+                )
+
+    def _started(self) -> AsyncLLM:
+        if self._llm is None:
+            raise InstanceError(f"instance {self._id} is not running", hint="await start() first")
+        return self._llm
+
+    def _aside(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._side.add(task)
+        task.add_done_callback(self._side.discard)
+
+
+def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    # Of files only the headers are read: there may be many gigabytes behind them.
+    own = getattr(tensors, "shape", None)
+    return own(name) if own is not None else tuple(tensors[name].shape)

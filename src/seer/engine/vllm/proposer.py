@@ -1,0 +1,53 @@
+"""What vLLM needs beside our scheduler to verify drafts: a proposer that proposes nothing, and a kernel that is right.
+
+Drafts are made in the scheduler (scheduler.py); vLLM's `custom_class` wants a proposer in the worker, and the
+first one made there is also the moment to put things right on a CPU: vLLM 0.22 to 0.32 expands sampling
+parameters there with a kernel that writes its answer to a copy, so that drafts of sampled requests are verified
+under arbitrary temperatures. Its kernel registry is public; we register one that writes where it should.
+tests/unit/engine/test_vllm_kernel.py shows the difference, and tests/integration/test_vllm_migration.py its effect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+EXPAND_KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
+
+
+class StubProposer:
+    """Implements what vLLM asks of a `custom_class` proposer."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            from vllm.triton_utils.dispatcher import register_kernels
+
+            register_kernels({EXPAND_KERNEL: expand})
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """There is no model."""
+
+    def propose(self, sampled_token_ids: list[list[int]], *_: Any, **__: Any) -> list[list[int]]:
+        """Nothing: the scheduler drafts."""
+        return [[] for _ in sampled_token_ids]
+
+
+def expand(  # noqa: PLR0917 - the kernel's own arguments
+    output: torch.Tensor,
+    input_val: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int | None = None,  # noqa: N803 - the kernel's own name for it
+) -> None:
+    """Repeat each request's value for each of its draft tokens, replacing one value by another."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = input_val.masked_fill(input_val == replace_from, replace_to)
+    expanded = values.repeat_interleave(counts)
+    output[: len(expanded)].copy_(expanded)

@@ -1,0 +1,83 @@
+"""vLLM's scheduler with drafts of ours: after each step it replaces what the worker proposed by grouped drafts.
+
+Used only where speculation is asked for. Everything else is vLLM's own; what is overridden here has the same
+signature from 0.26 to 0.32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
+
+from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.step_drafting import StepDrafting
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+HOST_STATS = "seer"
+"""Key of our numbers in `SchedulerStats.kv_connector_stats`, the one field of it that takes any."""
+
+
+class SeerScheduler(Scheduler):
+    """Drafts in the scheduler's process, where requests, groups and batch size are known."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        speculative = self.vllm_config.speculative_config
+        assert speculative is not None, "this scheduler is chosen together with a speculative_config"
+        additional: Any = self.vllm_config.additional_config
+        own = additional["seer"]
+        self._seer = StepDrafting(
+            max_tokens=speculative.num_speculative_tokens,
+            max_model_tokens=self.vllm_config.model_config.max_model_len,
+            padding=own["padding"],
+            servers=own["servers"],
+            fixed_tokens=own["fixed_tokens"],
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Also follow it."""
+        super().add_request(request)
+        params = request.sampling_params
+        facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
+        if facts is not None:
+            self._seer.follow(request, facts)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Also note when the step began."""
+        self._seer.begin_step()
+        return super().schedule(*args, **kwargs)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Also learn what was said."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if scheduler_output.num_scheduled_tokens:
+            self._seer.end_step(scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens)
+        return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Draft here, whatever the worker proposed."""
+        keys = draft_token_ids.req_ids
+        super().update_draft_token_ids(DraftTokenIds(keys, self._seer.draft(keys)))
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Also say what drafting cost this process."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            own = {"host_s": self._seer.host_s, "num_filled": self._seer.num_filled}
+            stats.kv_connector_stats = (stats.kv_connector_stats or {}) | {HOST_STATS: own}
+        return stats
+
+    def shutdown(self) -> None:
+        """Also stop the draft client."""
+        self._seer.close()
+        super().shutdown()

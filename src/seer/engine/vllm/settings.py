@@ -1,0 +1,138 @@
+"""How a vLLM instance is set up: our settings, and the engine arguments they become.
+
+Plain values: they travel to child processes, and `engine_arguments` can be read without vLLM.
+
+Invariants
+  1. Without speculation vLLM runs as it would alone: its own scheduler, runner and asynchronous scheduling.
+  2. Log-probabilities are those of the distribution a token was drawn from.
+  3. Every engine of a fleet hashes blocks alike: PYTHONHASHSEED is fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from seer.errors import ConfigError
+
+Padding = Literal["none", "drafted", "always"]
+CPU_BLOCK_STEP = 32
+"""vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
+CPU_BLOCK_TOKENS = 128
+
+CPU_VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2}
+"""Of a value in the KV memory, where it is not 4."""
+DEFAULT_CPU_KV_BYTES = 1 << 30
+
+CPU_ARGUMENTS: dict[str, Any] = {
+    "gpu_memory_utilization": 0.02,  # on a CPU the share of memory that must be free; KV memory is given in bytes
+    "enforce_eager": True,  # compiling takes longer than most runs on a CPU
+}
+
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "8",  # it needs 4; a host is given 10
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # who starts an instance also says on which cores it runs
+}
+"""Set, where the user has not, before an engine process starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Grouped drafts inside the engine; None of it runs when it is not asked for."""
+
+    max_draft_tokens: int = 8
+    """Most draft tokens per request and step: vLLM reserves lookahead slots and captures graphs for this many."""
+    padding: Padding = "none"
+    """Fill drafts up to `max_draft_tokens` so that all rows are alike and full CUDA graphs apply: in steps that draft
+    anything, or in all steps."""
+    servers: tuple[str, ...] = ()
+    """Draft servers; without any, drafts come from what this instance has seen."""
+    fixed_tokens: int | None = None
+    """Draft this many tokens always, instead of what the measured budget says; for measurements."""
+
+    def __post_init__(self) -> None:
+        """vLLM verifies at most 128 tokens of a request in a step."""
+        if not 1 <= self.max_draft_tokens <= 128:
+            raise ConfigError(f"max_draft_tokens={self.max_draft_tokens}", hint="1 to 128")
+        if self.padding not in ("none", "drafted", "always"):
+            raise ConfigError(f"padding={self.padding!r}", hint="none, drafted or always")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """One instance of vLLM."""
+
+    model_dir: str
+    max_running: int = 64
+    max_context_tokens: int
+    block_tokens: int | None = None
+    """None leaves it to vLLM."""
+    kv_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    stream_tokens: int = 16
+    """Tokens of a request between two outputs."""
+    speculation: Speculation | None = None
+    pool: dict[str, Any] | None = None
+    """`backend` (local or mooncake) and that pool's settings."""
+    pool_options: dict[str, Any] = field(default_factory=dict)
+    """Of the connector: see `connector_worker.TransferOptions`."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further engine arguments, handed to vLLM as they are."""
+
+
+def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `AsyncEngineArgs`."""
+    speculation = settings.speculation
+    lookahead = speculation.max_draft_tokens + 1 if speculation is not None else 0
+    arguments: dict[str, Any] = {
+        "model": settings.model_dir,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # sampling comes with each request; the folder's defaults must not leak in
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_context_tokens + lookahead,
+        "max_num_seqs": settings.max_running,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "stream_interval": settings.stream_tokens,
+        "disable_log_stats": True,
+        "worker_extension_cls": "seer.engine.vllm.worker.SeerWorker",
+    }
+    if settings.block_tokens is not None:
+        arguments["block_size"] = settings.block_tokens
+    if settings.kv_blocks is not None:
+        arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
+    if settings.kv_memory_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = settings.kv_memory_bytes
+    if settings.device == "cpu":
+        arguments |= CPU_ARGUMENTS
+    if speculation is not None:
+        arguments["scheduler_cls"] = "seer.engine.vllm.scheduler.SeerScheduler"
+        arguments["async_scheduling"] = False
+        arguments["speculative_config"] = {
+            "method": "custom_class",
+            "model": "seer.engine.vllm.proposer.StubProposer",
+            "num_speculative_tokens": speculation.max_draft_tokens,
+        }
+        arguments["additional_config"] = {
+            "seer": {
+                "padding": speculation.padding,
+                "servers": list(speculation.servers),
+                "fixed_tokens": speculation.fixed_tokens,
+            }
+        }
+    if settings.pool is not None:
+        arguments["kv_transfer_config"] = {
+            "kv_connector": "SeerPoolConnector",
+            "kv_connector_module_path": "seer.engine.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"pool": settings.pool, "model": identity, "options": settings.pool_options},
+        }
+    return arguments | settings.engine

@@ -1,0 +1,216 @@
+"""Drafts for the requests of one engine, step by step: learn what became final, ask the budget, draft.
+
+Synchronous and without vLLM's types in its way of working: the scheduler (scheduler.py) tells it what happened.
+vLLM verifies one linear draft per request, so only the likeliest path is drafted.
+
+Invariants
+  1. Only final tokens are learned, each once.
+  2. A draft never reaches past the end of its chunk or of the context.
+  3. Where measured steps say that drafts do not pay, none are made but for a small, regular trial.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seer.drafting.index import LINEAR
+from seer.engine.drafter import StepReport
+from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
+from seer.engine.vllm.settings import Padding
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+FILLER_TOKEN = 0
+"""Stands where a draft is shorter than the others; verified like any token, and all but always refused."""
+
+
+class StepDrafter(GroupedDrafter):
+    """`GroupedDrafter` for linear drafts, a whole step in one call."""
+
+    def observe_step(self, said: Sequence[tuple[int, int, Sequence[int], int]]) -> None:
+        """Learn (group, request, tokens, tokens before them) of every request of a step."""
+        if self.mode == "none" or not said:
+            return
+        names: list[tuple[str, str]] = []
+        counts, starts = [0], []
+        flat: list[int] = []
+        for group, request, tokens, start in said:
+            offered = self._offered.pop(request, None)
+            if offered:
+                hits = 0
+                while hits < min(len(offered), len(tokens)) and offered[hits] == tokens[hits]:
+                    hits += 1
+                self.acceptance.observe(len(offered), hits)
+            names.append((self._name(group, request), f"{self._run}/{request}"))
+            flat.extend(tokens)
+            counts.append(len(flat))
+            starts.append(start)
+        self._client.observe_batch(names, np.array(flat, np.int32), np.array(counts, np.int64), previous_counts=starts)
+
+    def draft_step(self, asks: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        """The likeliest continuation of each (group, request, most tokens)."""
+        names = [(self._name(group, request), f"{self._run}/{request}") for group, request, _ in asks]
+        batch = self._client.draft(names, [most for _, _, most in asks], options=LINEAR)
+        drafts = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
+        for (_, request, _), draft in zip(asks, drafts, strict=True):
+            self._offered[request] = draft
+        return drafts
+
+
+@dataclass(slots=True)
+class _Followed:
+    request: Request
+    group: int
+    id: int
+    num_prompt_tokens: int
+    num_known: int
+
+
+class StepDrafting:
+    """What the scheduler asks and tells; one per engine."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        max_model_tokens: int,
+        padding: Padding,
+        servers: Sequence[str],
+        fixed_tokens: int | None,
+    ) -> None:
+        self._max_tokens = max_tokens
+        self._max_model_tokens = max_model_tokens
+        self._padding = padding
+        self._fixed_tokens = fixed_tokens
+        self._drafter = StepDrafter(tuple(servers), None)
+        self._budget = self._new_budget()
+        self._followed: dict[str, _Followed] = {}
+        self._run: tuple[str, str, int] | None = None
+        self._began_s = 0.0
+        self._accepted_before = 0
+        self.host_s = 0.0
+        """Seconds that learning and drafting have taken in all."""
+        self.num_filled = 0
+        """Filler tokens among the drafts so far."""
+
+    def follow(self, request: Request, facts: dict[str, Any]) -> None:
+        """A chunk arrived; its response so far is learned."""
+        began_s = time.perf_counter()
+        self._begin_run(facts["run"], facts["drafts"], facts["epoch"])
+        self._followed = {key: one for key, one in self._followed.items() if not one.request.is_finished()}
+        prompt = facts["num_prompt_tokens"]
+        followed = _Followed(request, facts["group"], facts["request"], prompt, request.num_tokens)
+        self._followed[request.request_id] = followed
+        if request.num_tokens > prompt:
+            said = request.all_token_ids[prompt : request.num_tokens]
+            self._drafter.observe_step([(followed.group, followed.id, said, 0)])
+        self.host_s += time.perf_counter() - began_s
+
+    def begin_step(self) -> None:
+        """A step is about to be scheduled."""
+        self._began_s = time.perf_counter()
+
+    def end_step(self, scheduled: dict[str, int], num_drafted: dict[str, list[int]]) -> None:
+        """A step was computed and its tokens taken in: learn them, and what the step cost."""
+        began_s = time.perf_counter()
+        said, num_emitted, num_prefill = [], 0, 0
+        for key, rows in scheduled.items():
+            one = self._followed.get(key)
+            if one is None:
+                continue
+            if rows > 1 + len(num_drafted.get(key, ())):
+                num_prefill += rows
+            num_tokens = one.request.num_tokens
+            if num_tokens > one.num_known:
+                tokens = one.request.all_token_ids[one.num_known : num_tokens]
+                said.append((one.group, one.id, tokens, one.num_known - one.num_prompt_tokens))
+                num_emitted += num_tokens - one.num_known
+                one.num_known = num_tokens
+            if one.request.is_finished():
+                self._drafter.forget(one.id)
+                del self._followed[key]
+        self._drafter.observe_step(said)
+        drafted = sum(map(len, num_drafted.values()))
+        now_s = time.perf_counter()
+        self._budget.on_step(
+            StepReport(
+                duration_s=now_s - self._began_s,
+                num_steps=1,
+                num_running=len(scheduled),
+                num_rows=sum(scheduled.values()),
+                num_prefill_rows=num_prefill,
+                mean_context_tokens=0,
+                num_emitted=num_emitted,
+                num_drafted=drafted,
+                num_accepted=max(0, num_emitted - len(said)),
+            )
+        )
+        self.host_s += now_s - began_s
+
+    def draft(self, keys: Sequence[str]) -> list[list[int]]:
+        """The drafts of the next step, one per request, empty where there is nothing to verify."""
+        began_s = time.perf_counter()
+        drafts: list[list[int]] = [[] for _ in keys]
+        rows, asks = [], []
+        # Requests that ended with this step are followed no more; those that still compute their context wait.
+        decoding = {
+            row: one
+            for row, one in enumerate(map(self._followed.get, keys))
+            if one is not None and one.request.num_computed_tokens >= one.request.num_tokens - 1
+        }
+        allowed = self._allowed(len(decoding))
+        for row, one in decoding.items():
+            most = min(allowed, self._room(one))
+            if most > 0:
+                rows.append(row)
+                asks.append((one.group, one.id, most))
+        if asks:
+            for row, draft in zip(rows, self._drafter.draft_step(asks), strict=True):
+                drafts[row] = draft
+        self._pad(drafts, decoding)
+        self.host_s += time.perf_counter() - began_s
+        return drafts
+
+    def _room(self, one: _Followed) -> int:
+        """Draft tokens that could still be used: the step itself draws one more."""
+        request = one.request
+        left = (request.max_tokens or 0) - request.num_output_tokens - 1
+        return min(left, self._max_model_tokens - request.num_tokens - 1, self._max_tokens)
+
+    def _allowed(self, num_running: int) -> int:
+        if self._drafter.mode == "none" or not num_running:
+            return 0
+        if self._fixed_tokens is not None:
+            return min(self._fixed_tokens, self._max_tokens)
+        return min(self._budget(num_running, 0).max_tokens, self._max_tokens)
+
+    def _pad(self, drafts: list[list[int]], decoding: Mapping[int, _Followed]) -> None:
+        """Make all decoding rows alike, so that vLLM's full CUDA graph for 1 + K tokens applies."""
+        if self._padding == "none" or (self._padding == "drafted" and not any(drafts)):
+            return
+        longest = max((one.request.num_tokens for one in decoding.values()), default=0)
+        if longest + self._max_tokens >= self._max_model_tokens:
+            return  # a row that cannot be filled makes the others' filling useless
+        for row in decoding:
+            missing = self._max_tokens - len(drafts[row])
+            drafts[row].extend([FILLER_TOKEN] * missing)
+            self.num_filled += missing
+
+    def _begin_run(self, run: str, mode: Any, epoch: int) -> None:
+        if self._run != (run, mode, epoch):
+            self._run = (run, mode, epoch)
+            self._drafter.begin_run(run, mode, epoch)
+            self._budget = self._new_budget()
+
+    def _new_budget(self) -> MeasuredBudget:
+        return MeasuredBudget(self._drafter, only_depth=None if self._padding == "none" else self._max_tokens)
+
+    def close(self) -> None:
+        """Stop the draft client."""
+        self._drafter.close()

@@ -1,0 +1,103 @@
+"""What vLLM says of each step, added up; delivered by vLLM itself, nobody polls.
+
+`record` is called in the event loop's thread, once per step that had output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from seer.engine.drafter import StepReport
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+StepListener = Callable[[StepReport], None]
+
+
+@dataclass
+class StepCounts:
+    """The newest state and the sums since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the KV blocks that running requests hold."""
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    draft_host_s: float = 0.0
+    """Seconds the engine's process has spent on learning and drafting."""
+    on_step: StepListener | None = field(default=None, repr=False)
+    _last_s: float = 0.0
+
+    def take(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
+        """One more step."""
+        was_running = self.num_running
+        self.num_running = scheduler.num_running_reqs
+        self.num_waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
+        self.kv_usage = scheduler.kv_cache_usage
+        self.num_steps += 1
+        drafted = accepted = 0
+        own = (scheduler.kv_connector_stats or {}).get("seer")
+        if own is not None:
+            self.draft_host_s = own["host_s"]
+        if scheduler.spec_decoding_stats is not None:
+            drafted = scheduler.spec_decoding_stats.num_draft_tokens
+            accepted = scheduler.spec_decoding_stats.num_accepted_tokens
+            self.num_drafted += drafted
+            self.num_accepted += accepted
+        now_s = time.monotonic()
+        if iteration is not None:
+            self.num_preemptions += iteration.num_preempted_reqs
+            # A step after an idle time has no beginning that could be seen here; only steps in a row are timed.
+            if self.on_step is not None and was_running and iteration.num_generation_tokens:
+                emitted = iteration.num_generation_tokens
+                self.on_step(
+                    StepReport(
+                        duration_s=now_s - self._last_s,
+                        num_steps=1,
+                        num_running=was_running,
+                        num_rows=emitted - accepted + drafted + iteration.num_prompt_tokens,
+                        num_prefill_rows=iteration.num_prompt_tokens,
+                        mean_context_tokens=0,
+                        num_emitted=emitted,
+                        num_drafted=drafted,
+                        num_accepted=accepted,
+                    )
+                )
+        self._last_s = now_s
+
+
+def stat_logger(counts: StepCounts) -> Callable[[VllmConfig, int], StatLoggerBase]:
+    """A factory for `AsyncLLM(stat_loggers=[...])` that feeds `counts`."""
+
+    class Feed(StatLoggerBase):
+        """Hands vLLM's numbers on."""
+
+        def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+            """Nothing of the configuration is needed."""
+
+        def record(
+            self,
+            scheduler_stats: SchedulerStats | None,
+            iteration_stats: IterationStats | None,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+            **_: Any,
+        ) -> None:
+            """Once per step."""
+            if scheduler_stats is not None:
+                counts.take(scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self) -> None:
+            """Nothing to say."""
+
+    return Feed

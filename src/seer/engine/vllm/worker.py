@@ -1,0 +1,74 @@
+"""What the driver may ask of a worker of the engine, over vLLM's `collective_rpc`.
+
+vLLM mixes this class into its own worker class (`worker_extension_cls`), so `self` is that worker.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from pathlib import Path
+from typing import Any
+
+from seer.engine.local.weights import open_weights
+from seer.engine.vllm.leftovers import unname_segments
+
+
+class SeerWorker:
+    """Methods begin with `seer_`: they share a namespace with vLLM's worker."""
+
+    def seer_follow(self, host_pid: int) -> None:
+        """End this process when the process that started the engine is gone; leave nothing behind then."""
+        unname_segments(os.getpid())
+        host = os.pidfd_open(host_pid)
+
+        def watch() -> None:
+            poll = select.poll()
+            poll.register(host, select.POLLIN)
+            poll.poll()
+            os._exit(1)
+
+        threading.Thread(target=watch, name="seer-watch-host", daemon=True).start()
+
+    def seer_load_weights(self, source: str) -> None:
+        """Replace the weights in place by those of a folder or safetensors file."""
+        tensors = open_weights(Path(source))
+        worker: Any = self
+        worker.reload_weights(weights_iterator=((name, tensors[name]) for name in tensors))
+        _repack_head(worker.model_runner.get_model())
+
+    def seer_pool_counts(self) -> dict[str, float]:
+        """What the connector of this worker has moved so far."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        from seer.engine.vllm.connector import SeerPoolConnector
+
+        if not has_kv_transfer_group():
+            return {}
+        connector = get_kv_transfer_group()
+        return connector.counts() if isinstance(connector, SeerPoolConnector) else {}
+
+    def seer_settle_saves(self) -> None:
+        """Wait until every block handed over has reached the pool."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        from seer.engine.vllm.connector import SeerPoolConnector
+
+        if has_kv_transfer_group():
+            connector = get_kv_transfer_group()
+            if isinstance(connector, SeerPoolConnector):
+                connector.settle()
+
+
+def _repack_head(model: Any) -> None:
+    """Let the output matrix follow its weights.
+
+    On a CPU vLLM multiplies by a packed copy of it, and a reload makes that copy anew for every layer but a head
+    that is tied to the embedding: its logits would stay those of the old weights.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)

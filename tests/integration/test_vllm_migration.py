@@ -1,0 +1,303 @@
+"""Two real vLLM engines on a CPU, requests moving between them through the pool, with grouped drafts.
+
+Each pair of engines is started once per pool. Everything is compared with one uninterrupted run without drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from engines import a_chunk
+from inbox import OutputInbox
+from seer.certificate import PlainModel
+from seer.engine.local.sampling import DrawRow, processed
+from seer.engine.local.tiny import make_tiny_model
+from seer.kvpool.local import LocalPool
+from seer.kvpool.local_files import LocalPoolConfig
+from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
+from seer.types import ChunkEnd, ChunkOutput, Sampling, TokenSpan
+from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
+
+pytestmark = needs_vllm
+
+BLOCK_TOKENS = 32
+CHUNK_TOKENS = 32
+RESPONSE_TOKENS = 160
+GROUP = list(range(3, 43))
+"""The prompt: longer than a block, so that its KV moves too."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", head_dim=HEAD_DIM)
+
+
+class Pair:
+    """Two instances over two engines, and the outputs of both."""
+
+    def __init__(self, folder: Path, pool: dict[str, Any], thread: LoopThread, **options: Any) -> None:
+        from seer.engine.vllm.settings import Speculation
+
+        self.folder, self.pool, self.thread = folder, pool, thread
+        settings = {"pool": pool, "pool_options": options, "speculation": Speculation(fixed_tokens=4)}
+        self.engines = [SharedEngine(folder, thread, **settings) for _ in range(2)]
+        self.inbox = OutputInbox()
+        self.instances = [engine.instance(i) for i, engine in enumerate(self.engines)]
+        self._next = 0
+
+    async def start(self) -> None:
+        await asyncio.gather(*(instance.start(self.inbox) for instance in self.instances))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(instance.close() for instance in self.instances))
+        await asyncio.gather(*(asyncio.to_thread(engine.close) for engine in self.engines))
+
+    async def begin(self, drafts: str) -> None:
+        """A run of its own, that finds nothing in the engines' own memory."""
+        for engine, instance in zip(self.engines, self.instances, strict=True):
+            await instance.begin_run(uuid.uuid4().hex, drafts, 0)
+            assert await engine.forget()
+
+    def request(self) -> int:
+        self._next += 1
+        return self._next
+
+    async def chunk(self, instance: int, request: int, spans: tuple[TokenSpan, ...], **chunk: Any) -> list[ChunkOutput]:
+        attempt = 1 + max((o.attempt for o in self.inbox.outputs if o.request == request), default=0)
+        sampling = {"temperature": 0.0, "ignore_eos": True} | chunk.pop("sampling", {})
+        asked = a_chunk(request, [*GROUP, 60 + chunk.pop("variant", 0)], spans=spans, **chunk)
+        sampling = Sampling(max_tokens=RESPONSE_TOKENS, **sampling)
+        self.instances[instance].submit(msgspec.structs.replace(asked, attempt=attempt, sampling=sampling))
+
+        def of() -> list[ChunkOutput]:
+            return [o for o in self.inbox.outputs if (o.request, o.attempt) == (request, attempt)]
+
+        await self.inbox.until(lambda: any(o.end for o in of()))
+        return of()
+
+    async def whole(self, variant: int = 0) -> list[TokenSpan]:
+        outputs = await self.chunk(0, self.request(), (), max_tokens=RESPONSE_TOKENS, load_kv=False, variant=variant)
+        return [o.span for o in outputs if o.span]
+
+    async def moving(self, variant: int) -> list[TokenSpan]:
+        """One request, each chunk on the other instance."""
+        request, spans, at = self.request(), (), variant
+        while sum(len(span.ids) for span in spans) < RESPONSE_TOKENS:
+            outputs = await self.chunk(at % 2, request, spans, max_tokens=CHUNK_TOKENS, variant=variant)
+            spans += tuple(o.span for o in outputs if o.span)
+            at += 1
+        return list(spans)
+
+    async def counts(self, name: str) -> float:
+        return sum([(await instance.pool_counts()).get(name, 0) for instance in self.instances])
+
+
+@pytest.fixture(scope="module", params=["local", "mooncake"])
+def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
+    from seer.engine.vllm.folder import read_folder
+
+    block_bytes = read_folder(folder).block_bytes(BLOCK_TOKENS, 4)
+    thread = LoopThread()
+    if request.param == "local":
+        config = {"name": f"test-{uuid.uuid4().hex[:8]}", "block_bytes": block_bytes, "dram_bytes": 32 << 20}
+        with LocalPool(LocalPoolConfig(populate=False, **config)) as pool:
+            made = Pair(folder, {"backend": "local", "populate": False, **config}, thread)
+            yield from _running(made)
+            pool.close(remove=True)
+    else:
+        pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+        with MooncakeServers(MooncakeServersConfig(dram_bytes=64 << 20, client_ttl_s=5)) as servers:
+            config = {"owner_address": servers.owner_address, "block_bytes": block_bytes, "deadline_s": 10.0}
+            yield from _running(Pair(folder, {"backend": "mooncake", **config}, thread, load_async=True))
+    thread.close()
+
+
+def _running(pair: Pair) -> Iterator[Pair]:
+    pair.thread.run(pair.start())
+    yield pair
+    pair.thread.run(pair.close())
+
+
+def ids(spans: list[TokenSpan]) -> list[int]:
+    return [token for span in spans for token in span.ids]
+
+
+def raw(spans: list[TokenSpan]) -> list[float]:
+    return [value for span in spans for value in span.raw_logprobs or ()]
+
+
+def test_a_moving_group_with_drafts_says_what_one_uninterrupted_run_says(pair: Pair) -> None:
+    # Without noise siblings say the same, and would find each other's KV in place of their own: so four pairs, each
+    # with a last prompt token of its own, draft for each other as one group.
+    variants = [i // 2 for i in range(8)]
+
+    async def scenario() -> list[tuple[list[TokenSpan], list[TokenSpan]]]:
+        await pair.begin("grouped")
+        moved = await asyncio.gather(*(pair.moving(variant) for variant in variants))
+        num_moves = 8 * (RESPONSE_TOKENS // CHUNK_TOKENS - 1)
+        assert sum(instance.num_recomputed_tokens for instance in pair.instances) < BLOCK_TOKENS * num_moves
+        assert await pair.counts("loaded_blocks") >= num_moves // 2, "of a pair, one may find what the other loaded"
+        if pair.pool["backend"] == "local":  # Mooncake knows no pins: a sibling's end may take shared blocks away
+            assert await pair.counts("missed_blocks") == 0
+        assert sum(instance.view().num_accepted for instance in pair.instances) > 0
+        await pair.begin("none")
+        return [(moved[i], await pair.whole(variants[i])) for i in range(8)]
+
+    for moved, whole in pair.thread.run(scenario()):
+        assert ids(moved) == ids(whole)
+        assert raw(moved) == pytest.approx(raw(whole), abs=1e-5)
+
+
+def test_an_abort_in_the_middle_goes_on_elsewhere(pair: Pair) -> None:
+    async def scenario() -> tuple[list[TokenSpan], list[TokenSpan]]:
+        await pair.begin("grouped")
+        request = pair.request()
+        task = asyncio.create_task(pair.chunk(0, request, (), max_tokens=RESPONSE_TOKENS))
+        await pair.inbox.until(lambda: sum(o.num_tokens for o in pair.inbox.outputs if o.request == request) > 40)
+        pair.instances[0].abort(request)
+        first = await task
+        assert first[-1].end is ChunkEnd.ABORTED
+        spans = tuple(o.span for o in first if o.span)
+        left = RESPONSE_TOKENS - sum(len(span.ids) for span in spans)
+        second = await pair.chunk(1, request, spans, max_tokens=left)
+        await pair.begin("none")
+        return [*spans, *(o.span for o in second if o.span)], await pair.whole()
+
+    moved, whole = pair.thread.run(scenario())
+    assert ids(moved) == ids(whole)
+
+
+def test_stop_tokens_min_tokens_and_limits_are_counted_over_chunks(pair: Pair) -> None:
+    async def scenario() -> None:
+        await pair.begin("grouped")
+        free = ids(await pair.whole())
+        stop = free[45]
+        first_at = free.index(stop)
+        sampling = {"stop_token_ids": (stop,), "min_tokens": first_at + 2}
+        request, spans, outputs = pair.request(), (), []
+        at = 0
+        while not outputs or outputs[-1].end is ChunkEnd.LIMIT:
+            outputs = await pair.chunk(at % 2, request, spans, max_tokens=20, sampling=sampling)
+            spans += tuple(o.span for o in outputs if o.span)
+            at += 1
+            if sum(len(span.ids) for span in spans) >= RESPONSE_TOKENS:
+                break
+        said = ids(list(spans))
+        assert stop not in said[: first_at + 2], "a stop token before min_tokens"
+        assert said[:first_at] == free[:first_at]
+        if stop in said:
+            assert said.index(stop) == len(said) - 1
+            assert (outputs[-1].end, outputs[-1].stop_token) == (ChunkEnd.STOP, stop)
+
+    pair.thread.run(scenario())
+
+
+def test_blocks_that_were_damaged_are_computed_again(pair: Pair) -> None:
+    if pair.pool["backend"] != "local":
+        pytest.skip("Mooncake's memory is its own")
+
+    async def scenario() -> tuple[list[TokenSpan], list[TokenSpan], float]:
+        await pair.begin("none")
+        before = await pair.counts("missed_blocks")
+        request = pair.request()
+        first = await pair.chunk(0, request, (), max_tokens=100)
+        await pair.instances[0].settle_saves()
+        _damage(pair.pool["name"])
+        spans = tuple(o.span for o in first if o.span)
+        second = await pair.chunk(1, request, spans, max_tokens=RESPONSE_TOKENS - 100)
+        missed = await pair.counts("missed_blocks") - before
+        await pair.begin("none")
+        return [*spans, *(o.span for o in second if o.span)], await pair.whole(), missed
+
+    moved, whole, missed = pair.thread.run(scenario())
+    assert missed > 0
+    assert ids(moved) == ids(whole)
+
+
+def _damage(name: str) -> None:
+    """Flip a bit in every page of the blocks of a pool."""
+    with LocalPool.attach(name, keeper=False) as pool:
+        regions = pool._open_arena().regions()
+        with open(pool._files.arena, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            start, size = regions["data"]
+            for offset in range(start, start + size, 4096):
+                memory[offset + 7] ^= 1
+
+
+# Sampled tokens under drafts
+
+NUM_SAMPLES = 3000
+TEMPERATURE, TOP_P = 0.5, 0.95
+
+
+def test_drafts_do_not_change_the_distribution_of_sampled_tokens(pair: Pair, folder: Path) -> None:
+    if pair.pool["backend"] != "local":
+        pytest.skip("the pool has no part in sampling")
+    counts = pair.thread.run(sampled_pairs(pair))
+    assert z_of(counts, exact_pairs(folder)) < 4.0
+    assert sum(instance.view().num_accepted for instance in pair.instances) > 0
+
+
+async def sampled_pairs(pair: Pair) -> Counter[tuple[int, ...]]:
+    """Three tokens each; the first is drawn alone, the others are drafted for."""
+    await pair.begin("grouped")
+    sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
+    lanes = asyncio.Semaphore(48)
+    said: Counter[tuple[int, ...]] = Counter()
+
+    async def one(number: int) -> None:
+        async with lanes:
+            seed = 77_000 + number
+            outputs = await pair.chunk(number % 2, pair.request(), (), max_tokens=3, sampling=sampling, seed=seed)
+            said[tuple(ids([o.span for o in outputs if o.span]))] += 1
+
+    pair.inbox.outputs.clear()
+    await asyncio.gather(*(one(number) for number in range(NUM_SAMPLES)))
+    return said
+
+
+def exact_pairs(folder: Path, least: float = 1e-3) -> dict[tuple[int, ...], float]:
+    """Probability of every likely triple, from a plain forward pass."""
+    model = PlainModel(folder)
+    sampling = Sampling(max_tokens=3, temperature=TEMPERATURE, top_p=TOP_P)
+
+    def following(context: tuple[int, ...]) -> dict[int, float]:
+        logits = model.logits([*GROUP, 60, *context], len(GROUP) + len(context))[-1]
+        shares = processed(logits, DrawRow(sampling=sampling, seed=0, position=0)).softmax(0)
+        return {int(token): float(shares[token]) for token in torch.nonzero(shares > 0).flatten()}
+
+    known: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        known = {
+            (*before, token): share * next_share
+            for before, share in known.items()
+            for token, next_share in following(before).items()
+            if share * next_share > least
+        }
+    return known
+
+
+def z_of(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
+    """How far the counts are from what is expected, in standard deviations of chi-square; the rest is one class."""
+    total = sum(counts.values())
+    frequent = {key: share for key, share in exact.items() if share * total >= 8}
+    rest = 1.0 - sum(frequent.values())
+    seen = [counts[key] for key in frequent]
+    expected = [share * total for share in frequent.values()]
+    chi = sum((s - e) ** 2 / e for s, e in zip(seen, expected, strict=True))
+    chi += (total - sum(seen) - rest * total) ** 2 / (rest * total)
+    degrees = len(frequent)
+    return (chi - degrees) / (2 * degrees) ** 0.5

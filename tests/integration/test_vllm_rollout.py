@@ -1,0 +1,198 @@
+"""Whole rollouts on hosted vLLM instances: tokens, new weights, engines and hosts that are killed.
+
+One rollout is played once, as a story; each test looks at one part of it. Tokens are compared with the embedded
+engine's, which computes the same model in another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer.engine.local.models_get import find_model
+from seer.engine.local.tiny import make_tiny_model
+from seer.errors import InputError
+from seer.metrics.events import Event, Stopped
+from vllm_engines import HEAD_DIM, needs_vllm
+
+pytestmark = needs_vllm
+
+PROMPTS = [[3 + i, 7, 11, 5 + i, 9, *range(20, 50)] for i in range(4)]
+SAMPLING = Sampling(max_tokens=96, temperature=0.0, ignore_eos=True)
+EXIT_DEADLINE_S = 30.0
+Tokens = dict[tuple[int, int], list[int]]
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below this one, as the kernel lists them."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def segments(pid: int) -> list[str]:
+    """Shared memory that the process has mapped, as the kernel shows it."""
+    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/psm_" in line]
+
+
+async def gone(pids: list[int]) -> bool:
+    """Whether all of them end within the deadline."""
+
+    def wait() -> bool:
+        for pid in pids:
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                if not select.select([handle], [], [], EXIT_DEADLINE_S)[0]:
+                    return False
+            finally:
+                os.close(handle)
+        return True
+
+    return await asyncio.to_thread(wait)
+
+
+class KillEngine:
+    """Kills the engine process below an instance's host, once, when a chunk of it ends while others run."""
+
+    def __init__(self, host: int, instance: int) -> None:
+        self._host, self._instance = host, instance
+        self.killed: int | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stopped) and event.instance == self._instance and self.killed is None:
+            (self.killed,) = (pid for pid in descendants(self._host) if "EngineCore" in _title(pid))
+            os.kill(self.killed, signal.SIGKILL)
+
+
+def _title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def tokens_of(groups: list[GroupRecord]) -> Tokens:
+    return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
+
+
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+    return [group async for group in rollout.run(PROMPTS, n=3, sampling=SAMPLING, **settings)]
+
+
+def by_the_local_engine(model: Path) -> Tokens:
+    async def scenario() -> Tokens:
+        async with Rollout(model, kv_blocks=512, speculation="off", hosting=HostOptions(pin=False)) as rollout:
+            return tokens_of(await rolled_out(rollout))
+
+    return asyncio.run(scenario())
+
+
+@dataclass
+class Story:
+    """What the rollout came to."""
+
+    model: Path
+    other: Path
+    first: list[GroupRecord] = field(default_factory=list)
+    updated: list[GroupRecord] = field(default_factory=list)
+    killed: list[GroupRecord] = field(default_factory=list)
+    num_lost: int = 0
+    segments_with_names: list[str] = field(default_factory=list)
+    engine_was_killed: bool = False
+    rest_of_the_lost_ended: bool = False
+    engine_followed_its_host: bool = False
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    home = tmp_path_factory.mktemp("rollout")
+    told = Story(
+        make_tiny_model(home / "tiny", head_dim=HEAD_DIM), make_tiny_model(home / "other", head_dim=HEAD_DIM, seed=5)
+    )
+
+    async def tell() -> None:
+        rollout = Rollout(
+            told.model,
+            engine="vllm",
+            instances=2,
+            chunk_tokens=24,
+            kv_blocks=128,
+            max_running=6,
+            pool_bytes=16 << 20,
+            hosting=HostOptions(pin=False, max_restarts=0, log_dir=home / "logs"),
+        )
+        async with rollout:
+            told.first = await rolled_out(rollout)
+            await rollout.update_weights(told.other)
+            told.updated = await rolled_out(rollout)
+            host = rollout.fleet.instances[1].pid
+            assert host is not None
+            everything = descendants(host)
+            told.segments_with_names = [line for pid in everything for line in segments(pid) if "(deleted)" not in line]
+            kill = KillEngine(host, 1)
+            told.killed = await rolled_out(rollout, events=kill)
+            told.engine_was_killed = kill.killed is not None
+            told.num_lost = rollout.fleet.num_lost
+            told.rest_of_the_lost_ended = await gone([host, *everything])
+            survivor = rollout.fleet.instances[0].pid
+            assert survivor is not None
+            engine = descendants(survivor)
+            assert engine, "the engine is a process below its host"
+            os.kill(survivor, signal.SIGKILL)
+            told.engine_followed_its_host = await gone(engine)
+
+    asyncio.run(tell())
+    return told
+
+
+def test_a_rollout_says_what_the_local_engine_says(story: Story) -> None:
+    assert tokens_of(story.first) == by_the_local_engine(story.model)
+    assert {r.epoch for g in story.first for r in g.responses} == {0}
+
+
+def test_new_weights_take_effect_in_the_next_epoch(story: Story) -> None:
+    assert tokens_of(story.updated) == by_the_local_engine(story.other)
+    assert {r.epoch for g in story.updated for r in g.responses} == {1}
+
+
+def test_requests_of_a_killed_engine_finish_elsewhere_nothing_lost_or_doubled(story: Story) -> None:
+    assert story.engine_was_killed
+    assert story.num_lost == 1
+    assert tokens_of(story.killed) == by_the_local_engine(story.other)
+
+
+def test_nothing_of_a_lost_instance_is_left(story: Story) -> None:
+    assert story.rest_of_the_lost_ended
+    assert story.segments_with_names == [], "memory with a name stays when its processes are killed"
+
+
+def test_an_engine_ends_with_its_host(story: Story) -> None:
+    assert story.engine_followed_its_host
+
+
+def test_a_real_model_says_what_the_local_engine_says() -> None:
+    try:
+        model = find_model("smollm2")
+    except InputError:
+        pytest.skip("needs `seer model get smollm2`")
+    sampling = Sampling(max_tokens=24, temperature=0.0)
+
+    async def answers(engine: str) -> list[list[int]]:
+        settings: dict[str, Any] = {"engine": engine, "max_context_tokens": 512, "max_running": 4}
+        async with Rollout(model, **settings, hosting=HostOptions(pin=False)) as rollout:
+            prompt = [{"role": "user", "content": "Count from one to ten."}]
+            return [r.token_ids async for g in rollout.run([prompt], n=2, sampling=sampling) for r in g.responses]
+
+    assert asyncio.run(answers("vllm")) == asyncio.run(answers("local"))

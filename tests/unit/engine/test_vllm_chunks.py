@@ -1,0 +1,77 @@
+"""A chunk in vLLM's words: what is counted from the response's first token and not from the chunk's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from engines import a_chunk
+from seer.types import ChunkEnd, TokenSpan
+from vllm_engines import needs_vllm
+
+pytestmark = needs_vllm
+
+SAID = (TokenSpan([7, 8, 9], [0.0] * 3, 0),)
+
+
+def params_of(chunk: Any, eos: tuple[int, ...] = (2,)) -> Any:
+    from seer.engine.vllm.chunks import sampling_params
+
+    return sampling_params(chunk, eos, {"request": chunk.request})
+
+
+def test_min_tokens_counts_what_earlier_chunks_said() -> None:
+    for spans, expected in (((), 5), (SAID, 2), (SAID * 2, 0)):
+        assert params_of(a_chunk(0, [1], max_tokens=20, spans=spans, min_tokens=5)).min_tokens == expected
+    assert params_of(a_chunk(0, [1], max_tokens=4, min_tokens=9)).min_tokens == 4, "a chunk shorter than what is left"
+
+
+def test_end_tokens_stop_unless_ignored_and_stop_tokens_always() -> None:
+    stops = {
+        ignore: set(params_of(a_chunk(0, [1], ignore_eos=ignore, stop_token_ids=(5,))).stop_token_ids)
+        for ignore in (False, True)
+    }
+    assert stops == {False: {2, 5}, True: {5}}
+
+
+def test_seeds_differ_between_chunks_and_repeat_between_runs() -> None:
+    def seed(spans: tuple[TokenSpan, ...], **changes: Any) -> int | None:
+        return params_of(a_chunk(0, [1], spans=spans, **changes)).seed
+
+    assert seed(()) == seed(())
+    assert len({seed(()), seed(SAID), seed(SAID * 2), seed((), seed=4)}) == 4
+    assert seed((), temperature=0.0) is None
+
+
+def span_of(chunk: Any) -> TokenSpan:
+    from seer.engine.vllm.chunks import token_span
+
+    entry = {3: SimpleNamespace(logprob=-1.5)}
+    span = token_span(chunk, 0, SimpleNamespace(token_ids=[3], logprobs=[entry]))  # type: ignore[arg-type]
+    assert span is not None
+    return span
+
+
+def test_the_models_own_log_probability_is_reported_where_vllm_gives_it() -> None:
+    assert span_of(a_chunk(0, [1])) == TokenSpan([3], [-1.5], 0, [-1.5])
+    assert span_of(a_chunk(0, [1], temperature=0.7)) == TokenSpan([3], [-1.5], 0, None)
+    assert span_of(a_chunk(0, [1], top_k=5)) == TokenSpan([3], [-1.5], 0, None)
+    assert span_of(a_chunk(0, [1], temperature=0.0)) == TokenSpan([3], [0.0], 0, [-1.5])
+    assert span_of(a_chunk(0, [1], min_tokens=2)).raw_logprobs is None, "stop tokens were cut from the distribution"
+
+
+def test_ends_are_told_apart() -> None:
+    from seer.engine.vllm.chunks import chunk_end
+
+    def end(reason: str | None, stop: Any = None) -> Any:
+        return chunk_end(SimpleNamespace(finish_reason=reason, stop_reason=stop))  # type: ignore[arg-type]
+
+    assert end(None) == (None, None, None)
+    assert end("stop", 5) == (ChunkEnd.STOP, 5, None)
+    assert end("length") == (ChunkEnd.LIMIT, None, None)
+    assert end("abort") == (ChunkEnd.ABORTED, None, None)
+    assert end("error")[0] is ChunkEnd.FAILED

@@ -1,0 +1,306 @@
+"""Which KV blocks the vLLM connector moves, and that their bytes arrive; without an engine."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from seer.errors import ConfigError
+from seer.kvpool.keys import KVLayout, Namespace, block_keys
+from seer.kvpool.none import NonePool
+from vllm_engines import needs_vllm
+
+pytestmark = needs_vllm
+
+BLOCK = 4
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=2, dtype="float32", block_tokens=BLOCK)
+
+
+class MemoryPool(NonePool):
+    """Holds blocks in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: dict[bytes, bytes] = {}
+        self.freed: list[str] = []
+        self.lookups = 0
+
+    def lookup_now(self, keys: Any) -> int:
+        self.lookups += 1
+        return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    def pin(self, request_id: str, keys: Any) -> int:
+        return self.lookup_now(keys)
+
+    def put_now(self, keys: Any, buffers: Any, request_id: str | None = None) -> list[bool]:
+        self.blocks.update({key: bytes(buffer) for key, buffer in zip(keys, buffers, strict=True)})
+        return [True] * len(keys)
+
+    def get_now(self, keys: Any, buffers: Any) -> list[bool]:
+        found = []
+        for key, buffer in zip(keys, buffers, strict=True):
+            found.append(key in self.blocks)
+            if key in self.blocks:
+                memoryview(buffer).cast("B")[:] = self.blocks[key]
+        return found
+
+    def free(self, request_id: str) -> int:
+        self.freed.append(request_id)
+        return 0
+
+
+@dataclass
+class ARequest:
+    """As much of vLLM's request as the plan looks at."""
+
+    request_id: str
+    tokens: list[int]
+    facts: dict[str, Any]
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    status: Any = None
+    sampling_params: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.status = RequestStatus.RUNNING
+        self.sampling_params = SimpleNamespace(extra_args={"seer": self.facts})
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
+
+
+def a_request(name: str, num_tokens: int, *, prompt: int | None = None, **facts: Any) -> ARequest:
+    known = {
+        "request": 7, "group": 0, "epoch": 0, "model": "m", "num_prompt_tokens": prompt or num_tokens,
+        "max_left": 1000, "load": True, "run": "", "drafts": "none",
+    }  # fmt: skip
+    return ARequest(name, list(range(100, 100 + num_tokens)), known | facts)
+
+
+def a_plan(pool: Any, *, drafts: int = 0, **options: Any) -> Any:
+    from seer.engine.vllm.connector_plan import Plan
+    from seer.engine.vllm.connector_transfer import TransferOptions
+
+    defaults = {"flush_blocks": 1, "flush_steps": 1, "near_deadline_s": 0.0}
+    return Plan(pool, (LAYOUT, ""), tokens_per_step=1 + drafts, options=TransferOptions(**defaults | options))
+
+
+def step(plan: Any, *, new: Any = (), cached: Any = (), resumed: Any = ()) -> Any:
+    """One step of the scheduler: `new` and `cached` are (request id, blocks it was given)."""
+    output = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=name, block_ids=(blocks,)) for name, blocks in new],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, _ in cached],
+            new_block_ids=[(blocks,) if blocks else None for _, blocks in cached],
+            resumed_req_ids=set(resumed),
+        ),
+    )
+    return plan.step(output)
+
+
+def enter(plan: Any, request: ARequest, blocks: list[int]) -> Any:
+    assert plan.matched_tokens(request, 0)[0] == 0
+    return step(plan, new=[(request.request_id, blocks)])
+
+
+def saved(*steps: Any) -> list[int]:
+    return [block for meta in steps for job in meta.saves for block in job.blocks]
+
+
+def test_blocks_are_saved_once_as_they_become_final() -> None:
+    plan, request = a_plan(MemoryPool()), a_request("a", 9)
+    steps = [enter(plan, request, [10, 11, 12])]
+    request.num_computed_tokens = 8
+    steps += [step(plan), step(plan)]
+    assert saved(*steps) == [10, 11]
+    for token in range(5):
+        request.num_computed_tokens += 1
+        request.tokens.append(token)
+        steps.append(step(plan))
+    assert saved(*steps) == [10, 11, 12]
+
+
+def test_keys_are_those_of_the_pool() -> None:
+    plan, request = a_plan(MemoryPool()), a_request("a", 14, epoch=3)
+    enter(plan, request, [1, 2, 3, 4])
+    namespace = Namespace(model="m", epoch=3, layout=LAYOUT, salt="")
+    assert plan._tracked["a"].keys == [key.tobytes() for key in block_keys(namespace, request.tokens)]
+
+
+def test_a_block_with_tokens_that_may_be_rejected_is_not_saved() -> None:
+    plan, request = a_plan(MemoryPool(), drafts=4), a_request("a", 6)
+    steps = [enter(plan, request, [10, 11, 12])]
+    # vLLM counts drafts of a step in flight as computed; the known tokens end in the middle of block 11.
+    request.num_computed_tokens = 12
+    steps += [step(plan), step(plan), step(plan)]
+    assert saved(*steps) == [10]
+
+
+def test_pending_blocks_are_dropped_with_a_preemption_and_saved_from_their_new_place() -> None:
+    from vllm.v1.request import RequestStatus
+
+    plan, request = a_plan(MemoryPool(), flush_blocks=100, flush_steps=3), a_request("a", 9)
+    enter(plan, request, [10, 11, 12])
+    request.num_computed_tokens = 8
+    steps = [step(plan)]
+    request.status, request.num_computed_tokens = RequestStatus.PREEMPTED, 0
+    steps += [step(plan) for _ in range(5)]
+    assert saved(*steps) == []
+    request.status, request.num_computed_tokens = RequestStatus.RUNNING, 8
+    steps += [step(plan, cached=[("a", [20, 21, 22])], resumed=["a"]), *(step(plan) for _ in range(5))]
+    assert saved(*steps) == [20, 21]
+
+
+def test_the_end_of_a_chunk_saves_the_rest_and_the_end_of_a_request_frees_it() -> None:
+    from vllm.v1.request import RequestStatus
+
+    pool = MemoryPool()
+    plan = a_plan(pool, flush_blocks=100, flush_steps=100)
+    chunk, over = a_request("a", 9), a_request("b", 9, request=8, max_left=3)
+    enter(plan, chunk, [10, 11, 12])
+    enter(plan, over, [20, 21, 22])
+    for request in (chunk, over):
+        request.num_computed_tokens = 12
+        request.tokens += [1, 2, 3]
+        request.num_output_tokens = 3
+        request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    plan.finish(chunk, [10, 11, 12])
+    plan.finish(over, [20, 21, 22])
+    meta = step(plan)
+    # 12 tokens are known, the last one's KV was never computed: block 12 is not final.
+    assert saved(meta) == [10, 11]
+    assert meta.frees == ["8"]
+
+
+def test_what_the_pool_holds_is_loaded_behind_what_is_computed_and_not_saved_again() -> None:
+    pool = MemoryPool()
+    plan, first = a_plan(pool), a_request("a", 13)
+    steps = [enter(plan, first, [10, 11, 12, 13])]
+    first.num_computed_tokens = 12
+    steps += [step(plan), step(plan)]
+    for job in (job for meta in steps for job in meta.saves):
+        pool.put_now(job.keys, [b"x"] * len(job.keys))
+    second = a_request("b", 13)
+    assert plan.matched_tokens(second, BLOCK) == (2 * BLOCK, False)
+    plan.load_into(second, [30, 31, 32, 33], 2 * BLOCK)
+    second.num_computed_tokens = 12
+    meta = step(plan, new=[("b", [30, 31, 32, 33])])
+    assert [job.blocks for job in meta.loads] == [[31, 32]]
+    assert saved(step(plan), step(plan)) == []
+    other_epoch = a_request("c", 13, epoch=1)
+    assert plan.matched_tokens(other_epoch, 0) == (0, False)
+
+
+def test_it_asks_again_for_the_last_blocks_of_a_context_that_was_just_left_elsewhere() -> None:
+    pool = MemoryPool()
+    plan, request = a_plan(pool, near_deadline_s=60.0, ask_again_s=0.0), a_request("a", 13, prompt=4)
+    assert plan.matched_tokens(request, BLOCK) == (None, False)
+    pool.blocks.update(dict.fromkeys(plan._tracked["a"].keys, b""))
+    assert plan.matched_tokens(request, BLOCK) == (2 * BLOCK, False)
+    fresh = a_request("b", 13, request=9, model="other")
+    assert plan.matched_tokens(fresh, 0) == (0, False), "a prompt nobody has computed is not waited for"
+
+
+# Bytes
+
+
+def kv_memory(num_blocks: int = 40, seed: int = 0) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    # Heads before tokens, as vLLM's views have them, over memory that has them the other way round.
+    made = [torch.randn((num_blocks, BLOCK, 2, 6), generator=generator).transpose(1, 2) for _ in range(3)]
+    assert not made[0].is_contiguous()
+    return made
+
+
+def a_transfer(pool: Any, caches: list[Any], num_blocks: int = 40, **options: Any) -> Any:
+    from seer.engine.vllm.connector_transfer import Transfer, TransferOptions
+
+    transfer = Transfer(pool, TransferOptions(**options))
+    transfer.use(caches, num_blocks)
+    return transfer
+
+
+def jobs(keys: list[bytes], blocks: list[int], *, is_async: bool = False) -> tuple[Any, Any]:
+    from seer.engine.vllm.connector_plan import LoadJob, SaveJob
+
+    return SaveJob("7", keys, blocks), LoadJob("b", keys, blocks, is_async)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_blocks_arrive_in_another_memory_as_they_left(is_async: bool) -> None:
+    pool, here, there = MemoryPool(), kv_memory(seed=1), kv_memory(seed=2)
+    keys = [bytes([i]) * 32 for i in range(11)]
+    # Lanes of two blocks: several parts on both ways.
+    lane_bytes = 8 * 2 * sum(layer[0].numel() * 4 for layer in here)
+    sender = a_transfer(pool, here, lane_bytes=lane_bytes, save_wait_s=10.0)
+    receiver = a_transfer(pool, there, lane_bytes=lane_bytes)
+    source, target = list(range(5, 16)), list(range(30, 19, -1))
+    sender.save([jobs(keys, source)[0]], ["7"])
+    sender.settle()
+    assert pool.freed == ["7"]
+    receiver.load([jobs(keys, target, is_async=is_async)[1]])
+    receiver.close()
+    assert receiver.take_loaded() == ({"b"} if is_async else set())
+    assert receiver.take_failed() == set()
+    for mine, theirs in zip(here, there, strict=True):
+        for a, b in zip(source, target, strict=True):
+            assert torch.equal(mine[a], theirs[b])
+    untouched = kv_memory(seed=2)
+    assert all(torch.equal(there[layer][:20], untouched[layer][:20]) for layer in range(3))
+    sender.close()
+
+
+def test_a_block_of_the_scheduler_may_be_several_of_the_kernel() -> None:
+    pool, memory = MemoryPool(), kv_memory()
+    transfer = a_transfer(pool, memory, num_blocks=20)
+    transfer.save([jobs([b"a" * 32], [3])[0]], [])
+    transfer.settle()
+    transfer.load([jobs([b"a" * 32], [9])[1]])
+    assert all(torch.equal(layer[6:8], layer[18:20]) for layer in memory)
+    transfer.close()
+    with pytest.raises(ConfigError, match="does not hold 30 blocks"):
+        a_transfer(pool, memory, num_blocks=30)
+
+
+def test_a_block_that_is_missing_is_reported_once() -> None:
+    pool, memory = MemoryPool(), kv_memory()
+    transfer = a_transfer(pool, memory)
+    keys = [b"a" * 32, b"b" * 32]
+    transfer.save([jobs(keys[:1], [3])[0]], [])
+    transfer.settle()
+    transfer.load([jobs(keys, [8, 9])[1]])
+    assert transfer.take_failed() == {9}
+    assert transfer.take_failed() == set()
+    assert torch.equal(memory[0][3], memory[0][8])
+    transfer.close()
+
+
+def test_saves_are_let_go_when_the_pool_is_too_slow() -> None:
+    release = threading.Event()
+
+    class SlowPool(MemoryPool):
+        def put_now(self, keys: Any, buffers: Any, request_id: str | None = None) -> list[bool]:
+            release.wait(30)
+            return super().put_now(keys, buffers, request_id)
+
+    transfer = a_transfer(SlowPool(), kv_memory(), num_save_lanes=1, save_wait_s=0.0)
+    transfer.save([jobs([b"a" * 32], [1])[0]], [])
+    transfer.save([jobs([b"b" * 32], [2])[0]], [])
+    assert transfer.counts()["dropped_blocks"] == 1
+    release.set()
+    transfer.settle()
+    assert transfer.counts()["saved_blocks"] == 1
+    transfer.close()

@@ -1,0 +1,147 @@
+"""Drafts of a step, without vLLM: what is learned, how long drafts are, how they are padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("seer.drafting._index", reason="needs the native draft index")
+
+from seer.engine.vllm import step_drafting
+from seer.engine.vllm.settings import Padding
+from seer.engine.vllm.step_drafting import FILLER_TOKEN, StepDrafting
+
+SAID = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@dataclass
+class ARequest:
+    """As much of vLLM's request as drafting looks at."""
+
+    request_id: str
+    all_token_ids: list[int]
+    num_prompt: int
+    max_tokens: int = 100
+    is_over: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return len(self.all_token_ids) - 1
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt
+
+    def is_finished(self) -> bool:
+        return self.is_over
+
+
+class Steps:
+    """Drives `StepDrafting` as the scheduler does."""
+
+    def __init__(
+        self, *, padding: Padding = "none", fixed_tokens: int | None = 4, max_model_tokens: int = 1000
+    ) -> None:
+        self.drafting = StepDrafting(
+            max_tokens=4, max_model_tokens=max_model_tokens, padding=padding, servers=(), fixed_tokens=fixed_tokens
+        )
+        self.requests: dict[str, ARequest] = {}
+        self._drafts: dict[str, list[int]] = {}
+
+    def add(self, number: int, said: list[int], *, drafts: str = "grouped", **changes: Any) -> ARequest:
+        request = ARequest(str(number), [1, 2, 3, *said], 3 + len(said), **changes)
+        facts = {"run": "r", "drafts": drafts, "epoch": 0, "group": 0, "request": number, "num_prompt_tokens": 3}
+        self.drafting.follow(request, facts)  # type: ignore[arg-type]
+        self.requests[request.request_id] = request
+        return request
+
+    def step(self, said: dict[int, list[int]], *, took_s: float = 0.0) -> list[list[int]]:
+        """Every request says these tokens; the drafts that follow, in the order of the requests."""
+        self.drafting.begin_step()
+        self.drafting._began_s -= took_s
+        for number, tokens in said.items():
+            self.requests[str(number)].all_token_ids.extend(tokens)
+        keys = [str(number) for number in said]
+        before = {key: self._drafts.get(key, []) for key in keys}
+        self.drafting.end_step({key: 1 + len(before[key]) for key in keys}, before)
+        drafts = self.drafting.draft(keys)
+        self._drafts = dict(zip(keys, drafts, strict=True))
+        return drafts
+
+
+def test_a_request_drafts_what_its_sibling_has_said() -> None:
+    steps = Steps()
+    steps.add(1, [])
+    steps.add(2, [])
+    steps.step({1: SAID, 2: [99]})
+    (_, draft) = steps.step({1: [50], 2: [12]})
+    assert draft == [13, 14, 15, 16]
+
+
+def test_what_was_said_on_another_instance_is_learned_on_arrival() -> None:
+    steps = Steps()
+    steps.add(1, SAID)
+    steps.add(2, [])
+    assert steps.step({2: [12]}) == [[13, 14, 15, 16]]
+
+
+def test_a_draft_ends_with_its_chunk_and_with_the_context() -> None:
+    steps = Steps()
+    steps.add(1, SAID)
+    steps.add(2, [], max_tokens=4)
+    assert steps.step({2: [12]}) == [[13, 14]], "4 tokens, 1 said, 1 drawn by the step itself"
+    short = Steps(max_model_tokens=7)
+    short.add(1, SAID)
+    short.add(2, [])
+    assert short.step({2: [12]}) == [[13, 14]]
+
+
+def test_nothing_is_drafted_where_the_run_wants_none() -> None:
+    steps = Steps()
+    steps.add(1, SAID, drafts="none")
+    steps.add(2, [], drafts="none")
+    assert steps.step({2: [12]}) == [[]]
+
+
+def test_padding_makes_the_rows_of_a_step_alike() -> None:
+    steps = Steps(padding="drafted")
+    steps.add(1, SAID)
+    for number in (2, 3, 4):
+        steps.add(number, [])
+    steps.requests["4"].is_over = True  # ended with this step: nothing is drafted for it, and nobody waits for it
+    drafts = steps.step({2: [16], 3: [77], 4: [12]})
+    assert drafts[0] == [17, 18, FILLER_TOKEN, FILLER_TOKEN]
+    assert len(drafts[1]) == 4
+    assert drafts[2] == []
+    assert steps.drafting.num_filled == 4 + 4 - 2 - sum(token != FILLER_TOKEN for token in drafts[1])
+
+
+def test_without_a_draft_nothing_is_padded_unless_always() -> None:
+    for padding, expected in (("drafted", []), ("always", [FILLER_TOKEN] * 4)):
+        steps = Steps(padding=padding)  # type: ignore[arg-type]
+        steps.add(2, [])
+        assert steps.step({2: [12]}) == [expected]
+
+
+def test_the_budget_stops_drafts_that_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock that stands still, so that steps take what they are said to take.
+    monkeypatch.setattr(step_drafting, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+    def num_drafted(fixed_tokens: int | None) -> int:
+        steps = Steps(fixed_tokens=fixed_tokens)
+        steps.add(1, [])
+        drafted, rows = 0, 1
+        for token in range(200):  # after 7 never twice the same: whatever is drafted there is wrong
+            for said in (7, 1000 + token):
+                (draft,) = steps.step({1: [said]}, took_s=0.001 * rows)  # a step costs what it computes
+                drafted, rows = drafted + len(draft), 1 + len(draft)
+        return drafted
+
+    assert num_drafted(None) < num_drafted(4) / 4
