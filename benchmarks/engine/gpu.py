@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,19 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
-from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport  # noqa: E402
-from seer.engine.local.assembly import EngineSettings, assemble, choose_limits  # noqa: E402
-from seer.engine.local.engine import Engine  # noqa: E402
-from seer.engine.local.folder import config_from_dict, read_config  # noqa: E402
-from seer.engine.local.measure import generate_batch, random_prompts  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
-from seer.engine.local.tokenizer import Tokenizer  # noqa: E402
-from seer.engine.local.weights import expected_shapes  # noqa: E402
-from seer.types import Chunk, Sampling  # noqa: E402
+from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
+from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
+from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
+from seer.engine.local.engine import Engine
+from seer.engine.local.folder import config_from_dict, read_config
+from seer.engine.local.measure import generate_batch, random_prompts
+from seer.engine.local.tiny import make_tiny_model
+from seer.engine.local.tokenizer import Tokenizer
+from seer.engine.local.weights import expected_shapes
+from seer.types import Chunk, Sampling
 
+BUDGETED = -1
+"""In the place of a depth: as much as measured costs and acceptance say pays, step by step."""
 BATCHES = (1, 8, 32, 128, 256)
 PROMPT_TOKENS, NEW_TOKENS = 128, 256
 SEVEN = {
@@ -74,56 +77,6 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.shapes)
-
-
-class NgramDrafter:
-    """What the grouped index does, in plain Python: used where the native index is not built."""
-
-    LONGEST, SHORTEST = 6, 2
-
-    def __init__(self) -> None:
-        self.next: dict[tuple[int, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
-        self.said: dict[tuple[int, int], list[int]] = defaultdict(list)
-
-    def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
-        said = self.said[group, request]
-        for token in list(tokens)[max(0, len(said) - start) :]:
-            for size in range(self.SHORTEST, self.LONGEST + 1):
-                if len(said) >= size:
-                    follow = self.next[group, tuple(said[-size:])]
-                    follow[token] = follow.get(token, 0) + 1
-            said.append(token)
-
-    def draft(self, asks: Sequence[DraftAsk]) -> list[DraftTree]:
-        return [DraftTree.linear(self._path(ask)) for ask in asks]
-
-    def _path(self, ask: DraftAsk) -> list[int]:
-        recent = list(ask.context[-self.LONGEST :])
-        path: list[int] = []
-        while len(path) < ask.max_tokens:
-            for size in range(min(self.LONGEST, len(recent)), self.SHORTEST - 1, -1):
-                follow = self.next.get((ask.group, tuple(recent[-size:])))
-                if follow:
-                    token = max(follow, key=lambda one: (follow[one], -one))
-                    break
-            else:
-                return path
-            path.append(token)
-            recent = [*recent, token][-self.LONGEST :]
-        return path
-
-    def forget(self, request: int) -> None:
-        pass
-
-
-def a_drafter() -> tuple[Any, str]:
-    try:
-        from seer.engine.host.drafts import GroupedDrafter  # noqa: PLC0415 - needs the native index
-    except ImportError:
-        return NgramDrafter(), "n-gram table in Python"
-    drafter = GroupedDrafter((), None)
-    drafter.begin_run("bench", "grouped", 0)
-    return drafter, "native grouped index"
 
 
 class Blind:
@@ -223,7 +176,8 @@ def correctness(args: argparse.Namespace) -> dict[str, Any]:
         for chunk in chunks:
             alone |= play(engine, [chunk])[0]
         together, _ = play(an_engine(args.smollm2, 32, 300), chunks)
-        drafter, _ = a_drafter()
+        drafter = GroupedDrafter((), None)
+        drafter.begin_run("bench", "grouped", 0)
         drafted, _ = play(
             an_engine(args.smollm2, 32, 300, drafter=drafter, budget=lambda n, c: Allowance(6, 2)), chunks
         )
@@ -279,31 +233,32 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
     said, wall = play(an_engine(folder, 120, context), siblings)
     found["wide, no drafts, tokens/s"] = sum(len(ids) for ids, _ in said.values()) / wall
 
-    def knowing_siblings() -> Any:
-        """A drafter that has heard the 15 finished siblings of each prompt, and nobody else."""
-        drafter, found["drafter"] = a_drafter()
+    def teach(drafter: GroupedDrafter) -> GroupedDrafter:
+        """Let it know the 15 finished siblings of each prompt, and nobody else."""
+        drafter.begin_run("bench", "grouped", 0)
         for chunk in siblings:
             drafter.observe(chunk.group, chunk.request, said[chunk.request][0], start=0)
         return drafter
 
     for batch, count in ((1, 4), (8, 16), (64, 64)):
         row: dict[str, Any] = {}
-        for depth, paths in ((0, 1), (4, 1), (8, 1), (8, 2), (16, 2)):
+        for depth, paths in ((0, 1), (4, 1), (8, 1), (8, 2), (16, 2), (BUDGETED, 1)):
             steps: list[StepReport] = []
-            engine = an_engine(
-                folder,
-                batch,
-                context,
-                drafter=knowing_siblings() if depth else None,
-                budget=lambda n, c, depth=depth, paths=paths: Allowance(depth, paths),
-                on_step=steps.append,
-            )
+            drafter = teach(GroupedDrafter((), None)) if depth else None
+            if depth == BUDGETED:
+                assert drafter is not None, "a budget prices drafts"
+                measured = MeasuredBudget(drafter)
+                watch = partial(_tell, (steps.append, measured.on_step))
+                engine = an_engine(folder, batch, context, drafter=drafter, budget=measured, on_step=watch)
+            else:
+                fixed = partial(_allow, Allowance(depth, paths))
+                engine = an_engine(folder, batch, context, drafter=drafter, budget=fixed, on_step=steps.append)
             play(engine, [a_chunk(5000 + i, 99, prompts[i % 8], 24, **sampling) for i in range(batch)])
             runs = []
             for repeat in range(2):
-                # Nothing said in an earlier run may help a later one: other seeds, and a fresh drafter.
-                if depth:
-                    engine.scheduler.drafter = knowing_siblings()
+                # Nothing said in an earlier run may help a later one: other seeds, and an empty memory.
+                if drafter is not None:
+                    teach(drafter)
                 first = 1000 * (1 + repeat)
                 asked = [a_chunk(first + i, i % 8, prompts[i % 8], 300, **sampling) for i in range(count)]
                 steps.clear()
@@ -319,13 +274,24 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
                         "accepted": sum(step.num_accepted for step in steps),
                     }
                 )
-            row["off" if not depth else f"{depth} tokens, {paths} paths"] = runs
+            named = {0: "off", BUDGETED: "measured budget"}
+            row[named.get(depth, f"{depth} tokens, {paths} paths")] = runs
         best_off = max(run["tokens_per_s"] for run in row["off"])
+        row["budget's gain"] = max(run["tokens_per_s"] for run in row["measured budget"]) / best_off
         row["best gain"] = max(
             run["tokens_per_s"] for key, runs in row.items() if "paths" in key for run in runs
         ) / best_off  # fmt: skip
         found[f"batch {batch}"] = row
     return found
+
+
+def _allow(allowance: Allowance, num_running: int, mean_context_tokens: int) -> Allowance:
+    return allowance
+
+
+def _tell(sinks: Sequence[Any], report: StepReport) -> None:
+    for sink in sinks:
+        sink(report)
 
 
 def tree(args: argparse.Namespace) -> dict[str, Any]:
@@ -354,29 +320,57 @@ def tree(args: argparse.Namespace) -> dict[str, Any]:
 
 def vllm(args: argparse.Namespace) -> dict[str, Any]:
     """The peer, in this process: started by `main` in one of its own."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 - only where it is installed
+    from vllm import LLM, SamplingParams
 
     found: dict[str, Any] = {}
-    what = [("smollm2", args.smollm2, NEW_TOKENS, {}), ("qwen", args.qwen, 300, {})]
-    for name, folder, new_tokens, extra in what:
-        if folder is None:
-            continue
-        llm = LLM(
-            model=str(folder), gpu_memory_utilization=0.35, max_model_len=2048, enable_prefix_caching=True, **extra
-        )
-        params = SamplingParams(temperature=1.0, max_tokens=new_tokens, ignore_eos=True, logprobs=0)
-        for batch in BATCHES if name == "smollm2" else (1, 8, 64):
-            runs = []
-            for repeat in range(4):
-                prompts = [{"prompt_token_ids": p} for p in random_prompts(batch, PROMPT_TOKENS, 10_000, seed=repeat)]
+
+    def measure(name: str, llm: Any, prompts: Any, params: Any, *, batch: int, repeats: int) -> None:
+        runs = []
+        for repeat in range(repeats + 1):
+            asked = [{"prompt_token_ids": p} for p in prompts(repeat)]
+            total = wall = 0.0
+            for first in range(0, len(asked), batch):
                 started = time.perf_counter()
-                made = llm.generate(prompts, params, use_tqdm=False)
-                wall = time.perf_counter() - started
-                runs.append({"tokens_per_s": sum(len(m.outputs[0].token_ids) for m in made) / wall})
-            found[f"{name} batch {batch}"] = runs[1:]
-            (args.out / "engine-gpu-vllm.json").write_text(json.dumps({"vllm": found}, indent=1))
+                made = llm.generate(asked[first : first + batch], params, use_tqdm=False)
+                wall += time.perf_counter() - started
+                total += sum(len(m.outputs[0].token_ids) for m in made)
+            runs.append({"tokens_per_s": total / wall, "tokens": total})
+        found[f"{name} batch {batch}"] = runs[1:]
+        (args.out / "engine-gpu-vllm.json").write_text(json.dumps({"vllm": found}, indent=1))
+
+    sizes = {"max_model_len": 2048, "enable_prefix_caching": True}
+    if args.seven:
+        llm = LLM(
+            model=str(args.seven), load_format="dummy", skip_tokenizer_init=True, gpu_memory_utilization=0.35, **sizes
+        )
+        params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, logprobs=0, detokenize=False)
+        for batch in BATCHES:
+            measure(
+                "seven",
+                llm,
+                lambda r, n=batch: random_prompts(n, PROMPT_TOKENS, 10_000, seed=r),
+                params,
+                batch=batch,
+                repeats=2,
+            )
         del llm
-        torch.cuda.empty_cache()
+    if args.qwen:
+        # The same questions as in `speculation`, answered to their end: as many requests, so many at once.
+        llm = LLM(model=str(args.qwen), gpu_memory_utilization=0.3, **sizes)
+        params = SamplingParams(temperature=1.0, max_tokens=300, logprobs=0)
+        questions = [Tokenizer(args.qwen).chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+        for batch, count in ((1, 4), (8, 16), (64, 64)):
+            measure(
+                "qwen", llm, lambda r, n=count: [questions[i % 8] for i in range(n)], params, batch=batch, repeats=2
+            )
+        del llm
+    if not args.skip_smollm2_peer:
+        llm = LLM(model=str(args.smollm2), gpu_memory_utilization=0.3, **sizes)
+        params = SamplingParams(temperature=1.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
+        for batch in BATCHES:
+            measure(
+                "smollm2", llm, lambda r, n=batch: random_prompts(n, PROMPT_TOKENS, 10_000, seed=r), params, batch, 3
+            )
     return found
 
 
@@ -388,6 +382,8 @@ def main() -> int:
     options.add_argument("--smollm2", type=Path, required=True)
     options.add_argument("--qwen", type=Path)
     options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--seven", type=Path, help="folder with the 7B shape, for the peer (section seven writes it)")
+    options.add_argument("--skip-smollm2-peer", action="store_true")
     options.add_argument("--limit-s", type=float, default=480)
     options.add_argument("--only", default=",".join((*SECTIONS, "vllm")), help="sections, in order")
     args = options.parse_args()
@@ -415,6 +411,8 @@ def main() -> int:
                 str(args.out),
             ]
             command += ["--qwen", str(args.qwen)] if args.qwen else []
+            command += ["--skip-smollm2-peer"] if args.skip_smollm2_peer else []
+            command += ["--seven", str(args.out / "seven")] if (args.out / "seven").exists() else []
             try:
                 subprocess.run(command, timeout=left, check=False, env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"})
             except subprocess.TimeoutExpired:

@@ -23,14 +23,14 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from engines import Generated, a_chunk, always, an_engine, generate, knowing, tokens_of  # noqa: E402
-from seer.engine.host.drafts import GroupedDrafter  # noqa: E402
-from seer.engine.local.cache import block_bytes  # noqa: E402
-from seer.engine.local.folder import read_config  # noqa: E402
-from seer.engine.local.models_get import get_model  # noqa: E402
-from seer.engine.local.tokenizer import Tokenizer  # noqa: E402
-from seer.kvpool.local import LocalPool  # noqa: E402
-from seer.kvpool.local_files import LocalPoolConfig  # noqa: E402
+from engines import Generated, a_chunk, always, an_engine, generate, knowing, tokens_of
+from seer.engine.host.drafts import GroupedDrafter
+from seer.engine.local.cache import block_bytes
+from seer.engine.local.folder import read_config
+from seer.engine.local.models_get import get_model
+from seer.engine.local.tokenizer import Tokenizer
+from seer.kvpool.local import LocalPool
+from seer.kvpool.local_files import LocalPoolConfig
 
 QUESTIONS = ("How do tides work?", "Add 17 and 26, step by step.", "Name three rivers.", "Write a haiku about rain.")
 

@@ -15,11 +15,11 @@ import time
 
 logging.disable(logging.CRITICAL)
 
-import torch  # noqa: E402
-from lmcache.utils import CacheEngineKey  # noqa: E402
-from lmcache.v1.config import LMCacheEngineConfig  # noqa: E402
-from lmcache.v1.memory_allocators.host_memory_allocator import HostMemoryAllocator  # noqa: E402
-from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend  # noqa: E402
+import torch
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.memory_allocators.host_memory_allocator import HostMemoryAllocator
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
 
 def main(block_bytes: int, round_bytes: int, rounds: int) -> None:

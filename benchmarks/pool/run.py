@@ -46,7 +46,7 @@ def mooncake_bare(block_bytes: int, num_rounds: int) -> dict[str, Any]:
     """Mooncake alone, at its best: batches from and to its own registered shared memory, nothing of ours
     around it.
     """
-    from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415
+    from mooncake.store import MooncakeDistributedStore
 
     num_blocks = ROUND_BYTES // block_bytes
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")

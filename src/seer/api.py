@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from seer.engine.base import Weights
 from seer.engine.catalog import InstanceSettings, prepare
 from seer.engine.fleet import HostedFleet
-from seer.engine.host import HostOptions
+from seer.engine.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend
+from seer.engine.host import HostOptions, hosting_for
 from seer.errors import ConfigError, SeerError
 from seer.journal import Journal, run_identity
 from seer.metrics.events import EventSink, discard
@@ -27,9 +28,13 @@ from seer.metrics.summary import Summary
 from seer.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.results import GroupRecord
 from seer.rewards import RewardFunction
-from seer.run import Lengths, Run, RunOptions
+from seer.run import Lengths, PastResponses, Run, RunOptions
 from seer.scheduling.registry import parse_policy
 from seer.types import Sampling
+
+if TYPE_CHECKING:
+    from seer.certificate import Certificate
+    from seer.certifier import Certifier
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
@@ -49,7 +54,7 @@ class Rollout:
         instances: int = 1,
         engine: str = "local",
         policy: str = "seer",
-        pool: Literal["local", "none"] = "local",
+        pool: PoolBackend = "local",
         speculation: Literal["auto", "off"] = "auto",
         chunk_tokens: int | None = None,
         kv_memory_bytes: int | None = None,
@@ -60,13 +65,14 @@ class Rollout:
         dtype: str = "auto",
         device: str = "cpu",
         pool_bytes: int = DEFAULT_POOL_BYTES,
+        pool_name: str = "default",
         hosting: HostOptions | None = None,
         engine_settings: dict[str, Any] | None = None,
     ) -> None:
         if instances < 1:
             raise ConfigError(f"instances={instances}", hint="use at least 1")
-        if pool not in ("local", "none"):
-            raise ConfigError(f"unknown pool {pool!r}", hint="local or none")
+        if pool not in POOL_BACKENDS:
+            raise ConfigError(f"unknown pool {pool!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
         if speculation not in ("auto", "off"):
             raise ConfigError(f"speculation={speculation!r}", hint="auto or off")
         parse_policy(policy)
@@ -80,6 +86,7 @@ class Rollout:
             max_context_tokens=max_context_tokens,
             dtype=dtype,
             device=device,
+            num_instances=instances,
             extra=engine_settings,
         )
         self.engine = prepare(engine, model, settings)
@@ -90,13 +97,24 @@ class Rollout:
         self._fleet = HostedFleet(
             self.engine,
             instances,
-            options=hosting or HostOptions(pin=device == "cpu"),  # a GPU's instance wants more than one core
-            # One instance has no one to share KV with.
-            pool_bytes=pool_bytes if pool == "local" and instances > 1 else 0,
+            options=hosting or hosting_for(device),
+            pool=self._make_pool(pool, pool_bytes, pool_name, instances),
             drafts=speculation == "auto",
         )
+        self._engine_name, self._dtype, self._device = engine, dtype, device
         self._run: Run | None = None
         self._priors: dict[str, int] = {}
+        self.certificate: Certificate | None = None
+        """What certifying the newest run found; None if it was not asked to be, or nothing it chose ended."""
+
+    def _make_pool(self, backend: PoolBackend, num_bytes: int, name: str, instances: int) -> FleetPool | None:
+        # One instance has no one to share KV with, and an engine without blocks nothing to share.
+        block_bytes, block_tokens = self.engine.block_bytes, self.engine.block_tokens
+        if backend == "none" or instances == 1 or not block_bytes or not num_bytes:
+            return None
+        if backend == "mooncake":
+            return FleetPool.mooncake(name, block_bytes=block_bytes, block_tokens=block_tokens)
+        return FleetPool.local(block_bytes=block_bytes, block_tokens=block_tokens, dram_bytes=num_bytes)
 
     async def __aenter__(self) -> Self:
         """Start the instances."""
@@ -157,11 +175,20 @@ class Rollout:
         policy: str | None = None,
         speculation: Literal["auto", "off"] | None = None,
         lengths: Lengths | None = None,
+        priors: Mapping[str, int] | None = None,
+        past_responses: PastResponses | None = None,
         events: EventSink = discard,
         journal: Path | None = None,
         resume: bool = False,
+        certify: float = 0.0,
     ) -> AsyncIterator[GroupRecord]:
         """Roll the prompts out, `n` responses each, and hand out groups as they complete.
+
+        `certify` is a share of the responses to score again with a plain forward pass while the run goes on;
+        after the last group `certificate` says what that found.
+
+        What an earlier epoch taught may be given by prompt id: `priors`, the longest response, and
+        `past_responses`, token ids to draft from. Neither changes a token.
 
         Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
         `cancel`.
@@ -173,6 +200,8 @@ class Rollout:
                 [item for item in given if not isinstance(item, EncodedPrompt)], n=n, sampling=sampling
             )
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
+        self.certificate = None
+        certifier = self._make_certifier(encoded, certify, seed, ends_ignored=lengths is not None) if certify else None
         book = self._open_journal(journal, encoded, seed, resume)
         self._run = run = Run(
             self._fleet,
@@ -188,15 +217,23 @@ class Rollout:
                 reward_deadline_s=reward_deadline_s,
                 events=events,
                 journal=book,
-                priors=self._priors,
+                priors=self._priors if priors is None else priors,
+                past_responses=past_responses or {},
+                certifier=certifier,
             ),
         )
         groups = run.groups()
         try:
+            if certifier is not None:
+                await certifier.start()
             async for group in groups:
                 yield group
+            if certifier is not None:
+                self.certificate = await certifier.finish()
         finally:
             await groups.aclose()  # type: ignore[attr-defined]
+            if certifier is not None:
+                await certifier.close()
             if book is not None:
                 book.close()
 
@@ -214,6 +251,26 @@ class Rollout:
         self._priors = self._run.priors() if keep_context and self._run is not None else {}
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         return await self._fleet.update_weights(weights)
+
+    def _make_certifier(
+        self, prompts: Sequence[EncodedPrompt], share: float, seed: int, *, ends_ignored: bool
+    ) -> Certifier:
+        if self._engine_name != "local" or self.engine.model_dir is None:
+            raise ConfigError(
+                f"responses of engine {self._engine_name!r} cannot be certified", hint="engine='local' draws by seed"
+            )
+        from seer.certificate import engine_dtype
+        from seer.certifier import Certifier
+
+        return Certifier(
+            prompts,
+            share,
+            folder=self.engine.model_dir,
+            weights=self._fleet.weights,
+            dtype=engine_dtype(self._dtype, self._device),
+            ends_ignored=ends_ignored,
+            seed=seed,
+        )
 
     def _open_journal(
         self, path: Path | None, prompts: Sequence[EncodedPrompt], seed: int, resume: bool
@@ -262,6 +319,16 @@ class SyncRollout:
     def summary(self) -> Summary | None:
         """The numbers of the newest run."""
         return self._started().summary
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What certifying the newest run found."""
+        return self._started().certificate
+
+    @property
+    def fleet(self) -> HostedFleet:
+        """The instances; they belong to the rollout's thread, so only look at them."""
+        return self._started().fleet
 
     def run(self, prompts: Iterable[PromptInput], **settings: Any) -> Iterator[GroupRecord]:
         """`Rollout.run`, as a plain iterator."""

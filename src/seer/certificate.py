@@ -54,11 +54,12 @@ class Certificate:
 class PlainModel:
     """The decoder, written down once more without any care for speed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weights: Path | None = None) -> None:
+        """The model of a folder, with other weights than its own where given."""
         # One thread: on a machine whose other cores are busy, two that wait for each other take far longer.
         torch.set_num_threads(1)
         self.config: ModelConfig = read_config(folder)
-        stored = open_weights(folder)
+        stored = open_weights(folder if weights is None else weights)
         self._weights = {name: stored[name].to(torch.float32) for name in stored}
         self._rotary = RotaryTable(self.config, torch.device("cpu"))
 
@@ -164,6 +165,28 @@ def certify(model: PlainModel, claims: Iterable[Claim], *, dtype: str = "float32
         gap_limit=GAP_LIMITS[dtype],
         tokens_are_promised=dtype == "float32",
     )
+
+
+def add_up(parts: Sequence[Certificate]) -> Certificate:
+    """One certificate of several, all held against the same weights."""
+    assert parts, "nothing was scored"
+    return Certificate(
+        num_responses=sum(part.num_responses for part in parts),
+        num_tokens=sum(part.num_tokens for part in parts),
+        num_mismatches=sum(part.num_mismatches for part in parts),
+        num_near_ties=sum(part.num_near_ties for part in parts),
+        max_logprob_gap=max(part.max_logprob_gap for part in parts),
+        max_raw_logprob_gap=max(part.max_raw_logprob_gap for part in parts),
+        gap_limit=parts[0].gap_limit,
+        tokens_are_promised=parts[0].tokens_are_promised,
+    )
+
+
+def engine_dtype(dtype: str, device: str) -> str:
+    """The type that the local engine computed in, by the settings it was given."""
+    if dtype != "auto":
+        return dtype
+    return "float32" if device == "cpu" else "bfloat16"
 
 
 def _stop_ids(config: ModelConfig, claim: Claim) -> frozenset[int]:

@@ -5,8 +5,9 @@ Each instance has had the whole makespan T to spend. Every second of it is put u
     decode        steps' time for rows that became tokens of responses
     prefill       steps' time for rows of prompts that had to be computed once
     recompute     steps' time for rows of contexts beyond that: KV that was lost, or not there after a move
+    migration     time to bring KV in from the pool
     speculation   steps' time for drafted rows that were rejected
-    overhead      requests running, but no step measured: scheduling, messages, KV transfers
+    overhead      requests running, but neither step nor transfer measured: scheduling, messages
     tail          nothing running, while only the last tenth of the requests was left
     imbalance     nothing running before that, though another instance ran something
     queueing      nothing running anywhere: the scheduler had work and gave none
@@ -30,7 +31,7 @@ from itertools import pairwise
 from seer.metrics.events import Ended, Event, InstanceState, Queued, Stepped
 from seer.metrics.summary import TAIL_SHARE
 
-HEADINGS = ("decode", "prefill", "recompute", "speculation", "overhead", "imbalance", "tail", "queueing")
+HEADINGS = ("decode", "prefill", "recompute", "migration", "speculation", "overhead", "imbalance", "tail", "queueing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +146,21 @@ def _split_busy(
     needed_share = min(1.0, num_prompt_tokens / num_prefilled) if num_prefilled else 1.0
     for one in instances:
         busy_s = makespan_s - sum(b - a for a, b in one.idle)
-        stepped_s = sum(step.duration_s for step in one.steps)
-        if not one.steps or stepped_s <= 0:
+        measured_s = sum(step.duration_s + step.load_s for step in one.steps)
+        if not one.steps or measured_s <= 0:
             seconds["decode"] += busy_s
             continue
         # Steps can reach a little beyond the states that were sampled; they never count for more.
-        scale = min(1.0, busy_s / stepped_s)
+        scale = min(1.0, busy_s / measured_s)
         for step in one.steps:
             row_s = scale * step.duration_s / max(1, step.num_rows)
             rejected = step.num_drafted - step.num_accepted
             seconds["prefill"] += row_s * step.num_prefill_rows * needed_share
             seconds["recompute"] += row_s * step.num_prefill_rows * (1.0 - needed_share)
+            seconds["migration"] += scale * step.load_s
             seconds["speculation"] += row_s * rejected
             seconds["decode"] += row_s * max(0, step.num_rows - step.num_prefill_rows - rejected)
-        seconds["overhead"] += busy_s - scale * stepped_s
+        seconds["overhead"] += busy_s - scale * measured_s
 
 
 def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:

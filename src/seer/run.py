@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from seer.buffer import Request, request_seed
 from seer.context import Context
@@ -24,7 +25,8 @@ from seer.engine.fleet import HostedFleet
 from seer.engine.forced import ForcedLengths
 from seer.errors import ConfigError, SeerError
 from seer.journal import Journal
-from seer.metrics.events import Ended, Event, EventSink, Stopped, discard
+from seer.kvpool.base import PoolStats
+from seer.metrics.events import Ended, Event, EventSink, PoolTrouble, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.prompts import EncodedPrompt, TextCodec
@@ -32,13 +34,20 @@ from seer.results import GroupRecord, ResponseRecord, respond
 from seer.rewards import RewardCalls, RewardFunction
 from seer.rollout import RolloutLoop
 from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+from seer.transfer import TransferEstimate
 from seer.types import ChunkOutput, Group, GroupResult, InstanceLimits
+
+if TYPE_CHECKING:
+    from seer.certifier import Certifier
 
 MIN_CHUNK_TOKENS = 128
 """Each chunk's end costs its request a few steps: the way to the driver and back, and the last block's KV again."""
 
 Lengths = Sequence[Sequence[int]]
 """Of each response, by group and index."""
+
+PastResponses = Mapping[str, Sequence[Sequence[int]]]
+"""Token ids of responses that an earlier epoch gave to a prompt, by the prompt's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +68,11 @@ class RunOptions:
     cancel_deadline_s: float = 30.0
     events: EventSink = discard
     journal: Journal | None = None
-    priors: dict[str, int] | None = None
+    certifier: Certifier | None = None
+    """Told of every response as it ends; whoever made it starts and finishes it."""
+    priors: Mapping[str, int] | None = None
+    past_responses: PastResponses = field(default_factory=dict)
+    """To draft from; drafts are verified, so they may come from another epoch."""
 
 
 class Run:
@@ -88,13 +101,20 @@ class Run:
         self._failure: SeerError | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._began_s = 0.0
+        self._pool_before: PoolStats | None = None
         self.loop: RolloutLoop | None = None
         self.num_groups_done = 0
 
     async def groups(self) -> AsyncIterator[GroupRecord]:
         """Groups as they complete. Leaving early cancels the rest."""
         drafts = self._spec.drafts if self._options.speculation == "auto" else "none"
-        await self._fleet.begin_run(secrets.token_hex(8), drafts)
+        past = {
+            group.id: self._options.past_responses[group.key]
+            for group in self.groups_asked
+            if group.key is not None and group.key in self._options.past_responses
+        }
+        await self._fleet.begin_run(secrets.token_hex(8), drafts, past if drafts == "grouped" else {})
+        self._pool_before = self._pool_stats()
         self.loop = loop = self._make_loop()
         self._began_s = asyncio.get_running_loop().time()
         self._pump_task = pump = asyncio.create_task(self._pump(loop))
@@ -128,7 +148,8 @@ class Run:
             forced = [ForcedLengths(one, self._length_of, self._to_loop) for one in fleet.instances]
             instances = list(forced)
         longest = max(prompt.sampling.max_tokens for prompt in self._prompts)
-        settings = policy_settings(options.chunk_tokens, fleet.instances[0].limits, longest)
+        transfer = fleet.pool.transfer if fleet.pool is not None else None
+        settings = policy_settings(options.chunk_tokens, fleet.instances[0].limits, longest, transfer)
         policy = make_policy(self._spec, settings, self._context, lambda request: self._length_of(request.id))
         loop = RolloutLoop(
             instances,
@@ -194,7 +215,21 @@ class Run:
             await asyncio.gather(pump, *self._deliveries, return_exceptions=True)
             if self._rewards is not None:
                 await self._rewards.close()
+            self._report_pool()
             self._fleet.detach()
+
+    def _report_pool(self) -> None:
+        """What went wrong in the pool during this run, as far as all processes share the counts of it."""
+        before, after = self._pool_before, self._pool_stats()
+        if before is None or after is None:
+            return
+        num_failed, num_corrupt = after.num_failed - before.num_failed, after.num_corrupt - before.num_corrupt
+        if num_failed or num_corrupt:
+            now_s = asyncio.get_running_loop().time()
+            self._on_event(PoolTrouble(now_s, None, num_failed=num_failed, num_corrupt=num_corrupt))
+
+    def _pool_stats(self) -> PoolStats | None:
+        return self._fleet.pool.stats() if self._fleet.pool is not None else None
 
     def _fail(self, error: SeerError) -> None:
         self._failure = error
@@ -204,12 +239,24 @@ class Run:
     def _on_event(self, event: Event) -> None:
         self._summarizer(event)
         self._options.events(event)
+        if isinstance(event, Stepped):
+            self._learn_costs(event)
         if self.loop is None:
             return
         if isinstance(event, Stopped) and self._options.journal is not None:
             self._options.journal.record(self.loop.buffer[event.request])
         elif isinstance(event, Ended):
             self._on_end(self.loop.buffer[event.request])
+
+    def _learn_costs(self, steps: Stepped) -> None:
+        """What KV costs to move and to compute, for the decisions to come."""
+        if self._fleet.pool is None:
+            return
+        self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s)
+        if steps.num_prefill_rows:
+            self._fleet.pool.transfer.saw_prefill(
+                steps.num_prefill_rows, steps.duration_s * steps.num_prefill_rows / steps.num_rows
+            )
 
     def _on_end(self, request: Request) -> None:
         prompt = self._prompts[request.group.id]
@@ -222,6 +269,10 @@ class Run:
             began_s=self._began_s,
         )
         self._records[(record.group, record.index)] = record
+        if self._options.certifier is not None:
+            self._options.certifier.consider(record)
+        if self._fleet.pool is not None:
+            self._fleet.pool.free(request.id)
         if self._rewards is not None and record.is_complete:
             self._rewards.begin(prompt.prompt, record)
 
@@ -236,19 +287,20 @@ class Run:
         return self._options.lengths[asked.group.id][asked.index]
 
 
-def policy_settings(chunk_tokens: int | None, limits: InstanceLimits, longest: int) -> PolicySettings:
+def policy_settings(
+    chunk_tokens: int | None, limits: InstanceLimits, longest: int, transfer: TransferEstimate | None
+) -> PolicySettings:
     """Settings in proportion to this run: the defaults of the policies are a cluster's.
 
     A chunk is an eighth of the longest response, as in the paper's workloads, in whole blocks; instances
-    count as balanced within an eighth of the requests one of them runs at once.
+    count as balanced within an eighth of the requests one of them runs at once. `transfer` is None where
+    there is no pool.
     """
     if chunk_tokens is None:
         blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(8192, longest // 8)) / limits.block_tokens))
         chunk_tokens = blocks * limits.block_tokens
-    placement = PlacementConfig(
-        imbalance_threshold=max(1, limits.max_running // 8), pull_margin_tokens=4 * limits.block_tokens
-    )
-    return PolicySettings(chunk_tokens=chunk_tokens, placement=placement)
+    placement = PlacementConfig(imbalance_threshold=max(1, limits.max_running // 8), transfer=transfer)
+    return PolicySettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)
 
 
 def _group(id: int, prompt: EncodedPrompt, seed: int) -> Group:

@@ -2,20 +2,22 @@
 
 The rollout loop and the policies are the production code. Instances are the simulator's, with a step that
 costs what the recorded steps were measured to cost (base + slope·rows) instead of a roofline; KV that moves
-is free where there was a pool, and speculation is left out. Under the recorded policy the prediction can be
-held against what was measured.
+is free where there was a pool. Drafts are as deep and as good as they were in the recorded run at the same
+batch size, for policies that draft; where it drafted nothing, nothing is known of them and they are left out.
+Under the recorded policy the prediction can be held against what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from seer.buffer import Request
 from seer.context import Context
 from seer.errors import InputError
 from seer.explain import StepFit, explain
-from seer.metrics.events import Ended, Queued
+from seer.metrics.events import Ended, Event, Queued, Stepped
 from seer.metrics.jsonl import read_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
@@ -25,7 +27,21 @@ from seer.scheduling.registry import make_policy, parse_policy
 from seer.sim import virtual_time
 from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
 from seer.sim.instance import SimulatedInstance
+from seer.transfer import MoveCost, PrefillCost, TransferCosts, TransferEstimate
 from seer.types import Group, InstanceLimits, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGain:
+    """What drafting came to at one batch size."""
+
+    rows_per_request: float
+    """Rows of a step for each request in it: one, and its drafts."""
+    tokens_per_step: float
+    """Tokens a request gained by a step."""
+
+
+NO_DRAFTS = DraftGain(1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +49,34 @@ class MeasuredCost(InstanceCost):
     """A step costs what it was measured to; the hardware of the base class is not used."""
 
     fit: StepFit
+    gains: dict[int, DraftGain] = field(default_factory=dict)
+    """By batch size, as a power of two; empty without drafts."""
 
     def step(self, num_requests: int, tokens_per_request: float = 1.0, prefill_tokens: float = 0.0) -> StepTime:
-        """Base and slope, whatever the rows are for."""
-        return StepTime(self.fit.step_s(num_requests * tokens_per_request + prefill_tokens), 0.0)
+        """Base and slope, whatever the rows are for.
+
+        The simulated instance gains one token per request and step, so a step that gained more takes that much less.
+        """
+        gain = self._gain(num_requests)
+        rows = num_requests * tokens_per_request * gain.rows_per_request + prefill_tokens
+        return StepTime(self.fit.step_s(rows) / gain.tokens_per_step, 0.0)
 
     def transfer_s(self, num_tokens: int) -> float:
         """Shared memory: next to nothing beside a step."""
         return 0.0
+
+    def transfer_costs(self) -> TransferCosts:
+        """As charged: moving is free, computing costs what rows were measured to cost."""
+        return TransferCosts(
+            move=MoveCost(latency_s=0.0, bandwidth_bytes_s=math.inf),
+            prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.slope_s),
+        )
+
+    def _gain(self, num_requests: int) -> DraftGain:
+        if not self.gains:
+            return NO_DRAFTS
+        near = min(self.gains, key=lambda size: (abs(size - _bucket(num_requests)), size))
+        return self.gains[near]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,53 +91,102 @@ class RecordedRun:
     chunk_tokens: int | None
     fit: StepFit
     makespan_s: float
+    gains: dict[int, DraftGain] = field(default_factory=dict)
+    """What drafting came to, by batch size; empty where nothing was drafted."""
 
 
 def read_recorded(folder: RunFolder) -> RecordedRun:
     """Read a finished run; refused where a response did not end or steps were not measured."""
     manifest = folder.read_manifest()
     options = manifest["options"]
-    limits = InstanceLimits(**manifest["limits"])
-    events = list(read_events(folder.events))
+    try:
+        return record(
+            list(read_events(folder.events)),
+            policy=options["policy"],
+            limits=InstanceLimits(**manifest["limits"]),
+            num_instances=options["instances"],
+            max_tokens=options["max_tokens"],
+            chunk_tokens=options["chunk_tokens"],
+        )
+    except InputError as error:
+        raise InputError(f"{folder.path}: {error}", hint=error.hint) from None
+
+
+def record(
+    events: Sequence[Event],
+    *,
+    policy: str,
+    limits: InstanceLimits,
+    num_instances: int,
+    max_tokens: int,
+    chunk_tokens: int | None,
+) -> RecordedRun:
+    """What a replay needs of a run's events."""
     queued = {event.request: event for event in events if isinstance(event, Queued)}
     ended = {event.request: event for event in events if isinstance(event, Ended)}
     cut = [request for request in queued if request not in ended or ended[request].reason not in ("stop", "length")]
     if cut or not queued:
-        raise InputError(f"{folder.path}: {len(cut)} of {len(queued)} responses did not end by themselves")
-    found = explain(events, num_instances=options["instances"], max_running=limits.max_running)
+        raise InputError(f"{len(cut)} of {len(queued)} responses did not end by themselves")
+    found = explain(events, num_instances=num_instances, max_running=limits.max_running)
     if found is None or found.step is None:
-        raise InputError(f"{folder.path} holds no measured steps", hint="only the local engine reports them")
+        raise InputError("no steps were measured", hint="the fake engine reports none")
     lengths: dict[int, dict[int, int]] = {}
     prompts: dict[int, int] = {}
     for request, event in queued.items():
         lengths.setdefault(event.group, {})[event.index] = ended[request].num_generated
         prompts[event.group] = event.num_prompt_tokens
-    sampling = Sampling(max_tokens=max(options["max_tokens"], *(max(row.values()) for row in lengths.values())))
+    sampling = Sampling(max_tokens=max(max_tokens, *(max(row.values()) for row in lengths.values())))
     groups = tuple(
         Group(id=group, num_requests=len(row), num_prompt_tokens=prompts[group], sampling=sampling)
         for group, row in sorted(lengths.items())
     )
     return RecordedRun(
-        policy=options["policy"],
+        policy=policy,
         groups=groups,
         lengths=tuple(tuple(row[index] for index in sorted(row)) for _, row in sorted(lengths.items())),
         limits=limits,
-        num_instances=options["instances"],
-        chunk_tokens=options["chunk_tokens"],
+        num_instances=num_instances,
+        chunk_tokens=chunk_tokens,
         fit=found.step,
         makespan_s=found.makespan_s,
+        gains=draft_gains(event for event in events if isinstance(event, Stepped)),
     )
+
+
+def draft_gains(steps: Iterable[Stepped]) -> dict[int, DraftGain]:
+    """What drafting came to at each batch size (a power of two), over steps without prompts."""
+    sums: dict[int, list[int]] = {}
+    for step in steps:
+        request_steps = step.num_emitted - step.num_accepted  # each gains one token and what was accepted
+        if step.num_prefill_rows or not step.num_steps or request_steps <= 0:
+            continue
+        total = sums.setdefault(_bucket(request_steps / step.num_steps), [0, 0, 0])
+        total[0] += request_steps
+        total[1] += step.num_drafted
+        total[2] += step.num_accepted
+    if not any(drafted for _, drafted, _ in sums.values()):
+        return {}
+    return {
+        size: DraftGain(1.0 + drafted / request_steps, 1.0 + accepted / request_steps)
+        for size, (request_steps, drafted, accepted) in sorted(sums.items())
+    }
+
+
+def _bucket(num_requests: float) -> int:
+    return 1 << max(0, round(math.log2(max(1.0, num_requests))))
 
 
 def replay_under(recorded: RecordedRun, policy: str) -> Summary:
     """The recorded lengths under a policy."""
     spec = parse_policy(policy)
-    cost = MeasuredCost(model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit)
+    gains = recorded.gains if spec.drafts != "none" else {}
+    cost = MeasuredCost(model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit, gains=gains)
     flat = [length for row in recorded.lengths for length in row]
     context = Context()
     summarizer = Summarizer(recorded.num_instances)
     longest = max(group.sampling.max_tokens for group in recorded.groups)
-    settings = policy_settings(recorded.chunk_tokens, recorded.limits, longest)
+    transfer = TransferEstimate(cost.transfer_costs())
+    settings = policy_settings(recorded.chunk_tokens, recorded.limits, longest, transfer)
 
     def true_length(request: Request) -> int:
         return flat[request.id]

@@ -1,13 +1,15 @@
-"""What every instance promises (seer/engine/base.py), over the fake, the hosted fake and the local engine.
+"""What every instance promises (seer/engine/base.py), over the fake, the hosted fake, the local engine and vLLM.
 
-An implementation joins by adding a maker to `MAKERS`; nothing here knows which one it tests.
+An implementation joins by adding a maker to `MAKERS`; nothing here knows which one it tests, but for one thing:
+vLLM's noise depends on where chunks begin, so there tokens are compared where they are drawn without noise.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from seer.engine.fake import FakeInstance
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance
 from seer.errors import InstanceError
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling, TokenSpan
+from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 
 def a_chunk(request: int = 0, *, max_tokens: int = 20, spans: tuple[TokenSpan, ...] = (), **changes: object) -> Chunk:
@@ -60,45 +63,72 @@ def hosted_fake(tmp_path: Path) -> Instance:
 
 def local(tmp_path: Path) -> Instance:
     pytest.importorskip("torch")
-    from seer.engine.local import LocalInstance  # noqa: PLC0415
-    from seer.engine.local.tiny import make_tiny_model  # noqa: PLC0415
+    from seer.engine.local import LocalInstance
+    from seer.engine.local.tiny import make_tiny_model
 
     return LocalInstance(0, make_tiny_model(tmp_path / "tiny"), kv_blocks=256, stream_tokens=4)
 
 
 def hosted_local(tmp_path: Path) -> Instance:
     pytest.importorskip("torch")
-    from seer.engine.local.tiny import make_tiny_model  # noqa: PLC0415
+    from seer.engine.local.tiny import make_tiny_model
 
     settings = {"model_dir": str(make_tiny_model(tmp_path / "tiny")), "kv_blocks": 256, "stream_tokens": 4}
     spec = InstanceSpec(factory="seer.engine.host.local:make_local", settings=settings)
     return ProcessInstance(0, spec, options=HostOptions(pin=False, log_dir=tmp_path))
 
 
-MAKERS = [fake, hosted_fake, local, hosted_local]
+@pytest.fixture(scope="module")
+def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
+    from seer.engine.local.tiny import make_tiny_model
+
+    thread = LoopThread()
+    folder = make_tiny_model(tmp_path_factory.mktemp("vllm") / "tiny", head_dim=HEAD_DIM)
+    engine = SharedEngine(folder, thread)
+    yield engine
+    engine.close()
+    thread.close()
+
+
+MAKERS = [fake, hosted_fake, local, hosted_local, pytest.param("vllm", marks=needs_vllm)]
 Scenario = Callable[[Instance, Inbox], Awaitable[None]]
 
 
-@pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__)
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], Inbox]:
-    def run(scenario: Scenario) -> Inbox:
+class Play:
+    """Plays a scenario on a fresh instance."""
+
+    def __init__(
+        self, make: Callable[[], Instance], run: Callable[[Coroutine[Any, Any, None]], None], temperature: float
+    ) -> None:
+        self._make, self._run = make, run
+        self.temperature = temperature
+        """At which tokens do not depend on how a request is cut into chunks."""
+
+    def __call__(self, scenario: Scenario) -> Inbox:
         inbox = Inbox()
 
         async def main() -> None:
-            instance = request.param(tmp_path)
+            instance = self._make()
             await instance.start(inbox)
             try:
                 await scenario(instance, inbox)
             finally:
                 await instance.close()
 
-        asyncio.run(main())
+        self._run(main())
         return inbox
 
-    return run
+
+@pytest.fixture(params=MAKERS, ids=lambda maker: getattr(maker, "__name__", maker))
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+    if request.param != "vllm":
+        return Play(lambda: request.param(tmp_path), asyncio.run, temperature=1.0)
+    engine: SharedEngine = request.getfixturevalue("vllm_engine")
+    (tmp_path / "tiny").symlink_to(engine.folder)  # weights that a test may update to
+    return Play(engine.instance, engine.thread.run, temperature=0.0)
 
 
-def test_a_chunk_yields_exactly_its_tokens_and_one_end(play: Callable[[Scenario], Inbox]) -> None:
+def test_a_chunk_yields_exactly_its_tokens_and_one_end(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         for request in range(6):
             instance.submit(a_chunk(request, max_tokens=10 + request))
@@ -112,7 +142,7 @@ def test_a_chunk_yields_exactly_its_tokens_and_one_end(play: Callable[[Scenario]
         assert len(inbox.tokens(request)) == 10 + request
 
 
-def test_every_token_has_its_log_probability_and_epoch(play: Callable[[Scenario], Inbox]) -> None:
+def test_every_token_has_its_log_probability_and_epoch(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         instance.submit(a_chunk())
         await inbox.ends(0)
@@ -125,16 +155,18 @@ def test_every_token_has_its_log_probability_and_epoch(play: Callable[[Scenario]
         assert all(value <= 0.0 for value in span.logprobs)
 
 
-def test_tokens_do_not_depend_on_company_or_on_chunking(play: Callable[[Scenario], Inbox]) -> None:
+def test_tokens_do_not_depend_on_company_or_on_chunking(play: Play) -> None:
+    sampling = Sampling(max_tokens=200, ignore_eos=True, temperature=play.temperature)
+
     async def scenario(instance: Instance, inbox: Inbox) -> None:
-        instance.submit(a_chunk(0, max_tokens=24))
+        instance.submit(a_chunk(0, max_tokens=24, sampling=sampling))
         await inbox.ends(0)
-        instance.submit(a_chunk(1, seed=100, max_tokens=9))
+        instance.submit(a_chunk(1, seed=100, max_tokens=9, sampling=sampling))
         for other in (2, 3, 4):
             instance.submit(a_chunk(other, max_tokens=30))
         await inbox.ends(1)
         spans = tuple(o.span for o in inbox.of(1) if o.span)
-        instance.submit(a_chunk(1, seed=100, max_tokens=15, spans=spans, attempt=2))
+        instance.submit(a_chunk(1, seed=100, max_tokens=15, spans=spans, attempt=2, sampling=sampling))
         await inbox.until(lambda: any(o.end for o in inbox.of(1, 2)))
         await inbox.ends(2, 3, 4)
 
@@ -142,7 +174,7 @@ def test_tokens_do_not_depend_on_company_or_on_chunking(play: Callable[[Scenario
     assert inbox.tokens(1) + inbox.tokens(1, 2) == inbox.tokens(0)
 
 
-def test_abort_ends_a_chunk_once_and_unknown_requests_are_ignored(play: Callable[[Scenario], Inbox]) -> None:
+def test_abort_ends_a_chunk_once_and_unknown_requests_are_ignored(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.pause()
         instance.submit(a_chunk(0, max_tokens=200))
@@ -159,7 +191,7 @@ def test_abort_ends_a_chunk_once_and_unknown_requests_are_ignored(play: Callable
     assert not inbox.of(77)
 
 
-def test_closing_ends_what_is_in_hand(play: Callable[[Scenario], Inbox]) -> None:
+def test_closing_ends_what_is_in_hand(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.pause()
         instance.submit(a_chunk(0))
@@ -169,9 +201,7 @@ def test_closing_ends_what_is_in_hand(play: Callable[[Scenario], Inbox]) -> None
     assert [o.end for o in inbox.outputs if o.end] == [ChunkEnd.ABORTED] * 2
 
 
-def test_weights_change_only_between_chunks_and_move_the_epoch(
-    play: Callable[[Scenario], Inbox], tmp_path: Path
-) -> None:
+def test_weights_change_only_between_chunks_and_move_the_epoch(play: Play, tmp_path: Path) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.pause()
         instance.submit(a_chunk(0))
@@ -189,7 +219,7 @@ def test_weights_change_only_between_chunks_and_move_the_epoch(
     assert {o.span.epoch for o in inbox.of(1) if o.span} == {1}
 
 
-def test_a_chunk_it_could_never_finish_is_refused_or_fails_by_name(play: Callable[[Scenario], Inbox]) -> None:
+def test_a_chunk_it_could_never_finish_is_refused_or_fails_by_name(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         too_long = instance.limits.max_context_tokens
         huge = a_chunk(0, max_tokens=too_long, sampling=Sampling(max_tokens=too_long))
@@ -204,7 +234,7 @@ def test_a_chunk_it_could_never_finish_is_refused_or_fails_by_name(play: Callabl
     play(scenario)
 
 
-def test_its_view_counts_steps(play: Callable[[Scenario], Inbox]) -> None:
+def test_its_view_counts_steps(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         before = instance.view().num_steps
         instance.submit(a_chunk(0))

@@ -1,26 +1,29 @@
 """What every instance that computes a real model promises, beyond test_instance_contract.py.
 
 Log-probabilities are those of a plain forward pass, stop reasons are right, an abort returns what was generated, and
-overload is refused. An implementation joins by adding a maker to `MAKERS`.
+overload is refused. An implementation joins by adding a maker to `MAKERS`. Where tokens are compared with the local
+engine's, vLLM draws without noise: it has noise of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, an_engine, generate  # noqa: E402
-from inbox import OutputInbox  # noqa: E402
-from seer.engine.base import Instance  # noqa: E402
-from seer.engine.local import LocalInstance  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights  # noqa: E402
-from seer.errors import InstanceError, Overloaded  # noqa: E402
-from seer.types import ChunkEnd, ChunkOutput  # noqa: E402
+from engines import a_chunk, an_engine, generate
+from inbox import OutputInbox
+from seer.engine.base import Instance
+from seer.engine.local import LocalInstance
+from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
+from seer.errors import InstanceError, Overloaded
+from seer.types import ChunkEnd, ChunkOutput
+from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
@@ -29,7 +32,7 @@ def local(folder: Path, **limits: int) -> Instance:
     return LocalInstance(0, folder, **({"kv_blocks": 128, "block_tokens": 4, "stream_tokens": 1} | limits))  # type: ignore[arg-type]
 
 
-MAKERS = [local]
+MAKERS = [local, pytest.param("vllm", marks=needs_vllm)]
 
 
 class Inbox(OutputInbox):
@@ -46,34 +49,60 @@ class Inbox(OutputInbox):
 Scenario = Callable[[Instance, Inbox], Awaitable[None]]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_tiny_model(tmp_path / "tiny", seed=2)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=2, head_dim=HEAD_DIM)
 
 
-@pytest.fixture(params=MAKERS, ids=lambda maker: maker.__name__)
-def play(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Inbox]:
-    def run(scenario: Scenario, **limits: int) -> Inbox:
+@pytest.fixture(scope="module")
+def vllm_engine(folder: Path) -> Iterator[SharedEngine]:
+    thread = LoopThread()
+    engine = SharedEngine(folder, thread, stream_tokens=1)
+    yield engine
+    engine.close()
+    thread.close()
+
+
+class Play:
+    """Plays a scenario on a fresh instance."""
+
+    def __init__(
+        self, make: Callable[..., Instance], run: Callable[[Coroutine[Any, Any, None]], None], temperature: float
+    ) -> None:
+        self._make, self._run = make, run
+        self.temperature = temperature
+
+    def __call__(self, scenario: Scenario, **limits: int) -> Inbox:
         inbox = Inbox()
 
         async def main() -> None:
-            instance = request.param(folder, **limits)
+            instance = self._make(**limits)
             await instance.start(inbox)
             try:
                 await scenario(instance, inbox)
             finally:
                 await instance.close()
 
-        asyncio.run(main())
+        self._run(main())
         return inbox
 
-    return run
+
+@pytest.fixture(params=MAKERS, ids=lambda maker: getattr(maker, "__name__", maker))
+def play(request: pytest.FixtureRequest, folder: Path) -> Iterator[Play]:
+    if request.param != "vllm":
+        yield Play(lambda **limits: request.param(folder, **limits), asyncio.run, temperature=1.0)
+        return
+    engine: SharedEngine = request.getfixturevalue("vllm_engine")
+    yield Play(engine.instance, engine.thread.run, temperature=0.0)
+    engine.thread.run(engine.restore())
 
 
-def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Callable[..., Inbox], folder: Path) -> None:
+def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Play, folder: Path) -> None:
+    sampling = {"temperature": 0.8 * play.temperature, "top_k": 50}
+
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         for i in range(4):
-            instance.submit(a_chunk(i, PROMPT[: 2 + i], max_tokens=20, temperature=0.8, top_k=50))
+            instance.submit(a_chunk(i, PROMPT[: 2 + i], max_tokens=20, **sampling))
         await inbox.ends(*range(4))
 
     inbox = play(scenario)
@@ -82,7 +111,7 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Callable[...,
         # The specification, asked for one token at a time after each prefix.
         plain = an_engine(folder, kernels="torch")
         raw = [value for o in inbox.outputs if o.request == i and o.span for value in o.span.raw_logprobs or ()]
-        context, draw = PROMPT[: 2 + i], {"seed": 1000 + i, "temperature": 0.8, "top_k": 50}
+        context, draw = PROMPT[: 2 + i], {"seed": 1000 + i, **sampling}
         forced = [
             generate(plain, [a_chunk(100 + at, context + said[:at], max_tokens=1, **draw)]) for at in range(len(said))
         ]
@@ -93,12 +122,12 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Callable[...,
         assert logprobs == pytest.approx([answer.logprobs[0] for answer in answers], abs=1e-4)
 
 
-def test_stop_reasons_are_right(play: Callable[..., Inbox], folder: Path) -> None:
-    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=30)])[0].ids
+def test_stop_reasons_are_right(play: Play, folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=30, temperature=play.temperature)])[0].ids
 
     async def scenario(instance: Instance, inbox: Inbox) -> None:
-        instance.submit(a_chunk(0, PROMPT, max_tokens=30, stop_token_ids=(free[5],)))
-        instance.submit(a_chunk(1, PROMPT, max_tokens=3, seed=1000))
+        instance.submit(a_chunk(0, PROMPT, max_tokens=30, stop_token_ids=(free[5],), temperature=play.temperature))
+        instance.submit(a_chunk(1, PROMPT, max_tokens=3, seed=1000, temperature=play.temperature))
         await inbox.ends(0, 1)
 
     inbox = play(scenario)
@@ -107,11 +136,11 @@ def test_stop_reasons_are_right(play: Callable[..., Inbox], folder: Path) -> Non
     assert (inbox.end(1).end, inbox.end(1).stop_token, inbox.tokens(1)) == (ChunkEnd.LIMIT, None, free[:3])
 
 
-def test_an_abort_returns_what_was_generated(play: Callable[..., Inbox], folder: Path) -> None:
-    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=400)])[0].ids
+def test_an_abort_returns_what_was_generated(play: Play, folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=400, temperature=play.temperature)])[0].ids
 
     async def scenario(instance: Instance, inbox: Inbox) -> None:
-        instance.submit(a_chunk(0, PROMPT, max_tokens=400))
+        instance.submit(a_chunk(0, PROMPT, max_tokens=400, temperature=play.temperature))
         await inbox.until(lambda: len(inbox.tokens(0)) >= 5)
         instance.abort(0)
         await inbox.ends(0)
@@ -122,13 +151,14 @@ def test_an_abort_returns_what_was_generated(play: Callable[..., Inbox], folder:
     assert inbox.end(0).end in (ChunkEnd.ABORTED, ChunkEnd.LIMIT)
 
 
-def test_overload_is_refused_and_the_rest_goes_on(play: Callable[..., Inbox]) -> None:
+def test_overload_is_refused_and_the_rest_goes_on(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.pause()
         with pytest.raises(InstanceError, match=r"outside 0\.\.127"):
             instance.submit(a_chunk(8, [500], max_tokens=10))
+        too_much = instance.limits.kv_tokens  # of one request, its prompt apart
         with pytest.raises(Overloaded, match="KV blocks"):
-            instance.submit(a_chunk(9, PROMPT, max_tokens=300))
+            instance.submit(a_chunk(9, PROMPT, max_tokens=too_much))
         for i in range(3):
             instance.submit(a_chunk(i, PROMPT, max_tokens=10))
         with pytest.raises(Overloaded, match="already holds 3"):
@@ -140,35 +170,36 @@ def test_overload_is_refused_and_the_rest_goes_on(play: Callable[..., Inbox]) ->
         await instance.resume()
         await inbox.ends(0, 1, 2)
 
-    inbox = play(scenario, kv_blocks=20, max_running=2, max_waiting=1)
+    inbox = play(scenario, kv_blocks=10, max_running=2, max_waiting=1)
     assert {o.request for o in inbox.outputs} == {0, 1, 2}
 
 
-def test_new_weights_take_effect_and_old_kv_is_not_used(play: Callable[..., Inbox], tmp_path: Path) -> None:
-    fresh = make_tiny_model(tmp_path / "fresh", seed=77)
-    expected = generate(an_engine(fresh), [a_chunk(1, PROMPT * 3, max_tokens=20)])[1].ids
+def test_new_weights_take_effect_and_old_kv_is_not_used(play: Play, tmp_path: Path) -> None:
+    fresh = make_tiny_model(tmp_path / "fresh", seed=77, head_dim=HEAD_DIM)
+    expected = generate(an_engine(fresh), [a_chunk(1, PROMPT * 5, max_tokens=20, temperature=play.temperature)])[1].ids
+    weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=77)
 
     async def scenario(instance: Instance, inbox: Inbox) -> None:
-        old = a_chunk(0, PROMPT * 3, max_tokens=20)
+        old = a_chunk(0, PROMPT * 5, max_tokens=20, temperature=play.temperature)
         instance.submit(old)
         await inbox.ends(0)
         assert instance.cached_prefix_tokens(old) >= 20
-        await instance.update_weights(tiny_weights(tiny_config(), seed=77), 1)
-        new = a_chunk(1, PROMPT * 3, max_tokens=20, epoch=1)
+        await instance.update_weights(weights, 1)
+        new = a_chunk(1, PROMPT * 5, max_tokens=20, epoch=1, temperature=play.temperature)
         assert instance.cached_prefix_tokens(new) == 0
         with pytest.raises(InstanceError, match="epoch 0"):
             instance.submit(old)
         instance.submit(new)
         await inbox.ends(1)
         with pytest.raises(InstanceError, match="not newer"):
-            await instance.update_weights(tiny_weights(tiny_config(), seed=77), 1)
+            await instance.update_weights(weights, 1)
 
     inbox = play(scenario)
     assert inbox.tokens(1) == expected
     assert inbox.tokens(0) != expected
 
 
-def test_weights_that_do_not_fit_change_nothing(play: Callable[..., Inbox]) -> None:
+def test_weights_that_do_not_fit_change_nothing(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         with pytest.raises(Exception, match="lack"):
             await instance.update_weights({}, 1)
@@ -207,7 +238,7 @@ def test_instances_of_one_process_share_their_weights_and_agree_on_the_epoch(fol
         await first.start(inbox)
         await second.start(inbox)
         assert first._started().model.weights is second._started().model.weights
-        weights = tiny_weights(tiny_config(), seed=5)
+        weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
         await second.pause()
         second.submit(a_chunk(0, PROMPT, max_tokens=5))
         with pytest.raises(InstanceError, match="shares the weights"):

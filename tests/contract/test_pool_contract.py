@@ -7,18 +7,17 @@ keep.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pools import a_local_pool
 from seer.errors import PoolError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import KeyArray, KVLayout, Namespace, block_keys
 from seer.kvpool.local import LocalPool
-from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 from seer.kvpool.none import NonePool
@@ -66,19 +65,8 @@ def mooncake_tcp(mooncake_servers: MooncakeServers) -> Iterator[MooncakePool]:
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
     """A pool that holds blocks, empty at the start of each test."""
     if request.param == "local":
-        config = LocalPoolConfig(
-            block_bytes=BLOCK_BYTES,
-            dram_bytes=32 * BLOCK_BYTES,
-            ssd_bytes=128 * BLOCK_BYTES,
-            ssd_dir=str(tmp_path),
-            dram_dir=str(tmp_path),
-            name=uuid.uuid4().hex,
-        )
-        opened = LocalPool(config)
-        try:
+        with a_local_pool(tmp_path, block_bytes=BLOCK_BYTES, dram_blocks=32, ssd_blocks=128) as opened:
             yield opened
-        finally:
-            opened.close(remove=True)
         return
     client: MooncakePool = request.getfixturevalue(request.param)
     client.remove_all()

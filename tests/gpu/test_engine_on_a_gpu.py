@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from seer.engine.local.tiny import make_tiny_model
 
 pytestmark = pytest.mark.gpu
 CUDA = {"device": torch.device("cuda"), "block_tokens": 16, "kv_blocks": 256}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from faults import children_of
 from seer.cli.main import main
 
 DEADLINE_S = 60
@@ -128,20 +129,6 @@ def wait_for_journal(run_dir: Path, num_lines: int, process: subprocess.Popen[st
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "the run writes no journal"
         time.sleep(0.02)
-
-
-def children_of(run_dir: Path) -> list[int]:
-    """Processes that have this run's instance logs open."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                files = [os.readlink(fd) for fd in (process / "fd").iterdir()]
-            except OSError:
-                continue
-            if any(file.startswith(f"{run_dir}/instance-") for file in files):
-                found.append(int(process.name))
-    return found
 
 
 def expected(prompts: Path, tmp_path: Path, *more: str) -> dict[tuple[str, int], list[int]]:

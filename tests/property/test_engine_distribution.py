@@ -14,13 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import FunctionDrafter, a_chunk, always, an_engine, generate  # noqa: E402
-from seer.engine.drafter import DraftAsk, DraftTree  # noqa: E402
-from seer.engine.local import engine as engine_module  # noqa: E402
-from seer.engine.local import runner as runner_module  # noqa: E402
-from seer.engine.local.batch import build  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
-from seer.engine.local.verify import Walk, walk  # noqa: E402
+from engines import FunctionDrafter, a_chunk, always, an_engine, generate
+from seer.engine.drafter import DraftAsk, DraftTree
+from seer.engine.local import engine as engine_module
+from seer.engine.local import runner as runner_module
+from seer.engine.local.batch import build
+from seer.engine.local.tiny import make_tiny_model
+from seer.engine.local.verify import Walk, walk
 
 PROMPT = [5, 17, 9, 60]
 NUM_SAMPLES = 4000

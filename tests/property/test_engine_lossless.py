@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from seer.engine.local.tiny import make_tiny_model
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 NUM_REQUESTS, NUM_TOKENS = 40, 90

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import random
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, always, an_engine, generate, random_trees, tokens_of  # noqa: E402
-from seer.engine.local.assembly import update  # noqa: E402
-from seer.engine.local.cache import block_bytes  # noqa: E402
-from seer.engine.local.folder import read_config  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights  # noqa: E402
-from seer.kvpool.local import LocalPool  # noqa: E402
-from seer.kvpool.local_files import LocalPoolConfig  # noqa: E402
-from seer.kvpool.none import NonePool  # noqa: E402
+from engines import a_chunk, always, an_engine, generate, random_trees, tokens_of
+from pools import a_local_pool
+from seer.engine.local.assembly import update
+from seer.engine.local.cache import block_bytes
+from seer.engine.local.folder import read_config
+from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
+from seer.kvpool.local import LocalPool
+from seer.kvpool.none import NonePool
 
 BLOCK_TOKENS = 8
 PROMPT = [11, 45, 3, 99, 27, 64, 80, 5, 31, 77, 12, 19, 101, 8]
@@ -32,19 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pool(tmp_path: Path, folder: Path):
     size = block_bytes(read_config(folder), BLOCK_TOKENS, torch.float32)
-    config = LocalPoolConfig(
-        block_bytes=size,
-        dram_bytes=512 * size,
-        ssd_bytes=512 * size,
-        ssd_dir=str(tmp_path),
-        dram_dir=str(tmp_path),
-        name=uuid.uuid4().hex,
-    )
-    opened = LocalPool(config)
-    try:
+    with a_local_pool(tmp_path, block_bytes=size, dram_blocks=512, ssd_blocks=512) as opened:
         yield opened
-    finally:
-        opened.close(remove=True)
 
 
 def computed_rows(steps: list) -> int:
@@ -81,7 +70,7 @@ def test_a_request_that_is_over_makes_room_in_the_pool(folder: Path, pool: Local
     first = generate(engine, [a_chunk(0, PROMPT, max_tokens=40)])[0]
     assert pool.stats().num_pinned_blocks == 6  # it may go on, so its KV is kept
     chunk = a_chunk(0, PROMPT, max_tokens=20, spans=(first.span(),))
-    over = replace(chunk, sampling=replace(chunk.sampling, max_tokens=60))
+    over = msgspec.structs.replace(chunk, sampling=replace(chunk.sampling, max_tokens=60))
     generate(engine, [over])
     assert pool.stats().num_blocks == 0
 

@@ -30,6 +30,18 @@ def test_every_second_is_put_under_one_heading() -> None:
     assert found.busy_share == [pytest.approx(1.0), pytest.approx(5 / 8)]
 
 
+def test_time_spent_on_loading_kv_is_migration_and_not_overhead() -> None:
+    steps = Stepped(4.0, 0, 10, 3.0, 30, 0, 30, 0, 0, load_s=1.0, loaded_bytes=1 << 20)
+    events: list[Event] = [Queued(0.0, 0, 0, 0, 3), a_state(0.0, 0, 1), steps, Ended(5.0, 0, 30, "stop")]
+    found = explain(events, num_instances=1, max_running=4)
+    assert found is not None
+    assert (found.seconds["decode"], found.seconds["migration"], found.seconds["overhead"]) == (
+        pytest.approx(3.0),
+        pytest.approx(1.0),
+        pytest.approx(1.0),
+    )
+
+
 def test_without_step_reports_running_is_decoding_and_there_is_no_bound() -> None:
     events: list[Event] = [Queued(0.0, 0, 0, 0, 3), a_state(0.0, 0, 1), Ended(2.0, 0, 5, "stop")]
     found = explain(events, num_instances=1, max_running=4)

@@ -46,10 +46,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Run every engine in turn and print the medians."""
     try:
-        import torch  # noqa: PLC0415 - verbs import heavy things when they run
+        import torch
 
-        from seer.engine.local.measure import random_prompts  # noqa: PLC0415
-        from seer.engine.local.models_get import find_model  # noqa: PLC0415
+        from seer.engine.local.measure import random_prompts
+        from seer.engine.local.models_get import find_model
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     torch.set_num_threads(args.threads)
@@ -78,11 +78,11 @@ Generator = Callable[[Sequence[Sequence[int]]], "Throughput"]
 
 
 def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
-    import torch  # noqa: PLC0415
+    import torch
 
-    from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits  # noqa: PLC0415
-    from seer.engine.local.folder import read_config  # noqa: PLC0415
-    from seer.engine.local.measure import generate_batch  # noqa: PLC0415
+    from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits
+    from seer.engine.local.folder import read_config
+    from seer.engine.local.measure import generate_batch
 
     config, device = read_config(folder), torch.device(args.device)
     step = 512 if device.type == "cpu" else 8192
@@ -94,12 +94,12 @@ def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
 
 
 def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
-    import torch  # noqa: PLC0415
+    import torch
 
-    from seer.engine.local.measure import Throughput  # noqa: PLC0415
+    from seer.engine.local.measure import Throughput
 
     try:
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415
+        from transformers import AutoModelForCausalLM
     except ModuleNotFoundError:
         raise ConfigError("transformers is not installed", hint="pip install transformers, or --peers none") from None
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
@@ -127,7 +127,7 @@ def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
 
 
 def _vllm(folder: Path, args: argparse.Namespace) -> Generator:
-    from seer.engine.local.measure import Throughput  # noqa: PLC0415
+    from seer.engine.local.measure import Throughput
 
     try:
         vllm = importlib.import_module("vllm")

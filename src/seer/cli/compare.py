@@ -69,9 +69,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
-    from seer.api import Rollout  # noqa: PLC0415 - keeps `seer --help` light
-    from seer.cli.prompt_file import load_prompts  # noqa: PLC0415
-    from seer.comparison import recorded_lengths  # noqa: PLC0415
+    from seer.api import Rollout
+    from seer.cli.prompt_file import load_prompts
+    from seer.comparison import recorded_lengths
 
     policies = [name.strip() for name in args.policies.split(",") if name.strip()]
     for policy in policies:
@@ -119,7 +119,7 @@ async def _compare(
     args: argparse.Namespace,
     recorder: _Recorder,
 ) -> Comparison:
-    from seer.comparison import compare  # noqa: PLC0415 - keeps `seer --help` light
+    from seer.comparison import compare
 
     with recorder:
         async with rollout:
@@ -156,7 +156,7 @@ class _Recorder:
 
     def began(self, repetition: int, policy: str) -> Callable[[Event], None]:
         """A run begins: the sink of its events."""
-        from seer.metrics.jsonl import EventLog  # noqa: PLC0415
+        from seer.metrics.jsonl import EventLog
 
         self._run = RunFolder(self._folder.path / f"{policy}-{repetition}")
         self._run.create(self._folder.prompts)
@@ -183,7 +183,7 @@ class _Recorder:
 
     def ended(self, measured: Measured, groups: list[GroupRecord]) -> None:
         """A run is over."""
-        from seer.results import write_responses  # noqa: PLC0415
+        from seer.results import write_responses
 
         assert self._run is not None, "a run ended that had not begun"
         self._open.close()
@@ -199,7 +199,7 @@ class _Recorder:
 
     def write_report(self, rows: list[dict[str, Any]]) -> Path | None:
         """The report of the last policy's first run, beside all rows."""
-        from seer.report.page import write_page  # noqa: PLC0415
+        from seer.report.page import write_page
 
         best = RunFolder(self._folder.path / f"{rows[-1]['policy']}-0")
         others = [RunFolder(self._folder.path / f"{row['policy']}-0") for row in rows[:-1]]
@@ -222,8 +222,8 @@ def _run_numbers(measured: Measured) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: RunFolder, report: Path | None) -> None:
-    from rich.console import Console  # noqa: PLC0415 - keeps `seer --help` light
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
 
     first = rows[0]
     lengths = "natural lengths" if args.lengths == "natural" else "forced lengths"

@@ -34,6 +34,7 @@ VERBS = (
     "drafts",
     "draft_server",
     "pool",
+    "doctor",
 )
 BENCHES = ("bench_engine", "bench_pool")
 

@@ -39,7 +39,7 @@ def run_get(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Print a folder's shape."""
     models = _models()
-    from seer.engine.local.folder import read_config  # noqa: PLC0415 - verbs import heavy things when they run
+    from seer.engine.local.folder import read_config
 
     folder = models.find_model(args.model)
     config = read_config(folder)
@@ -62,7 +62,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _models() -> ModuleType:
     try:
-        from seer.engine.local import models_get  # noqa: PLC0415
+        from seer.engine.local import models_get
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     return models_get

@@ -19,8 +19,10 @@ from seer.kvpool import supervise
 from seer.kvpool.base import PoolStats
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, remove_files
+from seer.kvpool.mooncake_metrics import read_tiers
 from seer.kvpool.serve import ServeSpec, ServeState
 
+_METRICS_TIMEOUT_S = 2.0
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
@@ -194,12 +196,15 @@ def _local_report(found: FoundPool, dram_dir: str) -> PoolReport:
 
 
 def _mooncake_report(state: ServeState) -> PoolReport:
+    tiers = read_tiers(state.addresses["metrics"], _METRICS_TIMEOUT_S)
     return PoolReport(
         name=state.name,
         backend=state.backend,
         live_pids=[state.pid, *state.pids.values()],
         addresses=state.addresses,
         warnings=state.warnings,
+        problem="" if tiers is not None else "its master does not answer",
+        stats=PoolStats(backend=state.backend, **msgspec.structs.asdict(tiers)) if tiers is not None else None,
     )
 
 

@@ -33,10 +33,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write the file."""
     try:
-        import torch  # noqa: PLC0415 - verbs import heavy things when they run
+        import torch
 
-        from seer.engine.local.measure import profile  # noqa: PLC0415
-        from seer.engine.local.models_get import find_model  # noqa: PLC0415
+        from seer.engine.local.measure import profile
+        from seer.engine.local.models_get import find_model
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     torch.set_num_threads(1)

@@ -62,8 +62,8 @@ WHAT_IF = ("verl-sync", "verl", "context", "seer", "oracle")
 
 def _what_if(args: argparse.Namespace) -> int:
     """A real run's lengths under other policies, at the step cost that was measured in it."""
-    from seer.runs import RunFolder  # noqa: PLC0415 - only for real runs
-    from seer.whatif import read_recorded, replay_all  # noqa: PLC0415
+    from seer.runs import RunFolder
+    from seer.whatif import read_recorded, replay_all
 
     recorded = read_recorded(RunFolder.find(args.events))
     predicted = replay_all(recorded, [args.policy] if args.policy else WHAT_IF)
@@ -79,5 +79,6 @@ def _what_if(args: argparse.Namespace) -> int:
         say(f"{policy:<12} {summary.makespan_s:>12.1f} {saved:>6.0f}% {summary.tail_s:>7.1f} ")
         say(f"{100 * summary.idle_share:>5.0f}%\n")
     error = 100 * (same / recorded.makespan_s - 1)
-    say(f"the prediction for {recorded.policy} is {error:+.0f}% off what was measured; speculation is left out\n")
+    drafts = "drafts as recorded" if recorded.gains else "drafts are left out: none were recorded"
+    say(f"the prediction for {recorded.policy} is {error:+.0f}% off what was measured; {drafts}\n")
     return 0

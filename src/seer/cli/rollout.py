@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from seer.prompts import EncodedPrompt
 
 EXIT_INTERRUPTED = 130
+EXIT_NOT_CLEAN = 1
 
 EXAMPLES = """\
 examples:
@@ -62,7 +63,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="continue the run in this folder, as it was asked for"
     )
-    parser.add_argument("--certify", type=float, metavar="P", help="verify a share P of the responses at the end")
+    parser.add_argument(
+        "--certify", type=float, metavar="P", help="score a share P of the responses again during the run"
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.set_defaults(run=run)
@@ -70,13 +73,15 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
-    from seer.api import Rollout  # noqa: PLC0415 - keeps `seer --help` light
-    from seer.cli.prompt_file import load_prompts  # noqa: PLC0415
+    from seer.api import Rollout
+    from seer.cli.prompt_file import load_prompts
 
     if args.resume is not None:
         _restore_arguments(args)
     elif args.prompts is None:
         raise ConfigError("--prompts is missing", hint="--prompts FILE.jsonl, or --resume RUN")
+    if args.certify is not None and not 0 < args.certify <= 1:
+        raise ConfigError(f"--certify {args.certify:g}", hint="a share of the responses: above 0 and at most 1")
     folder = RunFolder.choose(args.run_dir)
     rollout = Rollout(args.model, policy=args.policy, **fleet_settings(args, folder.path))
     sampling = sampling_of(args)
@@ -98,19 +103,31 @@ def run(args: argparse.Namespace) -> int:
     was_cut = asyncio.run(_roll_out(rollout, prompts, args, folder, out))
     status = "interrupted" if was_cut else "finished"
     summary = rollout.summary
-    numbers = _measured(asdict(summary)) if summary is not None else None
-    folder.write_manifest(
-        folder.read_manifest() | {"status": status, "summary": numbers, "lost_instances": rollout.fleet.num_lost}
-    )
-    _print_summary(args, folder, out, status, numbers)
-    if args.certify and not was_cut:
-        return _certify(args, folder)
-    return EXIT_INTERRUPTED if was_cut else 0
+    numbers = _measured(asdict(summary), args.engine) if summary is not None else None
+    outcome = {"status": status, "summary": numbers, "lost_instances": rollout.fleet.num_lost}
+    certificate = _certificate_numbers(rollout)
+    if certificate is not None:
+        outcome["certificate"] = certificate
+    folder.write_manifest(folder.read_manifest() | outcome)
+    _print_summary(args, folder, out, outcome)
+    if was_cut:
+        return EXIT_INTERRUPTED
+    return 0 if certificate is None or certificate["is_clean"] else EXIT_NOT_CLEAN
 
 
-def _measured(numbers: dict[str, Any]) -> dict[str, Any]:
-    """The summary without what real instances do not report: a zero there would read as a measurement."""
-    return {key: value for key, value in numbers.items() if key not in ("recomputed_tokens", "migrated_tokens")}
+def _certificate_numbers(rollout: Rollout) -> dict[str, Any] | None:
+    if rollout.certificate is None:
+        return None
+    from seer.cli.verify import numbers_of
+
+    assert rollout.engine.model_dir is not None, "a certificate needs a model"
+    return numbers_of(rollout.certificate, rollout.engine.model_dir)
+
+
+def _measured(numbers: dict[str, Any], engine: str) -> dict[str, Any]:
+    """The summary without what an engine does not report: a zero there would read as a measurement."""
+    unknown = () if engine == "local" else ("recomputed_tokens", "migrated_tokens")
+    return {key: value for key, value in numbers.items() if key not in unknown}
 
 
 def _restore_arguments(args: argparse.Namespace) -> None:
@@ -126,9 +143,9 @@ async def _roll_out(
     rollout: Rollout, prompts: list[EncodedPrompt], args: argparse.Namespace, folder: RunFolder, out: Path
 ) -> bool:
     """Write results as they come; returns whether the run was cut short."""
-    from seer.cli.progress import Progress  # noqa: PLC0415 - keeps `seer --help` light
-    from seer.metrics.jsonl import EventLog  # noqa: PLC0415
-    from seer.results import write_responses  # noqa: PLC0415
+    from seer.cli.progress import Progress
+    from seer.metrics.jsonl import EventLog
+    from seer.results import write_responses
 
     progress = Progress(rollout, quiet=args.quiet)
     metadata = {"source": "rollout", **recorded_options(args)}
@@ -150,6 +167,7 @@ async def _roll_out(
                     events=events,
                     journal=folder.journal,
                     resume=args.resume is not None,
+                    certify=args.certify or 0.0,
                 )
                 async for group in groups:
                     write_responses(out, group.responses)
@@ -185,27 +203,25 @@ def _interruptible(rollout: Rollout) -> Iterator[list[int]]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _print_summary(
-    args: argparse.Namespace, folder: RunFolder, out: Path, status: str, numbers: dict[str, Any] | None
-) -> None:
+def _print_summary(args: argparse.Namespace, folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
+    status, numbers, certificate = outcome["status"], outcome["summary"], outcome.get("certificate")
     if args.json:
         shown = {"status": status, "results": str(out), "run": str(folder.path), "summary": numbers}
+        if certificate is not None:
+            shown["certificate"] = certificate
         sys.stdout.write(json.dumps(shown) + "\n")
         return
-    from rich.console import Console  # noqa: PLC0415 - keeps `seer --help` light
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
 
     table = Table("measure", "value", title=f"{args.policy} on {args.instances} instances, {status}")
     for name, value in (numbers or {}).items():
         table.add_row(name.replace("_", " "), f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
     console = Console(soft_wrap=True)
+    if certificate is not None:
+        verdict = "clean" if certificate["is_clean"] else "NOT CLEAN"
+        table.add_row("certificate", f"{verdict}, {certificate['num_responses']:,} responses scored again")
     console.print(table)
     console.print(f"results  {out}\nrun      {folder.path}", highlight=False)
     if status == "interrupted":
         console.print(f"continue with: seer rollout --resume {folder.path}", highlight=False)
-
-
-def _certify(args: argparse.Namespace, folder: RunFolder) -> int:
-    from seer.cli.verify import certify  # noqa: PLC0415 - needs the model
-
-    return certify(folder, share=args.certify, as_json=args.json)

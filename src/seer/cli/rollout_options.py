@@ -50,9 +50,12 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--model", default="smollm2", metavar="DIR|NAME", help="a model folder, or smollm2 (%(default)s)"
     )
-    fleet.add_argument("--engine", default="local", metavar="NAME", help="local (%(default)s)")
+    fleet.add_argument("--engine", default="local", metavar="NAME", help="local or vllm (%(default)s)")
     fleet.add_argument("--instances", type=int, default=2, metavar="N", help="(%(default)s)")
-    fleet.add_argument("--pool", choices=("local", "none"), default="local", help="shared KV (%(default)s)")
+    fleet.add_argument("--pool", choices=("local", "mooncake", "none"), default="local", help="shared KV (%(default)s)")
+    fleet.add_argument(
+        "--pool-name", default="default", metavar="NAME", help="of the pool that `seer pool up` started (mooncake)"
+    )
     fleet.add_argument(
         "--speculation", choices=("auto", "off"), default="auto", help="auto: where it pays (%(default)s)"
     )
@@ -81,7 +84,7 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 def fleet_settings(args: argparse.Namespace, log_dir: Path | None) -> dict[str, Any]:
     """Keyword arguments of `Rollout`, the model apart."""
-    from seer.engine.host import HostOptions  # noqa: PLC0415 - keeps `seer --help` light
+    from seer.engine.host import hosting_for
 
     if args.n < 1:
         raise ConfigError(f"--n {args.n}", hint="at least 1")
@@ -94,11 +97,10 @@ def fleet_settings(args: argparse.Namespace, log_dir: Path | None) -> dict[str, 
         "max_running": args.max_running,
         "kv_memory_bytes": args.kv_memory,
         "pool_bytes": args.pool_memory,
+        "pool_name": args.pool_name,
         "device": args.device,
         "dtype": args.dtype,
-        "hosting": HostOptions(
-            pin=args.device == "cpu" and not args.no_pin, max_restarts=args.max_restarts, log_dir=log_dir
-        ),
+        "hosting": hosting_for(args.device, pin=not args.no_pin, max_restarts=args.max_restarts, log_dir=log_dir),
     }
 
 

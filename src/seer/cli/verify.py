@@ -11,10 +11,13 @@ import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seer.errors import ConfigError, InputError, MissingExtra
 from seer.runs import RunFolder
+
+if TYPE_CHECKING:
+    from seer.certificate import Certificate
 
 EXAMPLES = """\
 examples:
@@ -64,7 +67,7 @@ def certify(
 ) -> int:
     """Certify a finished run and print the verdict; 0 if it is clean."""
     try:
-        from seer import certificate  # noqa: PLC0415 - torch
+        from seer import certificate
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     if share is not None and not 0 < share <= 1:
@@ -78,26 +81,29 @@ def certify(
     wanted = max(1, round(len(claims) * share)) if share is not None else min(num_sampled, len(claims))
     chosen = random.Random(seed).sample(claims, wanted)
     weights = Path(model or manifest["model_dir"])
-    dtype = manifest["options"]["dtype"]
-    if dtype == "auto":
-        dtype = "float32" if manifest["options"]["device"] == "cpu" else "bfloat16"
+    dtype = certificate.engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
     found = certificate.certify(certificate.PlainModel(weights), chosen, dtype=dtype)
-    numbers = asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
+    numbers = numbers_of(found, weights)
     folder.write_manifest(manifest | {"certificate": numbers})
     if as_json:
         sys.stdout.write(json.dumps(numbers) + "\n")
     else:
-        _print(numbers, len(claims))
+        print_certificate(numbers, len(claims))
     return 0 if found.is_clean else 1
+
+
+def numbers_of(found: Certificate, weights: Path) -> dict[str, Any]:
+    """A certificate as run.json keeps it."""
+    return asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
 
 
 def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     """Every response of the run beside the prompt and the sampling it was asked with."""
-    from seer.certificate import Claim  # noqa: PLC0415 - torch
-    from seer.cli.rollout_options import sampling_of  # noqa: PLC0415
-    from seer.engine.catalog import InstanceSettings, prepare  # noqa: PLC0415
-    from seer.prompts import encode, read_prompts  # noqa: PLC0415
-    from seer.results import read_responses  # noqa: PLC0415
+    from seer.certificate import Claim
+    from seer.cli.rollout_options import sampling_of
+    from seer.engine.catalog import InstanceSettings, prepare
+    from seer.prompts import encode, read_prompts
+    from seer.results import read_responses
 
     options = argparse.Namespace(**manifest["options"])
     engine = prepare("local", manifest["model_dir"], InstanceSettings())
@@ -122,7 +128,8 @@ def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     return claims
 
 
-def _print(numbers: dict[str, Any], num_responses: int) -> None:
+def print_certificate(numbers: dict[str, Any], num_responses: int) -> None:
+    """What was scored and what was found, for people."""
     verdict = "CLEAN" if numbers["is_clean"] else "NOT CLEAN"
     promise = "" if numbers["tokens_are_promised"] else " (not promised for this type)"
     sys.stdout.write(

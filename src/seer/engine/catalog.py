@@ -6,7 +6,7 @@ context may be. That is all this file reads; weights are read by the instances.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,11 @@ from seer.engine.host.options import InstanceSpec
 from seer.errors import ConfigError, InputError, MissingExtra
 from seer.prompts import TextCodec
 
-EngineName = Literal["local", "fake"]
-ENGINES = ("local", "fake")
+EngineName = Literal["local", "vllm", "fake"]
+ENGINES = ("local", "vllm", "fake")
 
+GPU_KV_SHARE = 0.6
+"""Of a GPU's free memory, for the KV of all instances on it: weights and activations want theirs."""
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -31,6 +33,8 @@ class InstanceSettings:
     max_context_tokens: int | None = None
     dtype: str = "auto"
     device: str = "cpu"
+    num_instances: int = 1
+    """How many share the device; an instance that is not told its KV memory takes its part of what is free."""
     extra: dict[str, Any] | None = None
     """Passed to the engine as it is."""
 
@@ -45,25 +49,28 @@ class PreparedEngine:
     model_dir: Path | None
     block_bytes: int | None
     """Of one KV block, where a pool can hold it."""
+    block_tokens: int = 16
     can_draft: bool
+    opens_gpu_handles: bool = False
+    """Whether new weights may be handed to it where they are on the GPU."""
 
 
 def prepare(engine: str, model: str | Path, settings: InstanceSettings) -> PreparedEngine:
     """Check the names, read the model's configuration and its tokenizer; no weights."""
     if engine == "local":
         return _prepare_local(model, settings)
+    if engine == "vllm":
+        return _prepare_vllm(model, settings)
     if engine == "fake":
         return _prepare_fake(settings)
-    if engine == "vllm":
-        raise ConfigError("engine 'vllm' cannot be hosted by this version", hint="engine='local' runs anywhere")
     raise ConfigError(f"unknown engine {engine!r}", hint=f"one of {', '.join(ENGINES)}")
 
 
 def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEngine:
     try:
-        from seer.engine.local.folder import read_config  # noqa: PLC0415 - torch, only for whoever wants it
-        from seer.engine.local.models_get import find_model  # noqa: PLC0415
-        from seer.engine.local.tokenizer import Tokenizer  # noqa: PLC0415
+        from seer.engine.local.folder import read_config
+        from seer.engine.local.models_get import find_model
+        from seer.engine.local.tokenizer import Tokenizer
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     folder = find_model(str(model)).resolve()
@@ -84,6 +91,7 @@ def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEng
         "dtype": settings.dtype,
         "device": settings.device,
         **{key: value for key, value in kv.items() if value is not None},
+        **({"memory_share": GPU_KV_SHARE / settings.num_instances} if settings.device != "cpu" else {}),
         **(settings.extra or {}),
     }
     return PreparedEngine(
@@ -92,7 +100,58 @@ def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEng
         max_context_tokens=_fits(context, settings),
         model_dir=folder,
         block_bytes=block_bytes,
+        block_tokens=settings.block_tokens,
         can_draft=True,
+        opens_gpu_handles=settings.device != "cpu",
+    )
+
+
+def _prepare_vllm(model: str | Path, settings: InstanceSettings) -> PreparedEngine:
+    from seer.engine.vllm.folder import read_folder
+    from seer.engine.vllm.settings import CPU_BLOCK_STEP
+    from seer.engine.vllm.version import require_vllm
+
+    require_vllm()
+    try:
+        from seer.engine.local.models_get import find_model
+        from seer.engine.local.tokenizer import Tokenizer
+    except ImportError as error:
+        raise MissingExtra(error.name or "torch", "local") from None
+    folder = read_folder(find_model(str(model)).resolve())
+    try:
+        codec: TextCodec | None = Tokenizer(folder.path)
+    except InputError:
+        codec = None  # prompts come as token ids, and responses have no text
+    own = dict(settings.extra or {})
+    on_cpu = settings.device == "cpu"
+    # Off on a GPU unless asked for: there vLLM without drafts runs on another, faster path.
+    wanted = own.pop("speculation", on_cpu)
+    speculation: dict[str, Any] = wanted if isinstance(wanted, dict) else {}
+    lookahead = speculation.get("max_draft_tokens", 8) + 1 if wanted else 0
+    context = min(settings.max_context_tokens or folder.max_context_tokens, folder.max_context_tokens - lookahead)
+    dtype = ("float32" if on_cpu else "auto") if settings.dtype == "auto" else settings.dtype
+    stored = folder.stored_dtype if dtype == "auto" else dtype
+    block_tokens = -(-settings.block_tokens // CPU_BLOCK_STEP) * CPU_BLOCK_STEP if on_cpu else settings.block_tokens
+    chosen: dict[str, Any] = {
+        "model_dir": str(folder.path),
+        "block_tokens": block_tokens,
+        "max_running": settings.max_running,
+        "max_context_tokens": context,
+        "dtype": dtype,
+        "device": settings.device,
+        "kv_blocks": settings.kv_blocks,
+        "kv_memory_bytes": settings.kv_memory_bytes,
+        **({"speculation": speculation} if wanted else {}),
+        **own,
+    }
+    return PreparedEngine(
+        spec=InstanceSpec(factory="seer.engine.host.vllm:make_vllm", settings=chosen),
+        codec=codec,
+        max_context_tokens=_fits(context, replace(settings, block_tokens=block_tokens)),
+        model_dir=folder.path,
+        block_bytes=folder.block_bytes(block_tokens, _VALUE_BYTES.get(stored, 2)),
+        block_tokens=block_tokens,
+        can_draft=bool(wanted),
     )
 
 
@@ -111,6 +170,7 @@ def _prepare_fake(settings: InstanceSettings) -> PreparedEngine:
         max_context_tokens=_fits(context, settings),
         model_dir=None,
         block_bytes=None,
+        block_tokens=settings.block_tokens,
         can_draft=False,
     )
 

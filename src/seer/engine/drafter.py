@@ -102,7 +102,7 @@ class StepReport:
     """What one step did, for the speculation budget and for metrics."""
 
     duration_s: float
-    """Of one step; the mean where several were made in one go."""
+    """Of one step, KV that was loaded apart; the mean where several were made in one go."""
     num_steps: int
     num_running: int
     num_rows: int
@@ -113,6 +113,9 @@ class StepReport:
     """Tokens that became part of a response."""
     num_drafted: int
     num_accepted: int
+    load_s: float = 0.0
+    """Spent on KV from the pool before the step."""
+    loaded_bytes: int = 0
 
 
 StepObserver = Callable[[StepReport], None]

@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 from seer.engine.base import Weights
 from seer.engine.catalog import PreparedEngine
+from seer.engine.fleet_pool import FleetPool
+from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance, Supervisor
 from seer.engine.host.draft_server import DraftServerProcess
-from seer.engine.host.parcel import Parcel, pack
+from seer.engine.host.parcel import Parcel, pack, pack_in_place
 from seer.errors import DeadlineExceeded, SeerError
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import ChunkOutput
 
 log = logging.getLogger(__name__)
-
-POOL_DEADLINE_S = 2.0
-POOL_PREFIX = "rollout"
 
 
 class LosesInstances(Protocol):
@@ -53,16 +50,14 @@ class HostedFleet:
         num_instances: int,
         *,
         options: HostOptions,
-        pool_bytes: int = 0,
+        pool: FleetPool | None = None,
         drafts: bool = False,
     ) -> None:
         self._options = options
         self._engine = engine
         self._num_instances = num_instances
-        self._pool_bytes = pool_bytes
-        self._pool_name: str | None = None
-        if pool_bytes and engine.block_bytes:
-            self._pool_name = f"{POOL_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.pool = pool
+        """What the instances share KV through."""
         self._wants_drafts = drafts and engine.can_draft
         self.draft_server: DraftServerProcess | None = None
         self._supervisor = Supervisor(
@@ -83,10 +78,10 @@ class HostedFleet:
 
     async def start(self) -> None:
         """Launch every instance at once and wait until all are ready; none is left if one fails."""
-        if self._pool_name is not None:
-            remove_orphaned_pools()
+        if self.pool is not None:
+            self.pool.start()
         if self._wants_drafts:
-            self.draft_server = DraftServerProcess()
+            self.draft_server = DraftServerProcess(max_restarts=self._options.max_restarts)
             await self.draft_server.start()
         spec = self._spec()
         self.instances = [
@@ -123,15 +118,19 @@ class HostedFleet:
         """The loop is over."""
         self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
 
-    async def begin_run(self, run: str, drafts: str) -> None:
-        """Tell the instances which drafts the next run wants; what earlier runs said is forgotten."""
+    async def begin_run(self, run: str, drafts: str, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
+        """Tell the instances which drafts the next run wants; what earlier runs said is forgotten, but for `past`.
+
+        `past` is what to draft from before the groups have said anything themselves, by group.
+        """
         if self._engine.can_draft:
-            await self._configure("begin_run", run=run, drafts=drafts, epoch=self.epoch)
+            known: dict[str, object] = {"past": dict(past)} if past else {}
+            await self._configure("begin_run", run=run, drafts=drafts, epoch=self.epoch, **known)
 
     async def update_weights(self, weights: Weights) -> int:
         """Move every instance to the next epoch; returns it. Tensors are written once, for all of them."""
         epoch = self.epoch + 1
-        parcel = pack(weights)
+        parcel = pack_in_place(weights) if self._stay_in_place(weights) else pack(weights)
         try:
             await self._configure("update_weights", weights=str(parcel.path), epoch=epoch)
         except BaseException:
@@ -139,8 +138,19 @@ class HostedFleet:
             raise
         self._parcel.discard()
         self._parcel = parcel
+        if self.pool is not None:
+            self.pool.drop_epoch(self.epoch)
         self.epoch = epoch
         return epoch
+
+    def _stay_in_place(self, weights: Weights) -> TypeGuard[Mapping[str, Any]]:
+        can = self._engine.opens_gpu_handles and self._options.weights_in_place
+        return can and are_on_gpu(weights)
+
+    @property
+    def weights(self) -> Path | None:
+        """Where the newest weights can be read; None for the model's own."""
+        return self._parcel.path if self.epoch else None
 
     async def wait_until_idle(self, deadline_s: float) -> None:
         """Wait until no instance has a chunk in hand: a new loop must not hear of an old one's requests."""
@@ -165,19 +175,13 @@ class HostedFleet:
         if self.draft_server is not None:
             await self.draft_server.close()
         self._parcel.discard()
-        if self._pool_name is not None:
-            _remove_pool(self._pool_name)
+        if self.pool is not None:
+            self.pool.close()
 
     def _spec(self) -> InstanceSpec:
         shared: dict[str, object] = {}
-        if self._pool_name is not None:
-            shared["pool"] = {
-                "name": self._pool_name,
-                "block_bytes": self._engine.block_bytes,
-                "dram_bytes": self._pool_bytes,
-                "deadline_s": POOL_DEADLINE_S,
-                "populate": False,
-            }
+        if self.pool is not None:
+            shared["pool"] = self.pool.settings
         if self.draft_server is not None:
             shared["draft_servers"] = [self.draft_server.address]
         return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
@@ -222,23 +226,3 @@ class HostedFleet:
         self._failure = error
         if self._on_failure is not None:
             self._on_failure(error)
-
-
-def remove_orphaned_pools() -> None:
-    """Give back the shared memory of drivers that were killed: their pools carry their process id."""
-    from seer.kvpool.local_files import find_pools  # noqa: PLC0415 - native
-
-    for pool in find_pools():
-        prefix, _, rest = pool.name.partition("-")
-        pid = rest.partition("-")[0]
-        if prefix == POOL_PREFIX and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            log.warning("removing pool %s: its driver is gone", pool.name)
-            _remove_pool(pool.name)
-
-
-def _remove_pool(name: str) -> None:
-    from seer.kvpool.local_files import PoolFiles, remove_files  # noqa: PLC0415 - native
-
-    files = PoolFiles.named(name, "/dev/shm")
-    remove_files(files)
-    files.lock.unlink(missing_ok=True)  # the name was ours alone, so nobody waits for it

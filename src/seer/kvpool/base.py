@@ -95,6 +95,15 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     """By call: put, get, lookup."""
 
 
+class PoolTroubles(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong for one process, where the pool keeps no count of it over all of them."""
+
+    num_failed: int = 0
+    """Calls, or blocks of a call, that the pool could not serve."""
+    num_corrupt: int = 0
+    """Blocks whose checksum did not match."""
+
+
 @runtime_checkable
 class Pool(Protocol):
     """A pool of KV blocks; see the module's header for what every method promises."""
@@ -156,6 +165,10 @@ class Pool(Protocol):
 
     def stats(self) -> PoolStats:
         """What the pool holds and has done."""
+        ...
+
+    def troubles(self) -> PoolTroubles:
+        """What this process alone counts of `stats`' failures; cheap enough for several times a second."""
         ...
 
     def close(self) -> None:

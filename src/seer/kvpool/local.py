@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 
 from seer.errors import PoolError
 from seer.kvpool import _arena
-from seer.kvpool.base import Buffers, Latency, PoolStats
+from seer.kvpool.base import Buffers, Latency, PoolStats, PoolTroubles
 from seer.kvpool.keys import Keys, as_key_array
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, open_files, remove_files
 from seer.kvpool.offload import Offload
@@ -173,6 +173,10 @@ class LocalPool:
             bytes_got=counts["bytes_got"],
             latency={call: _latency(buckets) for call, buckets in counts["latency"].items()},
         )
+
+    def troubles(self) -> PoolTroubles:
+        """Calls that did not get as far as the arena, which counts everything else for all processes."""
+        return PoolTroubles(num_failed=self._num_failed)
 
     def close(self, *, remove: bool = False) -> None:
         """Leave the pool; with `remove` its files go too, for everybody."""

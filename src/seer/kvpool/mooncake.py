@@ -34,13 +34,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from seer.errors import ConfigError, DeadlineExceeded, MissingExtra, PoolError
-from seer.kvpool.base import Buffers, PoolStats
+from seer.kvpool.base import Buffers, PoolStats, PoolTroubles
 from seer.kvpool.bounded import BoundedCalls
 from seer.kvpool.keys import KeyArray, Keys, as_key_array
+from seer.kvpool.mooncake_metrics import read_tiers
 from seer.kvpool.mooncake_record import (
     FOOTER_BYTES,
     Unsealed,
@@ -72,6 +74,9 @@ class MooncakePoolConfig:
 
     master_address: str = ""
     """host:port of the master, where no owner is on this machine: bytes go over TCP."""
+
+    metrics_address: str = ""
+    """host:port of the master's metrics page: with it `stats` tells what the store holds, tier by tier."""
 
     host: str = "127.0.0.1"
     """Over TCP: the address of this machine that owners can reach."""
@@ -245,8 +250,16 @@ class MooncakePool:
     # the pool itself
 
     def stats(self) -> PoolStats:
-        """What this process has done; Mooncake keeps the sizes of its tiers to its master's metrics page."""
-        return self._tally.stats(self.name)
+        """What this process has done, and what the whole store holds where the master's metrics page is known."""
+        stats = self._tally.stats(self.name)
+        if not self.config.metrics_address:
+            return stats
+        tiers = read_tiers(self.config.metrics_address, self.config.deadline_s)
+        return stats if tiers is None else msgspec.structs.replace(stats, **msgspec.structs.asdict(tiers))
+
+    def troubles(self) -> PoolTroubles:
+        """Everything: Mooncake counts neither."""
+        return self._tally.troubles()
 
     def close(self) -> None:
         """Leave the store; its contents stay with the owner."""

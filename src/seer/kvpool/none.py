@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from seer.kvpool.base import Buffers, PoolStats
+from seer.kvpool.base import Buffers, PoolStats, PoolTroubles
 from seer.kvpool.keys import Keys, as_key_array
 
 
@@ -77,6 +77,10 @@ class NonePool:
     def stats(self) -> PoolStats:
         """Only what was asked in vain."""
         return PoolStats(backend=self.name, num_refused=self._num_refused, num_miss=self._num_miss)
+
+    def troubles(self) -> PoolTroubles:
+        """Nothing fails."""
+        return PoolTroubles()
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
-from seer.kvpool.base import Latency, PoolStats
+from seer.kvpool.base import Latency, PoolStats, PoolTroubles
 
 _KEPT = 1000  # durations kept per call: percentiles are of the recent past
 
@@ -41,6 +41,11 @@ class Tally:
             with self._lock:
                 self._calls[call] += 1
                 self._times[call].append(time.perf_counter() - start)
+
+    def troubles(self) -> PoolTroubles:
+        """What went wrong so far."""
+        with self._lock:
+            return PoolTroubles(num_failed=self._counts["failed"], num_corrupt=self._counts["corrupt"])
 
     def stats(self, backend: str) -> PoolStats:
         """Everything so far."""

@@ -112,9 +112,25 @@ class Stepped(_Event, frozen=True, gc=False):
     """Tokens that became part of a response."""
     num_drafted: int
     num_accepted: int
+    load_s: float = 0.0
+    """Spent on KV from the pool, beside `duration_s`."""
+    loaded_bytes: int = 0
 
 
-Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState | Stepped
+class PoolTrouble(_Event, frozen=True, gc=False):
+    """The KV pool could not serve; whoever asked goes on by computing. Counts since the last such event."""
+
+    instance: int | None
+    """Who met it; None for what all processes count together."""
+    num_failed: int = 0
+    """Calls, or blocks of a call."""
+    num_corrupt: int = 0
+    """Blocks whose checksum did not match."""
+    num_recomputed: int = 0
+    """Tokens computed again because of it."""
+
+
+Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState | Stepped | PoolTrouble
 EventSink = Callable[[Event], None]
 
 

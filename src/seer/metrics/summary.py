@@ -10,6 +10,8 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
     migrations            chunks started on another instance than the request's last one; migrated_tokens: KV pulled
     idle_share            mean over instances of the time with nothing running, as a share of the makespan
     mean_accepted         tokens gained per request and step, weighted by request-steps' time share
+    pool_failures         calls or blocks that the KV pool could not serve; pool_corrupt: blocks it found damaged;
+                          pool_recomputed_tokens: computed again because of either
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from seer.metrics.events import Ended, Event, InstanceState, Preempted, Prefilling, Queued, Started
+from seer.metrics.events import Ended, Event, InstanceState, PoolTrouble, Preempted, Prefilling, Queued, Started
 from seer.types import FinishReason
 
 TAIL_SHARE = 0.1
@@ -39,6 +41,9 @@ class Summary:
     migrated_tokens: int
     idle_share: float
     mean_accepted: float
+    pool_failures: int = 0
+    pool_corrupt: int = 0
+    pool_recomputed_tokens: int = 0
 
 
 class Summarizer:
@@ -59,6 +64,7 @@ class Summarizer:
         self._busy_s = [0.0] * num_instances
         self._request_seconds = 0.0
         self._accepted_request_seconds = 0.0
+        self._pool_failures = self._pool_corrupt = self._pool_recomputed = 0
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
@@ -82,6 +88,10 @@ class Summarizer:
             self._first_s = min(self._first_s, event.t_s)
         elif type(event) is Preempted:
             self._preemptions += 1
+        elif type(event) is PoolTrouble:
+            self._pool_failures += event.num_failed
+            self._pool_corrupt += event.num_corrupt
+            self._pool_recomputed += event.num_recomputed
 
     def summary(self) -> Summary:
         """The numbers of a finished run."""
@@ -106,6 +116,9 @@ class Summarizer:
             migrated_tokens=self._migrated_tokens,
             idle_share=max(0.0, 1.0 - busy / makespan_s) if makespan_s else 0.0,
             mean_accepted=self._accepted_request_seconds / self._request_seconds if self._request_seconds else 1.0,
+            pool_failures=self._pool_failures,
+            pool_corrupt=self._pool_corrupt,
+            pool_recomputed_tokens=self._pool_recomputed,
         )
 
     def _account(self, instance: int, now_s: float) -> None:

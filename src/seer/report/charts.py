@@ -14,6 +14,7 @@ SPLIT_COLOURS = {
     "decode": "#3b6fb6",
     "prefill": "#4aa3a2",
     "recompute": "#b39b35",
+    "migration": "#6b8e4e",
     "speculation": "#a8577e",
     "overhead": "#8a6d5b",
     "imbalance": "#d9a26b",

@@ -67,14 +67,20 @@ def write_page(
     *,
     rows: Sequence[dict[str, Any]] = (),
     others: Sequence[RunFolder] = (),
+    training: str = "",
 ) -> Path:
-    """Write the page of a run; `rows` and `others` set it beside the runs it was compared with."""
+    """Write the page of a run; `rows` and `others` set it beside the runs it was compared with.
+
+    `training` is the section on the training run that this rollout was part of.
+    """
     run = read_run(folder)
-    path.write_text(render(run, rows, [read_run(other) for other in others]), encoding="utf-8")
+    path.write_text(render(run, rows, [read_run(other) for other in others], training), encoding="utf-8")
     return path
 
 
-def render(run: RunData, rows: Sequence[dict[str, Any]] = (), others: Sequence[RunData] = ()) -> str:
+def render(
+    run: RunData, rows: Sequence[dict[str, Any]] = (), others: Sequence[RunData] = (), training: str = ""
+) -> str:
     """The page as text."""
     runs = [*others, run]
     x_max = max(one.makespan_s for one in runs) * 1.01
@@ -87,6 +93,7 @@ def render(run: RunData, rows: Sequence[dict[str, Any]] = (), others: Sequence[R
         f"{escape(str(options.get('engine')))} engine, {run.max_running} requests at once each; "
         f"{escape(str(machine.get('cpu', '')))}, {machine.get('cores', '?')} cores</p>",
         _cards(run),
+        training,
     ]
     if rows:
         sections.append("<h2>Policies side by side</h2>" + _table(rows))
@@ -108,6 +115,8 @@ def render(run: RunData, rows: Sequence[dict[str, Any]] = (), others: Sequence[R
         charts.running(run, run.makespan_s * 1.01),
         "<h2>KV memory in use</h2>",
         charts.kv_use(run, run.makespan_s * 1.01),
+        "<h2>KV pool</h2>",
+        _pool(run),
         "<h2>Drafts</h2>",
         '<p class="soft">Draft tokens verified per second (grey) and accepted (coloured by instance).</p>',
         charts.drafts(run, run.makespan_s * 1.01),
@@ -140,9 +149,26 @@ def _cards(run: RunData) -> str:
             shown.append(("oracle bound", f"{explanation.oracle_s:.1f} s"))
     certificate = run.manifest.get("certificate")
     if certificate is not None:
-        shown.append(("certificate", "clean" if certificate["is_clean"] else "NOT CLEAN"))
+        verdict = "clean" if certificate["is_clean"] else "NOT CLEAN"
+        shown.append((f"certificate, {certificate['num_responses']:,} responses scored again", verdict))
     cards = (f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in shown)
     return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _pool(run: RunData) -> str:
+    """What the pool did for this run, and what it could not do."""
+    if run.manifest["options"].get("pool") == "none":
+        return '<p class="soft">No pool: KV that an instance lacked was computed again.</p>'
+    failed = sum(one.num_failed for one in run.troubles)
+    corrupt = sum(one.num_corrupt for one in run.troubles)
+    recomputed = sum(one.num_recomputed for one in run.troubles)
+    moved = f"{run.num_loaded_tokens:,} tokens' KV loaded, {run.num_recomputed_tokens:,} tokens computed again"
+    if not run.troubles:
+        return f'<p class="soft">{moved}; the pool never failed.</p>'
+    return (
+        f"<p>{moved}.</p><p><b>The pool failed:</b> {failed:,} calls or blocks not served, {corrupt:,} damaged blocks "
+        f"found and dropped; {recomputed:,} tokens computed again because of that. No response was affected.</p>"
+    )
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -75,7 +75,7 @@ def plot_instances(timeline: Timeline, title: str, path: Path) -> None:
     times_s = timeline.grid(POINTS)
     running = timeline.running(times_s)
     picture = axes.imshow(
-        np.ma.masked_equal(running, 0),
+        np.where(running == 0, np.nan, running),
         aspect="auto",
         interpolation="nearest",
         cmap="viridis_r",
@@ -126,7 +126,7 @@ def plot_finish_times(timelines: Mapping[str, Timeline], title: str, path: Path)
 
 def _figure(width: float, height: float) -> Figure:
     require_matplotlib()
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 

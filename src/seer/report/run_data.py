@@ -14,7 +14,18 @@ import msgspec
 
 from seer.errors import InputError
 from seer.explain import Explanation, explain
-from seer.metrics.events import Decoding, Ended, Event, InstanceState, Queued, Started, Stepped, Stopped
+from seer.metrics.events import (
+    Decoding,
+    Ended,
+    Event,
+    InstanceState,
+    PoolTrouble,
+    Prefilling,
+    Queued,
+    Started,
+    Stepped,
+    Stopped,
+)
 from seer.metrics.jsonl import read_events
 from seer.metrics.summary import TAIL_SHARE
 from seer.runs import RunFolder
@@ -56,6 +67,11 @@ class RunData:
     ended: dict[int, tuple[float, int, str]] = field(default_factory=dict)
     """request -> when, tokens, reason"""
     explanation: Explanation | None = None
+    num_loaded_tokens: int = 0
+    """Whose KV came from the pool."""
+    num_recomputed_tokens: int = 0
+    """Whose KV had been computed before."""
+    troubles: list[PoolTrouble] = field(default_factory=list)
 
 
 def read_run(folder: RunFolder) -> RunData:
@@ -114,6 +130,11 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
             data.states[event.instance].append(event)
         elif isinstance(event, Stepped):
             data.steps[event.instance].append(event)
+        elif isinstance(event, Prefilling):
+            data.num_loaded_tokens += event.num_loaded
+            data.num_recomputed_tokens += event.num_recomputed
+        elif isinstance(event, PoolTrouble):
+            data.troubles.append(event)
     data.states = [[_shifted(one, first_s) for one in states] for states in data.states]
     data.steps = [[_shifted(one, first_s) for one in steps] for steps in data.steps]
     last_s = max((event.t_s for event in events), default=first_s) - first_s

@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import save_file
 
-from seer.engine.local.folder import read_config  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights  # noqa: E402
-from seer.engine.local.weights import check, open_weights  # noqa: E402
-from seer.errors import InputError  # noqa: E402
+from seer.engine.local.folder import read_config
+from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
+from seer.engine.local.weights import check, open_weights
+from seer.errors import InputError
 
 
 def a_folder(tmp_path: Path, **changes: object) -> Path:

@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
-from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from seer.engine.local.tiny import make_tiny_model
 
 # As small as can be: the interpreter runs every program of every launch in Python.
 SMALL = {"num_hidden_layers": 1, "vocab_size": 128}

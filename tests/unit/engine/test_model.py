@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, an_engine, generate, tokens_of  # noqa: E402
-from seer.engine.local import cpu_ops  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
+from engines import a_chunk, an_engine, generate, tokens_of
+from seer.engine.local import cpu_ops
+from seer.engine.local.tiny import make_tiny_model
 
 PROMPTS = [list(range(3, 20 + 7 * i)) for i in range(5)]
 SCALING = {

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from seer.engine.local import cpu_ops, sampling  # noqa: E402
-from seer.engine.local.sampling import DrawRow, draw, gumbel, processed  # noqa: E402
-from seer.types import Sampling  # noqa: E402
+from seer.engine.local import cpu_ops, sampling
+from seer.engine.local.sampling import DrawRow, draw, gumbel, processed
+from seer.types import Sampling
 
 
 def a_row(seed: int = 1, position: int = 0, cut: frozenset[int] = frozenset(), **settings: float) -> DrawRow:

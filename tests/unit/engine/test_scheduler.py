@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import FunctionDrafter, a_chunk, always, an_engine, generate, tokens_of  # noqa: E402
-from seer.engine.drafter import DraftTree  # noqa: E402
-from seer.engine.local.tiny import make_tiny_model  # noqa: E402
-from seer.errors import DraftError  # noqa: E402
-from seer.types import ChunkEnd  # noqa: E402
+from engines import FunctionDrafter, a_chunk, always, an_engine, generate, tokens_of
+from seer.engine.drafter import DraftTree
+from seer.engine.local.tiny import make_tiny_model
+from seer.errors import DraftError
+from seer.types import ChunkEnd
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, always, an_engine, generate, knowing, tokens_of  # noqa: E402
-from seer.engine.local.folder import read_config  # noqa: E402
-from seer.engine.local.models_get import PACKAGES, find_model, get_model  # noqa: E402
-from seer.engine.local.tokenizer import Tokenizer  # noqa: E402
-from seer.errors import ConfigError, InputError  # noqa: E402
+from engines import a_chunk, always, an_engine, generate, knowing, tokens_of
+from seer.engine.local.folder import read_config
+from seer.engine.local.models_get import PACKAGES, find_model, get_model
+from seer.engine.local.tokenizer import Tokenizer
+from seer.errors import ConfigError, InputError
 
 pytestmark = pytest.mark.slow
 

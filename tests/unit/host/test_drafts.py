@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("seer.drafting._index")
 
 from seer.engine.drafter import DraftAsk, StepReport
-from seer.engine.host.drafts import TRIAL_PERIOD, TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget, MeasuredCost
+from seer.engine.host.drafts import TRIAL_PERIOD, TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget
 
 SENTENCE = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -59,6 +59,18 @@ def test_another_run_s_words_are_unknown_and_off_is_off(drafter: GroupedDrafter)
     assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
 
 
+def test_words_of_an_earlier_epoch_are_drafted_by_their_group_and_their_run_only(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped", "a")
+    drafter.recall({5: [SENTENCE]})
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    drafter.observe(6, 2, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
+    assert drafted(drafter, 6, 2, SENTENCE[:3]) == []
+    begin(drafter, "grouped", "b")
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+
+
 def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:
     begin(drafter, "grouped")
     drafter.observe(5, 0, SENTENCE, start=0)
@@ -92,17 +104,6 @@ def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float) -> Measured
         rows = 4 + i % 8
         budget.on_step(a_step(rows, base_s + slope_s * rows))
     return budget
-
-
-def test_the_cost_of_steps_is_learnt_and_prompts_are_left_out() -> None:
-    cost = MeasuredCost()
-    assert not cost.is_known
-    for i in range(40):
-        cost.learn(a_step(4 + i % 8, 0.1 + 0.01 * (4 + i % 8)))
-        cost.learn(a_step(500, 9.0, prefill=400))
-    assert cost.is_known
-    assert cost.step_s(4, 1) == pytest.approx(0.14, rel=0.02)
-    assert cost.step_s(4, 3) == pytest.approx(0.22, rel=0.02)
 
 
 def test_where_rows_are_free_it_drafts_and_where_they_cost_a_step_it_does_not(drafter: GroupedDrafter) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from seer.errors import ConfigError, DeadlineExceeded, PoolError
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
+from seer.kvpool.mooncake_metrics import MooncakeTiers, parse_tiers, read_tiers
 from seer.kvpool.mooncake_record import FOOTER_BYTES, names, seal
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig, wildcard_listeners
 
@@ -107,6 +110,54 @@ def test_an_owner_is_not_restarted_before_the_master_has_forgotten_it(servers: M
 def test_listeners_on_every_interface_are_found(servers: MooncakeServers) -> None:
     assert wildcard_listeners(servers.pids["master"]) == [], "the master binds where it was told"
     assert wildcard_listeners(servers.pids["owner"]) != [], "if this fails Mooncake got better: update the docs"
+
+
+def test_what_does_not_fit_in_dram_goes_to_ssd_and_comes_back_intact(tmp_path: Path) -> None:
+    """A working set half as large again as DRAM: the least that Mooncake spills is a bucket of many blocks."""
+    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    block_bytes, num, batch = 1 << 20, 768, 8
+    keys = keys_of(num)
+    sizes = MooncakeServersConfig(
+        dram_bytes=512 << 20, ssd_bytes=2 << 30, ssd_dir=str(tmp_path), client_ttl_s=5, lease_ms=200
+    )
+
+    def block(number: int) -> np.ndarray:
+        return np.full(block_bytes, number % 251, np.uint8)
+
+    with MooncakeServers(sizes) as servers:
+        config = MooncakePoolConfig(
+            owner_address=servers.owner_address,
+            metrics_address=servers.metrics_address,
+            block_bytes=block_bytes,
+            deadline_s=10.0,
+        )
+        with MooncakePool(config) as pool:
+            deadline = time.monotonic() + 120
+            for first in range(0, num, batch):
+                part = range(first, first + batch)
+                while not all(pool.put_now(keys[first : first + batch], [block(i) for i in part])):
+                    assert time.monotonic() < deadline, f"puts are refused for good at block {first}"
+                    time.sleep(0.1)  # all of DRAM is taken until the owner's next heartbeat
+            stats = pool.stats()
+            assert stats.num_blocks >= num
+            assert 0 < stats.dram_bytes <= stats.dram_capacity_bytes
+            assert stats.ssd_bytes > 64 * block_bytes
+            out = np.zeros((batch, block_bytes), np.uint8)
+            for first in range(0, num, batch):
+                assert pool.get_now(keys[first : first + batch], out) == [True] * batch
+                for number, got in enumerate(out, first):
+                    assert np.array_equal(got, block(number)), f"block {number} came back wrong"
+
+
+def test_a_metrics_page_is_read_and_a_silent_master_is_no_error() -> None:
+    page = (
+        "# TYPE master_allocated_bytes gauge\nmaster_allocated_bytes 5\nmaster_total_capacity_bytes 9\n"
+        "master_allocated_file_size_bytes 7\nmaster_key_count 2\nother 1\n"
+    )
+    assert parse_tiers(page) == MooncakeTiers(num_blocks=2, dram_bytes=5, dram_capacity_bytes=9, ssd_bytes=7)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert read_tiers(f"127.0.0.1:{closed.getsockname()[1]}", 1.0) is None
 
 
 def test_stopping_leaves_no_process(servers: MooncakeServers) -> None:

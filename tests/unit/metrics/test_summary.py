@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer.metrics.events import Ended, InstanceState, Preempted, Prefilling, Queued, Started
+from seer.metrics.events import Ended, InstanceState, PoolTrouble, Preempted, Prefilling, Queued, Started
 from seer.metrics.summary import Summarizer
 
 
@@ -31,6 +31,16 @@ def test_counts_of_what_went_wrong_and_what_moved() -> None:
     summary = summarizer.summary()
     assert (summary.preemptions, summary.recomputed_tokens) == (1, 40)
     assert (summary.migrations, summary.migrated_tokens) == (1, 90)
+
+
+def test_the_pool_s_failures_are_added_up_whoever_met_them() -> None:
+    summarizer = Summarizer(2)
+    summarizer(Queued(0.0, 0, 0, 0, 10))
+    summarizer(PoolTrouble(1.0, 1, num_failed=2, num_recomputed=64))
+    summarizer(PoolTrouble(2.0, None, num_failed=1, num_corrupt=3))
+    summarizer(Ended(5.0, 0, 300, "stop"))
+    summary = summarizer.summary()
+    assert (summary.pool_failures, summary.pool_corrupt, summary.pool_recomputed_tokens) == (3, 3, 64)
 
 
 def test_idle_time_and_acceptance_are_weighted_by_time() -> None:

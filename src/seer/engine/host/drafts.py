@@ -5,7 +5,7 @@ Seeing both the drafts and what followed, this is also where acceptance is measu
 
 Invariants
   1. Nothing here waits: the draft client does its talking in a thread of its own.
-  2. Groups of two runs never share an index: their names carry the run.
+  2. Groups of two runs never share an index: their names carry the run. What `recall` brings along is all they know.
   3. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
      small, regular trial that keeps the measurement alive.
 """
@@ -13,14 +13,15 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.index import DraftOptions
 from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
+from seer.engine.step_cost import MeasuredCost
 from seer.speculation.acceptance import AcceptanceTracker
-from seer.speculation.budget import best_depth
+from seer.speculation.budget import best_depth, time_per_token_s
 
 Drafts = Literal["none", "own", "grouped"]
 
@@ -51,6 +52,13 @@ class GroupedDrafter:
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()
         self._offered.clear()
+
+    def recall(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
+        """Draft from what an earlier epoch said to these groups' prompts, until they have more to say themselves."""
+        for group, responses in past.items():
+            for number, tokens in enumerate(responses):
+                name = f"{self._run}/past/{group}/{number}"
+                self._client.observe(f"{self._run}/{group}", name, tokens, previous_count=0)
 
     def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
         """Learn final tokens, and what became of the draft that preceded them."""
@@ -117,8 +125,10 @@ def _first_path(tree: DraftTree) -> list[int]:
 class MeasuredBudget:
     """A draft budget from what steps have been measured to cost. Implements `DraftBudget`."""
 
-    def __init__(self, drafter: GroupedDrafter) -> None:
+    def __init__(self, drafter: GroupedDrafter, *, only_depth: int | None = None) -> None:
         self._drafter = drafter
+        self._only_depth = only_depth
+        """For engines whose steps cost the same whatever part of this depth is drafted."""
         self._cost = MeasuredCost()
         self._num_idle = 0  # steps since drafts were last made
 
@@ -126,7 +136,7 @@ class MeasuredBudget:
         """How much each request of the next step may draft."""
         if self._drafter.mode == "none":
             return Allowance(0)
-        depth = best_depth(self._cost, num_running, self._drafter.acceptance.survival())
+        depth = self._best_depth(num_running)
         if depth:
             self._num_idle = 0
         else:
@@ -139,50 +149,12 @@ class MeasuredBudget:
         """Learn what a step cost."""
         self._cost.learn(report)
 
-
-class MeasuredCost:
-    """Step time as base + slope·rows, fitted with decay to the steps of this instance. Implements `StepCost`.
-
-    Steps that also computed prompts are left out: their rows are of another kind.
-    """
-
-    DECAY = 0.98
-    MIN_STEPS = 12
-
-    def __init__(self) -> None:
-        self._weight = self._rows = self._rows2 = self._time = self._rows_time = 0.0
-        self._num_steps = 0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether steps of different sizes have been seen."""
-        spread = self._rows2 * self._weight - self._rows * self._rows
-        return self._num_steps >= self.MIN_STEPS and spread > 1e-3 * max(1.0, self._rows2 * self._weight)
-
-    def learn(self, report: StepReport) -> None:
-        """One more step."""
-        if report.num_prefill_rows or not report.num_rows:
-            return
-        d, rows, time_s = self.DECAY, float(report.num_rows), report.duration_s
-        self._num_steps += 1
-        self._weight = self._weight * d + 1
-        self._rows = self._rows * d + rows
-        self._rows2 = self._rows2 * d + rows * rows
-        self._time = self._time * d + time_s
-        self._rows_time = self._rows_time * d + rows * time_s
-
-    def step_s(self, num_requests: int, tokens_per_request: float) -> float:
-        """Seconds of one step, drafting included."""
-        if not self.is_known:
-            return 1.0 + num_requests * (tokens_per_request - 1)  # pessimistic: every row costs a step
-        spread = self._rows2 * self._weight - self._rows * self._rows
-        slope = max(0.0, (self._rows_time * self._weight - self._rows * self._time) / spread)
-        base = max(1e-6, (self._time - slope * self._rows) / self._weight)
-        return base + slope * num_requests * tokens_per_request
-
-    def draft_s(self, num_requests: int, depth: float) -> float:
-        """Counted within the step that was measured."""
-        return 0.0
+    def _best_depth(self, num_running: int) -> int:
+        survival = self._drafter.acceptance.survival()
+        if self._only_depth is None:
+            return best_depth(self._cost, num_running, survival)
+        on_s, off_s = (time_per_token_s(self._cost, num_running, survival, d) for d in (self._only_depth, 0))
+        return self._only_depth if on_s < off_s else 0
 
 
-__all__ = ["Drafts", "GroupedDrafter", "MeasuredBudget", "MeasuredCost"]
+__all__ = ["Drafts", "GroupedDrafter", "MeasuredBudget"]

@@ -8,12 +8,14 @@ instances.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +32,15 @@ def core_for(instance: int) -> int:
 class ChildProcess:
     """One launched child: a module of ours, given its end of the socket as a descriptor."""
 
-    def __init__(self, name: str, log_dir: Path | None, *, module: str, single_thread: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        log_dir: Path | None,
+        *,
+        module: str,
+        single_thread: bool,
+        arguments: Sequence[str] = (),
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self._log = _open_log(name, log_dir)
@@ -41,7 +51,7 @@ class ChildProcess:
             environment.update(dict.fromkeys(_ONE_THREAD, "1"), TOKENIZERS_PARALLELISM="false")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -58,16 +68,16 @@ class ChildProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now."""
-        if self._process.poll() is None:
-            self._process.kill()
+        """End it now, with every process it started: it leads a group of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def wait(self, deadline_s: float) -> None:
         """Wait for its exit; kill it when the deadline passes."""
         try:
             await asyncio.to_thread(self._process.wait, deadline_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
             await asyncio.to_thread(self._process.wait)
 
     def exit_cause(self) -> str:

@@ -7,15 +7,18 @@ few times a second, so that watching costs next to nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seer.engine.drafter import StepReport
+from seer.engine.fleet_pool import open_pool
 from seer.engine.host.drafts import Drafts, GroupedDrafter, MeasuredBudget
+from seer.engine.host.pool_troubles import TroubleWatch
+from seer.engine.host.step_events import REPORT_S, add_up
 from seer.engine.local import LocalInstance
+from seer.engine.local.active import ActiveChunk
 from seer.kvpool.base import Pool
-from seer.metrics.events import Decoding, Event, EventSink, Stepped
-
-REPORT_S = 0.25
+from seer.metrics.events import Decoding, Event, EventSink, Prefilling
 
 
 class HostedLocal(LocalInstance):
@@ -46,14 +49,18 @@ class HostedLocal(LocalInstance):
         # Worker's side
         self._gathered: list[Event] = []
         self._steps: list[StepReport] = []
-        self._decoding: set[tuple[int, int]] = set()
+        self._running: dict[tuple[int, int], bool] = {}  # chunk and attempt -> whether it decodes
+        self._troubles = TroubleWatch(pool) if pool is not None else None
         self._reported_s = 0.0
 
-    async def begin_run(self, run: str, drafts: Drafts, epoch: int) -> None:
+    async def begin_run(
+        self, run: str, drafts: Drafts, epoch: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None
+    ) -> None:
         """Forget what other runs drafted and left unreported, and draft as this one asks."""
         self._steps, self._gathered = [], []  # nothing steps between two runs
         if self._own_drafter is not None:
             self._own_drafter.begin_run(run, drafts, epoch)
+            self._own_drafter.recall(past or {})
 
     async def close(self) -> None:
         """Free the engine, then what it used."""
@@ -68,15 +75,17 @@ class HostedLocal(LocalInstance):
         if self._own_budget is not None:
             self._own_budget.on_step(report)
         now_s = time.monotonic()  # the clock of the event loops, in every process of this machine
-        self._note_decoding(now_s)
+        self._note_chunks(now_s)
         self._steps.append(report)
         if now_s - self._reported_s >= REPORT_S or self._is_last_step():
             self._reported_s = now_s
             # Apart, so that what a plain decoding step costs can be read off the log.
             plain = [step for step in self._steps if not step.num_prefill_rows]
             mixed = [step for step in self._steps if step.num_prefill_rows]
-            self._gathered.extend(_add_up(now_s, self.id, steps) for steps in (plain, mixed) if steps)
+            self._gathered.extend(add_up(now_s, self.id, steps) for steps in (plain, mixed) if steps)
             self._steps = []
+            if self._troubles is not None and self._engine is not None:
+                self._gathered.extend(self._troubles.news(now_s, self.id, self._engine.num_missed_tokens))
             gathered, self._gathered = self._gathered, []
             assert self._loop is not None, "steps come after start"
             self._loop.call_soon_threadsafe(self._deliver_events, gathered)
@@ -87,35 +96,29 @@ class HostedLocal(LocalInstance):
         scheduler = self._engine.scheduler
         return not scheduler.waiting and all(active.end is not None for active in scheduler.running)
 
-    def _note_decoding(self, now_s: float) -> None:
+    def _note_chunks(self, now_s: float) -> None:
         assert self._engine is not None, "steps come after start"
-        decoding = set()
+        running = {}
         for active in self._engine.scheduler.running:
-            if active.decoding:
-                key = (active.chunk.request, active.chunk.attempt)
-                decoding.add(key)
-                if key not in self._decoding:
-                    self._gathered.append(Decoding(now_s, active.chunk.request, self.id))
-        self._decoding = decoding
+            chunk = active.chunk
+            key = (chunk.request, chunk.attempt)
+            running[key] = active.decoding
+            if key not in self._running:
+                self._gathered.append(_prefilling(now_s, self.id, active))
+            if active.decoding and not self._running.get(key, False):
+                self._gathered.append(Decoding(now_s, chunk.request, self.id))
+        self._running = running
 
     def _deliver_events(self, events: list[Event]) -> None:
         for event in events:
             self._emit(event)
 
 
-def _add_up(now_s: float, instance: int, steps: list[StepReport]) -> Stepped:
-    # A report may stand for a burst of equal steps; its time and rows are then those of one of them.
-    return Stepped(
-        now_s,
-        instance,
-        num_steps=sum(step.num_steps for step in steps),
-        duration_s=sum(step.duration_s * step.num_steps for step in steps),
-        num_rows=sum(step.num_rows * step.num_steps for step in steps),
-        num_prefill_rows=sum(step.num_prefill_rows * step.num_steps for step in steps),
-        num_emitted=sum(step.num_emitted for step in steps),
-        num_drafted=sum(step.num_drafted for step in steps),
-        num_accepted=sum(step.num_accepted for step in steps),
-    )
+def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
+    missing = active.num_context - active.num_found - active.num_loaded
+    # The KV of the newest token has never been computed: the step that draws its successor does so.
+    recomputed = missing - 1 if active.chunk.num_generated_tokens else 0
+    return Prefilling(now_s, active.chunk.request, instance, missing, recomputed, active.num_loaded)
 
 
 def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLocal:
@@ -124,10 +127,5 @@ def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLo
     pool_settings = own.pop("pool", None)
     servers = own.pop("draft_servers", None)
     drafter = GroupedDrafter(tuple(servers), None) if servers is not None else None
-    pool: Pool | None = None
-    if pool_settings is not None:
-        from seer.kvpool.local import LocalPool  # noqa: PLC0415 - native module, only where it is asked for
-        from seer.kvpool.local_files import LocalPoolConfig  # noqa: PLC0415
-
-        pool = LocalPool(LocalPoolConfig(**pool_settings))
+    pool = open_pool(pool_settings) if pool_settings is not None else None
     return HostedLocal(id, drafter=drafter, pool=pool, events=events, **own)

@@ -38,8 +38,10 @@ class HostOptions:
     flush_s: float = 0.05
     flush_tokens: int = 16
     """Tokens reach the driver after this time or number; a death loses no more than that per request."""
+    weights_in_place: bool = True
+    """New weights that are on a GPU stay there, and the instances map them; otherwise they go through shared memory."""
     max_restarts: int = 3
-    """Per instance, over its life."""
+    """Per instance, and of the draft server, over its life."""
     log_dir: Path | None = None
     """Where each instance's own output goes, as instance-N.log; None keeps it in a temporary file."""
 
@@ -52,3 +54,14 @@ class HostOptions:
             )
         if self.flush_tokens < 1:
             raise ConfigError(f"flush_tokens={self.flush_tokens}", hint="use at least 1")
+
+
+GPU_SILENCE_S = 60.0
+"""On a GPU a process may be silent for long and well: compiling a kernel or capturing a graph holds the interpreter."""
+
+
+def hosting_for(device: str, *, pin: bool = True, **settings: Any) -> HostOptions:
+    """Options that suit a device: one core for each CPU instance, all of them and more patience for a GPU's."""
+    if device == "cpu":
+        return HostOptions(pin=pin, **settings)
+    return HostOptions(pin=False, silence_deadline_s=GPU_SILENCE_S, **settings)

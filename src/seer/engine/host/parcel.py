@@ -1,20 +1,27 @@
-"""Weights on their way to other processes: a path as it is, tensors through a file in shared memory.
+"""Weights on their way to other processes: a path as it is, tensors through a file in shared memory, or in place.
 
 A parcel is kept for as long as its epoch is the newest: an instance that is restarted opens it again.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seer.engine.base import Weights
+from seer.engine.gpu_handles import SUFFIX, write_handles
 from seer.errors import MissingExtra
 
+log = logging.getLogger(__name__)
+
 _SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "seer-weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +38,54 @@ class Parcel:
             shutil.rmtree(self.home, ignore_errors=True)
 
 
+def pack_in_place(weights: Mapping[str, Any]) -> Parcel:
+    """Make tensors on a GPU something that can be opened elsewhere, without moving them."""
+    home = make_shared_folder(_PREFIX, 0)
+    path = home / f"model{SUFFIX}"
+    try:
+        write_handles(weights, path)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    return Parcel(path, home)
+
+
 def pack(weights: Weights) -> Parcel:
     """Make weights something that can be opened elsewhere."""
     if not isinstance(weights, Mapping):
         return Parcel(Path(weights).resolve())
     try:
-        from safetensors.torch import save_file  # noqa: PLC0415 - only tensors need it
+        from safetensors.torch import save_file
     except ImportError:
         raise MissingExtra("safetensors", "local") from None
-    folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    home = Path(tempfile.mkdtemp(prefix="seer-weights-", dir=folder))
+    home = make_shared_folder(_PREFIX, sum(tensor.nbytes for tensor in weights.values()))
     path = home / "model.safetensors"
     save_file({name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}, path)
     return Parcel(path, home)
+
+
+def make_shared_folder(prefix: str, num_bytes: int) -> Path:
+    """A new folder with room for so many bytes: in shared memory, or with a warning where there is not enough."""
+    prefix = f"{prefix}-"
+    if _SHARED_MEMORY.is_dir():
+        _remove_orphans(prefix)
+        free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
+        if free_bytes > num_bytes:
+            return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=_SHARED_MEMORY))
+        log.warning(
+            "%s has %.1f GiB free, the weights need %.1f GiB: they go through %s; enlarge it (docker run --shm-size)",
+            _SHARED_MEMORY,
+            free_bytes / 2**30,
+            num_bytes / 2**30,
+            tempfile.gettempdir(),
+        )
+    return Path(tempfile.mkdtemp(prefix=prefix))
+
+
+def _remove_orphans(prefix: str) -> None:
+    """Give back the memory of processes that were killed: their folders carry their process id."""
+    for folder in _SHARED_MEMORY.glob(f"{prefix}*"):
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            log.warning("removing %s: its process is gone", folder)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -38,6 +38,10 @@ class ActiveChunk:
     """Leading blocks whose content is complete and registered."""
     num_exported: int = 0
     """Leading blocks the pool was offered, found ones too: offering pins them for this request as well."""
+    num_found: int = 0
+    """Leading tokens of the context whose KV was here when the chunk entered."""
+    num_loaded: int = 0
+    """Tokens after those whose KV came from the pool."""
     lane: int = -1
     """Row of the block tables; set while running."""
     end: ChunkEnd | None = None

@@ -128,6 +128,7 @@ def choose_limits(
     max_running: int,
     kv_blocks: int | None = None,
     kv_memory_bytes: int | None = None,
+    memory_share: float = MEMORY_SHARE,
     max_context_tokens: int | None = None,
 ) -> InstanceLimits:
     """What the engine can hold: as told, or what memory allows."""
@@ -144,7 +145,7 @@ def choose_limits(
     if kv_blocks is None:
         # No more than all lanes can fill: what is left stays with the machine.
         most = max_running * -(-context // block_tokens)
-        memory = int(_free_bytes(settings.device) * MEMORY_SHARE) if kv_memory_bytes is None else kv_memory_bytes
+        memory = int(_free_bytes(settings.device) * memory_share) if kv_memory_bytes is None else kv_memory_bytes
         kv_blocks = min(most, memory // size)
     if kv_blocks < 1:
         raise ConfigError(
@@ -160,7 +161,7 @@ def _choose_ops(cache: KVCache, kernels: str) -> Ops:
     rotary = RotaryTable(cache.config, cache.tensor.device)
     on_cpu = cache.tensor.device.type == "cpu"
     if kernels == "triton" or (kernels == "auto" and not on_cpu):
-        from seer.engine.local.gpu_ops import GpuOps  # noqa: PLC0415 - Triton is there with a GPU only
+        from seer.engine.local.gpu_ops import GpuOps
 
         return GpuOps(cache, rotary)
     if kernels == "auto" and cache.tensor.dtype == torch.float32 and cpu_ops.available():
@@ -171,7 +172,7 @@ def _choose_ops(cache: KVCache, kernels: str) -> Ops:
 def _choose_runner(model: Model, scheduler: Scheduler) -> Runner:
     if isinstance(model.ops, TorchOps | cpu_ops.CpuOps):
         return PlainRunner(model, scheduler)
-    from seer.engine.local.gpu_runner import GpuRunner  # noqa: PLC0415 - as above
+    from seer.engine.local.gpu_runner import GpuRunner
 
     return GpuRunner(model, scheduler)
 

@@ -21,7 +21,7 @@ from seer.engine.local.batch import Work
 from seer.engine.local.model import Model
 from seer.engine.local.runner import Runner
 from seer.engine.local.sampling import Draws
-from seer.engine.local.scheduler import Scheduler
+from seer.engine.local.scheduler import Loads, Scheduler
 from seer.engine.local.shared import SharedWeights
 from seer.engine.local.verify import walk
 from seer.kvpool.keys import Namespace
@@ -52,6 +52,8 @@ class Engine:
         self.stream_tokens = stream_tokens
         self.on_step = on_step
         self.num_steps = self.num_drafted = self.num_accepted = self.num_near_ties = 0
+        self.num_missed_tokens = 0
+        """Tokens of requests that had begun, asked of the pool in vain and computed again."""
 
     @property
     def busy(self) -> bool:
@@ -67,7 +69,16 @@ class Engine:
             emitted = self.settle_burst(works, self.runner.burst(works, burst))
         else:
             emitted = self.settle(works, self.runner.run(works))
-        self._report(works, burst, emitted, self.num_accepted - before, time.perf_counter() - started)
+        loads = self.scheduler.take_loads()
+        self.num_missed_tokens += loads.num_missed_tokens
+        self._report(
+            works,
+            burst,
+            num_emitted=emitted,
+            num_accepted=self.num_accepted - before,
+            duration_s=time.perf_counter() - started - loads.seconds,
+            loads=loads,
+        )
         return self.collect(works)
 
     def _burst_length(self, works: Sequence[Work]) -> int:
@@ -221,7 +232,14 @@ class Engine:
         return active.take_output(self.instance, self.namespace.epoch)
 
     def _report(
-        self, works: Sequence[Work], num_steps: int, num_emitted: int, num_accepted: int, duration_s: float
+        self,
+        works: Sequence[Work],
+        num_steps: int,
+        *,
+        num_emitted: int,
+        num_accepted: int,
+        duration_s: float,
+        loads: Loads,
     ) -> None:
         self.num_steps += num_steps
         if self.on_step is None:
@@ -238,5 +256,7 @@ class Engine:
             num_emitted=num_emitted,
             num_drafted=num_drafted,
             num_accepted=num_accepted,
+            load_s=loads.seconds,
+            loaded_bytes=loads.num_bytes,
         )
         self.on_step(report)

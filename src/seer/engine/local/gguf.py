@@ -243,7 +243,8 @@ def _f16(raw: Bytes) -> NDArray[np.float32]:
 
 def _nibbles(packed: Bytes) -> NDArray[np.float32]:
     """16 bytes hold 32 values: the low halves first, then the high ones."""
-    return np.concatenate((packed & 15, packed >> 4), axis=1).astype(np.float32)
+    values: NDArray[np.float32] = np.concatenate((packed & 15, packed >> 4), axis=1).astype(np.float32)
+    return values
 
 
 def _q4_0(raw: Bytes) -> NDArray[np.float32]:

@@ -29,7 +29,7 @@ import torch
 
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.drafter import DraftBudget, Drafter, StepObserver
-from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits, update
+from seer.engine.local.assembly import MEMORY_SHARE, EngineSettings, assemble, choose_dtype, choose_limits, update
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import ModelConfig, read_config
 from seer.errors import InstanceError, Overloaded
@@ -52,6 +52,7 @@ class LocalInstance:
         *,
         kv_blocks: int | None = None,
         kv_memory_bytes: int | None = None,
+        memory_share: float = MEMORY_SHARE,
         block_tokens: int = 16,
         max_running: int = 32,
         max_waiting: int = 1024,
@@ -89,6 +90,7 @@ class LocalInstance:
             max_running=max_running,
             kv_blocks=kv_blocks,
             kv_memory_bytes=kv_memory_bytes,
+            memory_share=memory_share,
             max_context_tokens=max_context_tokens,
         )
         self._max_waiting, self._threads, self._epoch = max_waiting, threads, epoch

@@ -13,8 +13,10 @@ Invariants
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -27,6 +29,16 @@ from seer.errors import DraftError
 from seer.kvpool.base import Pool
 
 NO_DRAFT = DraftTree()
+
+
+@dataclass(slots=True)
+class Loads:
+    """What was asked of the pool since somebody last looked."""
+
+    seconds: float = 0.0
+    num_bytes: int = 0
+    num_missed_tokens: int = 0
+    """Tokens of requests that had begun, asked for and not given: they are computed again."""
 
 
 class Scheduler:
@@ -52,6 +64,7 @@ class Scheduler:
         self.pool = pool
         self.drafter = drafter
         self.budget = budget
+        self.loads = Loads()
         self.num_draft_failures = 0
         self.drafting = False
         """Whether the last plan asked the drafter."""
@@ -108,9 +121,10 @@ class Scheduler:
             return False
         active.blocks = found + self.blocks.take(needed)
         active.num_sealed = len(found)
-        active.num_computed = len(found) * tokens
+        active.num_computed = active.num_found = len(found) * tokens
         if self.pool is not None and active.chunk.load_kv:
             self._fetch(active, self.pool)
+            active.num_loaded = active.num_computed - active.num_found
         active.lane = self._lanes.pop()
         self._write_table(active, 0, active.blocks)
         return True
@@ -119,14 +133,25 @@ class Scheduler:
         """Fill the next blocks from the pool, as far as it holds them."""
         start = active.num_sealed
         keys = active.keys[start : self._max_reused(active)]
-        held = pool.lookup_now(keys) if keys else 0
-        if not held:
+        if not keys:
             return
+        began_s = time.perf_counter()
+        held = pool.lookup_now(keys)
         blocks = active.blocks[start : start + held]
-        for index in range(self.cache.fetch(pool, keys[:held], blocks)):
+        num_fetched = self.cache.fetch(pool, keys[:held], blocks) if held else 0
+        for index in range(num_fetched):
             self.blocks.seal(blocks[index], keys[index])
-            active.num_sealed += 1
+        active.num_sealed += num_fetched
         active.num_computed = active.num_sealed * self.cache.block_tokens
+        self.loads.seconds += time.perf_counter() - began_s
+        self.loads.num_bytes += num_fetched * self.cache.block_bytes
+        if active.chunk.num_generated_tokens:
+            self.loads.num_missed_tokens += (len(keys) - num_fetched) * self.cache.block_tokens
+
+    def take_loads(self) -> Loads:
+        """What was asked of the pool since the last call."""
+        loads, self.loads = self.loads, Loads()
+        return loads
 
     def _max_reused(self, active: ActiveChunk) -> int:
         """Blocks that may be reused: the last token must be computed, to draw its successor."""

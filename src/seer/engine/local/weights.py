@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files of a folder, or tensors handed over by a trainer.
+"""Where weights come from: safetensors files of a folder, or tensors handed over by a trainer, on a GPU in place.
 
 Files are memory-mapped, so instances of one machine read one copy from the page cache; only what must change
 its form (joined or packed matrices, another type) is private to a process.
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from seer.engine.gpu_handles import SUFFIX, open_handles
 from seer.engine.local.folder import ModelConfig
 from seer.errors import InputError
 
@@ -44,6 +45,10 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         tensor: torch.Tensor = self._open[self._file_of[name]].get_tensor(name)
         return tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor, without reading it."""
+        return tuple(self._open[self._file_of[name]].get_slice(name).get_shape())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_of)
 
@@ -52,9 +57,11 @@ class TensorFiles(Mapping[str, torch.Tensor]):
 
 
 def open_weights(source: Path | Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Tensors by name from a folder, a safetensors file or a mapping."""
+    """Tensors by name from a folder, a safetensors file, another process's GPU memory or a mapping."""
     if not isinstance(source, Path):
         return source
+    if source.suffix == SUFFIX:
+        return open_handles(source)
     if source.is_file():
         return TensorFiles([source])
     index = source / "model.safetensors.index.json"

@@ -1,0 +1,173 @@
+"""Real rollouts on one GPU: verl's dispatch against Seer and its parts, with one instance and with several under MPS.
+
+    python benchmarks/rollout/gpu.py --model DIR --trace qwen1.5b-mix-n16.npz --out DIR [--engine vllm] [--limit-s 540]
+
+Prompts (and, with --lengths forced, the lengths of the responses) are those of the trace: an .npz with `prompts`
+(concatenated token ids), `prompt_lengths` and `lengths` (groups x responses). The same prompts and seeds under every
+policy. KV memory is limited (--kv-share of what all running requests could fill), so that whoever promises memory it
+does not have preempts. Instances that share the GPU do so under MPS, each with an equal part of its threads; without
+MPS they would take turns, and an idle instance's share would go to the others.
+
+After each run DIR/gpu.json holds everything so far: measured numbers, where the time went, the fitted step cost, and
+what the simulator predicts for the recorded lengths at that step cost. DIR/gpu.md has the tables. A run for which no
+time is left is skipped and named. Run it once per engine; use --instances 1 and --instances 4 in two calls where a
+call is short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+from measure import Ledger, measure, table
+
+from seer import HostOptions, Rollout, Sampling
+from seer.prompts import EncodedPrompt, Prompt
+from seer.runs import machine
+
+POLICIES = "verl-sync,verl,divided,context,seer"
+BLOCK_TOKENS = 16
+
+
+def read_trace(path: Path, args: argparse.Namespace) -> tuple[list[EncodedPrompt], list[list[int]]]:
+    """The first groups of the trace, interleaved as they were recorded, and their lengths."""
+    with np.load(path) as trace:
+        counts = trace["prompt_lengths"][: args.groups]
+        ends = np.cumsum(counts)
+        tokens = trace["prompts"]
+        ids = [tokens[end - count : end].tolist() for end, count in zip(ends, counts, strict=True)]
+        lengths = np.minimum(trace["lengths"][: args.groups, : args.n], args.max_tokens)
+    sampling = Sampling(max_tokens=args.max_tokens)
+    prompts = [
+        EncodedPrompt(Prompt(id=f"trace-{i}", token_ids=tuple(one)), tuple(one), sampling, args.n)
+        for i, one in enumerate(ids)
+    ]
+    return prompts, np.maximum(lengths, 1).tolist()
+
+
+@contextlib.contextmanager
+def sharing_the_gpu(num_instances: int) -> Iterator[dict[str, Any]]:
+    """MPS for the children of this process, where several of them share the GPU; says what was done."""
+    if num_instances == 1:
+        yield {"mps": False}
+        return
+    folder = tempfile.mkdtemp(prefix="seer-mps-")
+    share = max(1, 100 // num_instances)
+    own = {
+        "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share),
+    }
+    for name in ("pipe", "log"):
+        os.makedirs(f"{folder}/{name}")
+    os.environ.update(own)
+    try:
+        started = subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False, capture_output=True, text=True)
+        is_up = started.returncode == 0
+    except FileNotFoundError:
+        is_up = False
+    try:
+        yield {"mps": is_up, "thread_percentage": share if is_up else None}
+    finally:
+        if is_up:
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=60)
+        for name in own:
+            os.environ.pop(name, None)
+
+
+async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any], ledger: Ledger) -> None:
+    prompts, recorded = read_trace(args.trace, args)
+    context = max(len(prompt.token_ids) for prompt in prompts) + args.max_tokens
+    mean = sum(map(sum, recorded)) / sum(map(len, recorded)) + sum(len(p.token_ids) for p in prompts) / len(prompts)
+    kv_tokens = args.kv_tokens or int(args.kv_share * args.max_running * mean)
+    kv_blocks = -(-max(kv_tokens, context + BLOCK_TOKENS) // BLOCK_TOKENS)
+    settings: dict[str, Any] = json.loads(args.engine_settings)
+    if args.engine == "vllm":
+        settings.setdefault("speculation", True)
+        share = (0.85 if num_instances == 1 else 0.8) / num_instances
+        settings.setdefault("engine", {"gpu_memory_utilization": share})
+    began_s = time.monotonic()
+    async with Rollout(
+        args.model,
+        engine=args.engine,
+        device=args.device,
+        instances=num_instances,
+        kv_blocks=kv_blocks,
+        block_tokens=BLOCK_TOKENS,
+        max_running=args.max_running,
+        max_context_tokens=context,
+        pool_bytes=args.pool_bytes,
+        hosting=HostOptions(pin=False, silence_deadline_s=60.0, start_deadline_s=300.0, log_dir=args.out / "logs"),
+        engine_settings=settings,
+    ) as rollout:
+        limits = rollout.fleet.instances[0].limits
+        label |= {
+            "kv_tokens": limits.kv_tokens,
+            "max_running": limits.max_running,
+            "start_s": time.monotonic() - began_s,
+        }
+        print(f"{num_instances} instances up in {label['start_s']:.0f} s, KV of {limits.kv_tokens} tokens", flush=True)
+        lengths = recorded if args.lengths == "forced" else None
+        await measure(
+            rollout, prompts, args.policies.split(","), ledger, label=label, repeat=args.repeat, lengths=lengths
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a Hugging Face folder")
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--engine", default="vllm", choices=("vllm", "local"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--instances", default="1,4")
+    parser.add_argument("--groups", type=int, default=48)
+    parser.add_argument("--n", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--max-running", type=int, default=64, help="of each instance")
+    parser.add_argument("--kv-share", type=float, default=0.5, help="KV memory over what full batches of the mean need")
+    parser.add_argument("--kv-tokens", type=int, help="KV memory of each instance, instead of --kv-share")
+    parser.add_argument("--pool-bytes", type=int, default=16 << 30)
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--lengths", choices=("natural", "forced"), default="natural")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
+    parser.add_argument("--limit-s", type=float, default=540.0)
+    args = parser.parse_args()
+    about = {"machine": machine(), "options": {k: str(v) for k, v in vars(args).items()}}
+    ledger = Ledger(args.out / "gpu.json", args.limit_s, about)
+    for num_instances in map(int, args.instances.split(",")):
+        try:
+            with sharing_the_gpu(num_instances) as how:
+                label = {"instances": num_instances, "engine": args.engine, "lengths": args.lengths, **how}
+                asyncio.run(run(args, num_instances, label, ledger))
+        except Exception:  # what was measured before it is worth keeping, and the next may work
+            traceback.print_exc()
+            ledger.content.setdefault("errors", []).append(traceback.format_exc())
+            ledger.save()
+    lines = []
+    for num_instances in dict.fromkeys(run["instances"] for run in ledger.content["runs"]):
+        runs = [run for run in ledger.content["runs"] if run["instances"] == num_instances]
+        lines += [f"### {num_instances} instances, {args.lengths} lengths\n", table(runs, args.policies.split(","))]
+    (args.out / "gpu.md").write_text("\n".join(lines))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

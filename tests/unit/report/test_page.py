@@ -1,0 +1,54 @@
+"""The report page says what the event log says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seer.metrics.events import Ended, Event, PoolTrouble, Prefilling, Queued, Started, Stopped
+from seer.metrics.jsonl import EventLog
+from seer.report.page import render
+from seer.report.run_data import read_run
+from seer.runs import RunFolder
+
+RUN: list[Event] = [
+    Queued(0.0, 0, 0, 0, 10),
+    Started(0.0, 0, 0, 16, None, False),
+    Stopped(1.0, 0, 0, 16, "limit"),
+    Started(1.0, 0, 1, 16, 0, True),
+    Prefilling(1.0, 0, 1, 12, 11, 4321),
+    Stopped(2.0, 0, 1, 30, "stop"),
+    Ended(2.0, 0, 30, "stop"),
+]
+
+
+def a_page(folder: Path, *more: Event, **manifest: object) -> str:
+    run = RunFolder(folder / "run")
+    run.create()
+    run.write_manifest(
+        {
+            "options": {"policy": "seer", "instances": 2, "pool": "local", **manifest},
+            "limits": {"kv_blocks": 8, "block_tokens": 16, "max_running": 4, "max_context_tokens": 128},
+        }
+    )
+    with EventLog(run.events, {}) as log:
+        for event in [*RUN, *more]:
+            log(event)
+    return render(read_run(run))
+
+
+def test_a_pool_that_failed_is_reported_with_its_price(tmp_path: Path) -> None:
+    troubles = [PoolTrouble(1.5, 1, num_failed=7, num_recomputed=96), PoolTrouble(2.0, None, num_corrupt=5)]
+    page = a_page(tmp_path, *troubles)
+    assert "The pool failed:" in page
+    assert "7 calls or blocks not served, 5 damaged blocks" in page
+    assert "96 tokens computed again because of that" in page
+
+
+@pytest.mark.parametrize(("pool", "said"), [("local", "the pool never failed"), ("none", "No pool")])
+def test_a_pool_that_did_not_fail_is_not_accused(tmp_path: Path, pool: str, said: str) -> None:
+    page = a_page(tmp_path, pool=pool)
+    assert said in page
+    assert "The pool failed" not in page
+    assert ("4,321 tokens" in page) == (pool == "local")
