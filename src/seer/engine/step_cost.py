@@ -4,70 +4,97 @@ The extra is real on GPUs: steps without drafts run several at a time as one cap
 hear what was accepted and to ask for the next drafts. Charging it to the rows would make deep drafts look dear and
 shallow ones cheap, when it is the other way round.
 
-Steps that also computed prompts are left out: their rows are of another kind. Old steps count less and less.
+Steps that also computed prompts are left out: their rows are of another kind. So are stalls: the first step of a new
+shape compiles and captures what later ones reuse, and may take a hundred times as long. The fit looks at the newest
+steps of either kind, so that a long time with drafts does not forget what steps without them cost.
 """
 
 from __future__ import annotations
+
+import statistics
+from collections import deque
 
 import numpy as np
 
 from seer.engine.drafter import StepReport
 
-DECAY = 0.98
+WINDOW_STEPS = 64
+"""Remembered of either kind."""
 MIN_STEPS = 12
+REFIT_STEPS = 8
+STALL_RATIO = 4.0
+"""Times the median of its kind: beyond this a step was held up by something else."""
 _RIDGE = 1e-6
 """Keeps the fit solvable while every drafting step has had the same size."""
 
+Step = tuple[float, float, float, float]
+"""1, rows, whether it drafted, seconds."""
+
 
 class MeasuredCost:
-    """A least-squares fit with decay. Implements `seer.speculation.budget.StepCost`."""
+    """A least-squares fit over recent steps. Implements `seer.speculation.budget.StepCost`."""
 
     def __init__(self) -> None:
-        self._moments = np.zeros((3, 3))  # of (1, rows, drafts)
-        self._products = np.zeros(3)  # of the same with the step's seconds
-        self._num_steps = 0
+        self._plain: deque[Step] = deque(maxlen=WINDOW_STEPS)
+        self._drafting: deque[Step] = deque(maxlen=WINDOW_STEPS)
+        self._since_fit = 0
         self._fit: tuple[float, float, float] | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether steps of different sizes have been seen."""
-        weight, rows, rows2 = self._moments[0, 0], self._moments[0, 1], self._moments[1, 1]
-        return self._num_steps >= MIN_STEPS and bool(rows2 * weight - rows * rows > 1e-3 * max(1.0, rows2 * weight))
+        """Whether enough steps, of different sizes, have been seen."""
+        return self._solved() is not None
 
     def learn(self, report: StepReport) -> None:
         """One more step."""
         if report.num_prefill_rows or not report.num_rows:
             return
-        step = np.array([1.0, float(report.num_rows), 1.0 if report.num_drafted else 0.0])
-        self._moments = self._moments * DECAY + np.outer(step, step)
-        self._products = self._products * DECAY + step * report.duration_s
-        self._num_steps += 1
-        self._fit = None
+        drafts = 1.0 if report.num_drafted else 0.0
+        kind = self._drafting if report.num_drafted else self._plain
+        kind.append((1.0, float(report.num_rows), drafts, report.duration_s))
+        self._since_fit += 1
 
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
         """Seconds of one step, the drafts' making included."""
-        if not self.is_known:
+        fit = self._solved()
+        if fit is None:
             return 1.0 + num_requests * (tokens_per_request - 1)  # pessimistic: every row costs a step
-        base_s, per_row_s, _ = self._solved()
-        return base_s + per_row_s * num_requests * tokens_per_request
+        return fit[0] + fit[1] * num_requests * tokens_per_request
 
     def draft_s(self, num_requests: int, depth: float) -> float:
         """What drafting costs beyond the rows it adds."""
-        return self._solved()[2] if depth and self.is_known else 0.0
+        fit = self._solved()
+        return fit[2] if depth and fit is not None else 0.0
 
-    def _solved(self) -> tuple[float, float, float]:
-        if self._fit is None:
-            base_s, per_row_s, extra_s = self._solve([0, 1, 2])
-            if per_row_s < 0.0:  # noise: rows are free within what was seen
-                base_s, extra_s = self._solve([0, 2])
-                per_row_s = 0.0
-            if extra_s < 0.0:
-                base_s, per_row_s = self._solve([0, 1])
-                extra_s = 0.0
-            self._fit = (max(1e-6, base_s), max(0.0, per_row_s), max(0.0, extra_s))
+    def _solved(self) -> tuple[float, float, float] | None:
+        if self._since_fit >= REFIT_STEPS or self._fit is None:
+            self._fit = self._solve()
+            self._since_fit = 0
         return self._fit
 
-    def _solve(self, terms: list[int]) -> list[float]:
-        moments = self._moments[np.ix_(terms, terms)]
-        ridge = np.diag(np.diag(moments) * _RIDGE + 1e-12)
-        return [float(value) for value in np.linalg.solve(moments + ridge, self._products[terms])]
+    def _solve(self) -> tuple[float, float, float] | None:
+        steps = np.array([*_without_stalls(self._plain), *_without_stalls(self._drafting)])
+        if len(steps) < MIN_STEPS or np.ptp(steps[:, 1]) == 0:
+            return None
+        base_s, per_row_s, extra_s = _least_squares(steps, [0, 1, 2])
+        if per_row_s < 0.0:  # noise: rows are free within what was seen
+            base_s, extra_s = _least_squares(steps, [0, 2])
+            per_row_s = 0.0
+        if extra_s < 0.0:
+            base_s, per_row_s = _least_squares(steps, [0, 1])
+            extra_s = 0.0
+        return max(1e-6, base_s), max(0.0, per_row_s), max(0.0, extra_s)
+
+
+def _without_stalls(steps: deque[Step]) -> list[Step]:
+    if not steps:
+        return []
+    limit_s = STALL_RATIO * statistics.median(step[3] for step in steps)
+    return [step for step in steps if step[3] <= limit_s]
+
+
+def _least_squares(steps: np.ndarray[tuple[int, int], np.dtype[np.float64]], terms: list[int]) -> list[float]:
+    known = steps[:, terms]
+    moments = known.T @ known
+    ridge = np.diag(np.diag(moments) * _RIDGE + 1e-12)
+    return [float(value) for value in np.linalg.solve(moments + ridge, known.T @ steps[:, 3])]

@@ -60,3 +60,24 @@ def test_noise_never_makes_rows_or_drafting_cheaper_than_nothing(sign: int) -> N
         cost.learn(a_step(8 + drafted, 1.0 - sign * 0.01 * drafted + sign * 0.002 * (i % 5), drafted=drafted))
     assert cost.step_s(8, 4) >= cost.step_s(8, 1) > 0.0
     assert cost.draft_s(8, 4) >= 0.0
+
+
+def test_a_step_that_was_held_up_teaches_nothing() -> None:
+    cost = MeasuredCost()
+    for i in range(60):
+        drafted = 8 * (i % 3)
+        stall_s = 0.5 if i % 10 == 0 else 0.0  # compiling for a new shape
+        cost.learn(a_step(8 + drafted, 0.01 + 0.0001 * (8 + drafted) + stall_s, drafted=drafted))
+    assert cost.step_s(8, 1) == pytest.approx(0.0108, rel=0.02)
+    assert cost.step_s(8, 2) == pytest.approx(0.0116, rel=0.02)
+
+
+def test_what_plain_steps_cost_outlives_a_long_time_with_drafts() -> None:
+    cost = MeasuredCost()
+    for _ in range(20):
+        cost.learn(a_step(8, 1.0))
+    for i in range(500):
+        drafted = 8 + 8 * (i % 2)
+        cost.learn(a_step(8 + drafted, 2.0 + 0.01 * (drafted - 8), drafted=drafted))
+    assert cost.step_s(8, 1) == pytest.approx(1.0, rel=0.02)
+    assert cost.step_s(8, 2) + cost.draft_s(8, 1) == pytest.approx(2.0, rel=0.02)

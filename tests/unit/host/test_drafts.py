@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -109,9 +110,11 @@ def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float) -> Measured
 def test_where_rows_are_free_it_drafts_and_where_they_cost_a_step_it_does_not(drafter: GroupedDrafter) -> None:
     assert a_budget(drafter, 0.1, 0.0)(4, 100).max_tokens > TRIAL_TOKENS
     dear = a_budget(drafter, 0.0, 0.1)
-    asked = [dear(4, 100).max_tokens for _ in range(8 * TRIAL_PERIOD)]
+    asked = [dear(4, 100).max_tokens for _ in range(16 * TRIAL_PERIOD)]
     assert set(asked) == {0, TRIAL_TOKENS}
-    assert asked.count(TRIAL_TOKENS) == 2  # a trial now and then, rarer the larger the batch
+    trials = [step for step, tokens in enumerate(asked) if tokens]
+    gaps = [later - earlier for earlier, later in pairwise(trials)]
+    assert gaps == [16, 32, 64, 128, 128, 128]  # rarer and rarer, up to four requests' worth of the period
 
 
 def test_with_speculation_off_nothing_is_asked_for(drafter: GroupedDrafter) -> None:

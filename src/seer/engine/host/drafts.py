@@ -25,9 +25,11 @@ from seer.speculation.budget import best_depth, time_per_token_s
 
 Drafts = Literal["none", "own", "grouped"]
 
+FIRST_TRIAL_STEPS = 8
 TRIAL_PERIOD = 32
-"""One step in so many, times the requests in it, drafts a little although it does not pay, so that a change of fortune
-is noticed: about a sixteenth of a row per step, whatever the batch."""
+"""Where drafting does not pay, a step now and then drafts a little all the same, so that a change of fortune is seen:
+soon at first, then after twice as long each time, up to so many steps times the requests in them (about a sixteenth of
+a row per step, whatever the batch)."""
 TRIAL_TOKENS = 2
 
 
@@ -131,6 +133,7 @@ class MeasuredBudget:
         """For engines whose steps cost the same whatever part of this depth is drafted."""
         self._cost = MeasuredCost()
         self._num_idle = 0  # steps since drafts were last made
+        self._patience_steps = FIRST_TRIAL_STEPS
 
     def __call__(self, num_running: int, mean_context_tokens: int) -> Allowance:
         """How much each request of the next step may draft."""
@@ -138,11 +141,12 @@ class MeasuredBudget:
             return Allowance(0)
         depth = self._best_depth(num_running)
         if depth:
-            self._num_idle = 0
-        else:
-            self._num_idle += 1
-            if self._num_idle >= TRIAL_PERIOD * num_running or not self._cost.is_known:
-                self._num_idle, depth = 0, TRIAL_TOKENS
+            self._num_idle, self._patience_steps = 0, FIRST_TRIAL_STEPS
+            return Allowance(depth)
+        self._num_idle += 1
+        if self._num_idle >= self._patience_steps or not self._cost.is_known:
+            self._num_idle, depth = 0, TRIAL_TOKENS
+            self._patience_steps = min(2 * self._patience_steps, TRIAL_PERIOD * num_running)
         return Allowance(depth)
 
     def on_step(self, report: StepReport) -> None:
