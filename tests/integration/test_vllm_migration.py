@@ -78,7 +78,8 @@ class Pair:
     async def chunk(self, instance: int, request: int, spans: tuple[TokenSpan, ...], **chunk: Any) -> list[ChunkOutput]:
         attempt = 1 + max((o.attempt for o in self.inbox.outputs if o.request == request), default=0)
         sampling = {"temperature": 0.0, "ignore_eos": True} | chunk.pop("sampling", {})
-        asked = a_chunk(request, [*GROUP, 60 + chunk.pop("variant", 0)], spans=spans, **chunk)
+        prompt = chunk.pop("prompt", None) or [*GROUP, 60 + chunk.pop("variant", 0)]
+        asked = a_chunk(request, prompt, spans=spans, **chunk)
         sampling = Sampling(max_tokens=RESPONSE_TOKENS, **sampling)
         self.instances[instance].submit(msgspec.structs.replace(asked, attempt=attempt, sampling=sampling))
 
@@ -288,6 +289,38 @@ def exact_pairs(folder: Path, least: float = 1e-3) -> dict[tuple[int, ...], floa
             if share * next_share > least
         }
     return known
+
+
+def test_a_request_with_one_token_to_compute_draws_from_its_own_distribution(pair: Pair, folder: Path) -> None:
+    # vLLM fills the step of such a request with as many placeholders as a draft may have. Where they are verified by
+    # the kernel for a CPU, one is taken as often as the row before it holds the last token of the vocabulary, and the
+    # response goes on from it unseen. So: a prompt after which, and after its fillers, that token is likely.
+    if pair.pool["backend"] != "local":
+        pytest.skip("the pool has no part in sampling")
+    model = PlainModel(folder)
+    blocks = GROUP[:BLOCK_TOKENS]
+    prompt = max(([*blocks, token] for token in GROUP), key=lambda prompt: last_token_share(model, prompt))
+
+    async def scenario() -> tuple[list[TokenSpan], int]:
+        await pair.begin("grouped")
+        drawn = {"prompt": prompt, "max_tokens": 1, "sampling": {"temperature": 1.0}}
+        await pair.chunk(0, pair.request(), (), **drawn)  # from here on all but the last token of the prompt is known
+        before = pair.instances[0].view().num_drafted
+        outputs = await asyncio.gather(*(pair.chunk(0, pair.request(), (), **drawn) for _ in range(64)))
+        spans = [output.span for chunk in outputs for output in chunk if output.span]
+        return spans, pair.instances[0].view().num_drafted - before
+
+    spans, num_drafted = pair.thread.run(scenario())
+    assert num_drafted > 0, "vLLM fills such steps no more: nothing was tested"
+    exact = model.logits(prompt, len(prompt) - 1)[-1].log_softmax(0)
+    assert [span.logprobs[0] for span in spans] == pytest.approx(
+        [float(exact[span.ids[0]]) for span in spans], abs=1e-4
+    )
+
+
+def last_token_share(model: PlainModel, prompt: list[int], num_filled: int = 8) -> float:
+    """Of the vocabulary's last token, after the prompt and all placeholders but one; vLLM computes them as token 0."""
+    return float(model.logits([*prompt, *[0] * (num_filled - 1)], len(prompt))[-1].softmax(0)[-1])
 
 
 def z_of(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:

@@ -6,7 +6,7 @@ Three departures from the paper, each measured in docs/design/0002-simulator.md:
    still go first (their estimate is the bound), and among them the request that is least far along, so that no long
    request is left behind at the end. Probes need no class of their own.
 2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
-   use. While memory is scarce a chunk is a quarter of the request's context, within 256 to 1,024 tokens; where it is
+   use. While memory is scarce a chunk is half of the request's context, within 512 to 1,024 tokens; where it is
    plentiful, an eighth of the longest response.
 3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
    longest request would still end earliest: short ones pack together, long ones get room and speed.
@@ -25,9 +25,9 @@ from seer.scheduling.longest_first import LongestRemainingFirst
 
 MIN_CHUNK_TOKENS = 256
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
-CONTEXT_PER_CHUNK = 4
-TIGHT_CHUNK_TOKENS = 1024
-"""Longest chunk while memory is scarce: on average half of it is promised and not yet used."""
+CONTEXT_PER_CHUNK = 2
+TIGHT_CHUNK_TOKENS = (512, 1024)
+"""Shortest and longest chunk while memory is scarce: on average half of it is promised and not yet used."""
 CHUNKS_AT_LEAST = 8
 """A response of full length comes back this often however much memory there is, so that the tail can be spread anew."""
 LEVEL_RATIO = 1.25
@@ -85,9 +85,10 @@ class Seer(Divided):
         super().finished(request)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
-        """A quarter of the context, or half of an equal share of the free memory if that is more."""
+        """Half of the context, or half of an equal share of the free memory if that is more."""
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
-        tight = min(max(MIN_CHUNK_TOKENS, request.num_tokens // CONTEXT_PER_CHUNK), TIGHT_CHUNK_TOKENS)
+        shortest, longest = TIGHT_CHUNK_TOKENS
+        tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
         fitting = max(tight, fair_share)
         return min(fitting, self._chunk_tokens, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
 

@@ -1,4 +1,4 @@
-"""The kernel that expands sampling parameters on a CPU: upstream's writes its answer to a copy, ours does not."""
+"""Upstream's kernels that verify drafts on a CPU, and what of ours stands in for what is wrong with them."""
 
 from __future__ import annotations
 
@@ -34,3 +34,30 @@ def test_upstream_still_needs_replacing() -> None:
     output = torch.full((5,), -7.0)
     cpu_triton_utils._expand_kernel_impl(output, TEMPERATURES, DRAFTS_UP_TO, 0, 1)
     assert output.tolist() != EXPANDED, "upstream is right now: drop our kernel for these versions"
+
+
+def test_upstream_still_takes_placeholders_for_tokens() -> None:
+    """Why no placeholder may reach it: see invariant 4 of step_drafting.py."""
+    from vllm.platforms import current_platform
+    from vllm.utils import cpu_triton_utils
+
+    current_platform.import_kernels()
+    recovered, bonus, placeholder = 50, 100, -1
+    shares = torch.tensor([[0.1, 0.9], [0.1, 0.9], [0.1, 0.9]])
+    drafts = torch.tensor([0, placeholder, placeholder], dtype=torch.int32)  # of two requests
+    output = torch.full((2, 3), -1, dtype=torch.int32)
+    cpu_triton_utils._rejection_random_sample_kernel_impl(
+        output,
+        torch.tensor([1, 3], dtype=torch.int32),
+        drafts,
+        None,
+        shares,
+        torch.full((2, 1), bonus),
+        torch.full((3,), recovered, dtype=torch.int32),
+        torch.full((3,), 0.5, dtype=torch.float64),
+        torch.zeros(2, dtype=torch.bool),
+        2,
+        shares.shape[1],
+        NO_DRAFT_PROBS=True,
+    )
+    assert output[1].tolist() != [recovered, -1, -1], "upstream is right now: placeholders may stay in these versions"

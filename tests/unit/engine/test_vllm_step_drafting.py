@@ -145,3 +145,11 @@ def test_the_budget_stops_drafts_that_do_not_pay(monkeypatch: pytest.MonkeyPatch
         return drafted
 
     assert num_drafted(None) < num_drafted(4) / 4
+
+
+def test_placeholders_become_tokens_and_drafts_stay() -> None:
+    steps = Steps()
+    drafts = {"0": [-1] * 4, "1": [11, 12], "2": [11, -1]}
+    steps.drafting.fill_placeholders(drafts)
+    assert drafts == {"0": [FILLER_TOKEN] * 4, "1": [11, 12], "2": [11, FILLER_TOKEN]}
+    assert steps.drafting.num_filled == 5

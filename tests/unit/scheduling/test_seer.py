@@ -9,7 +9,7 @@ from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.placement import Fleet
 from seer.scheduling.longest_first import OVERRUN, LongestRemainingFirst, expected_remaining_tokens
-from seer.scheduling.seer import CHUNKS_AT_LEAST, CONTEXT_PER_CHUNK, MIN_CHUNK_TOKENS, Seer
+from seer.scheduling.seer import CHUNKS_AT_LEAST, CONTEXT_PER_CHUNK, MIN_CHUNK_TOKENS, TIGHT_CHUNK_TOKENS, Seer
 from seer.types import Group, InstanceLimits, Sampling
 
 
@@ -92,10 +92,14 @@ def test_chunks_are_short_where_memory_is_tight_and_long_where_it_is_not() -> No
     members = requests_of(64, 1, max_tokens=65_536)
     policy = a_policy(lambda request: 100.0, max_chunk=16_384)
     policy.admit(members, tight)
-    assert policy.chunk_tokens(members[0], tight) == MIN_CHUNK_TOKENS
+    assert policy.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[0]
     assert policy.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
+    members[0].num_generated = 1300
+    assert policy.chunk_tokens(members[0], tight) == (64 + 1300) // CONTEXT_PER_CHUNK
     members[0].num_generated = 4000
-    assert policy.chunk_tokens(members[0], tight) == (64 + 4000) // CONTEXT_PER_CHUNK
+    assert policy.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[1]
+    short = requests_of(1, 1, max_tokens=512)[0]
+    assert policy.chunk_tokens(short, roomy) == MIN_CHUNK_TOKENS  # no shorter, however short the response may be
 
 
 def test_short_requests_pack_together_and_leave_the_long_one_room() -> None:

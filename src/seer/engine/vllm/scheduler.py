@@ -51,9 +51,11 @@ class SeerScheduler(Scheduler):
             self._seer.follow(request, facts)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Also note when the step began."""
+        """Also note when the step began, and let no placeholder be verified."""
         self._seer.begin_step()
-        return super().schedule(*args, **kwargs)
+        output = super().schedule(*args, **kwargs)
+        self._seer.fill_placeholders(output.scheduled_spec_decode_tokens)
+        return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

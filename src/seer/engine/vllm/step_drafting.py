@@ -7,6 +7,9 @@ Invariants
   1. Only final tokens are learned, each once.
   2. A draft never reaches past the end of its chunk or of the context.
   3. Where measured steps say that drafts do not pay, none are made but for a small, regular trial.
+  4. Only tokens are sent to be verified. vLLM means its placeholders to be refused, but its kernel for a CPU (0.32)
+     looks up their probability at index -1, which is the last of the row before, and takes them as often as that
+     says; the response's next token is then drawn, and its log-probability taken, after tokens that it does not have.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 FILLER_TOKEN = 0
 """Stands where a draft is shorter than the others; verified like any token, and all but always refused."""
+PLACEHOLDER = -1
+"""vLLM's own filler, no token: it gives them to a request that arrives with one token left to compute."""
 
 
 class StepDrafter(GroupedDrafter):
@@ -115,6 +120,13 @@ class StepDrafting:
     def begin_step(self) -> None:
         """A step is about to be scheduled."""
         self._began_s = time.perf_counter()
+
+    def fill_placeholders(self, drafts: dict[str, list[int]]) -> None:
+        """The step was scheduled: put tokens where vLLM's placeholders are."""
+        for draft in drafts.values():
+            if PLACEHOLDER in draft:
+                self.num_filled += draft.count(PLACEHOLDER)
+                draft[:] = [FILLER_TOKEN if token == PLACEHOLDER else token for token in draft]
 
     def end_step(self, scheduled: dict[str, int], num_drafted: dict[str, list[int]]) -> None:
         """A step was computed and its tokens taken in: learn them, and what the step cost."""
