@@ -9,7 +9,7 @@ from typing import Literal
 
 from seer.buffer import Request
 from seer.context import Context
-from seer.metrics.events import Ended, Event, EventSink, Queued, Started, Stopped
+from seer.metrics.events import Event, EventSink
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
@@ -65,8 +65,6 @@ def simulate(
     groups = GroupProgress()
     summarizer = Summarizer(workload.num_instances)
     sinks: list[EventSink] = [summarizer]
-    if model is not None:
-        sinks.append(_track(groups))
     if events is not None:
         sinks.append(events)
     emit = sinks[0] if len(sinks) == 1 else _fan_out(sinks)
@@ -121,25 +119,3 @@ def _fan_out(sinks: list[EventSink]) -> EventSink:
             sink(event)
 
     return emit
-
-
-def _track(progress: GroupProgress) -> EventSink:
-    """Keep count of each group's finished and running members, as the draft server would know them."""
-    group_of: dict[int, int] = {}
-    num_running, num_finished = progress.num_running, progress.num_finished
-
-    def observe(event: Event) -> None:
-        # By exact type, the frequent ones first: this is called for everything that happens.
-        kind = type(event)
-        if kind is Started:
-            group = group_of[event.request]  # type: ignore[union-attr]
-            num_running[group] = num_running.get(group, 0) + 1
-        elif kind is Stopped:
-            num_running[group_of[event.request]] -= 1  # type: ignore[union-attr]
-        elif kind is Queued:
-            group_of[event.request] = event.group  # type: ignore[union-attr]
-        elif kind is Ended:
-            group = group_of[event.request]  # type: ignore[union-attr]
-            num_finished[group] = num_finished.get(group, 0) + 1
-
-    return observe

@@ -151,6 +151,7 @@ class SimulatedInstance:
         left = self._true_length(chunk.request) - chunk.num_generated_tokens
         run = _Run(chunk, min(left, chunk.max_tokens), left <= chunk.max_tokens)
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
+        self._progress.started(chunk.group)
         if chunk.load_kv:
             missing = chunk.num_context_tokens - self.cached_prefix_tokens(chunk)
             run.ready_s = self._loop.time() + self._cost.transfer_s(missing)
@@ -486,6 +487,7 @@ class SimulatedInstance:
     def _emit(self, run: _Run, num_tokens: int, end: ChunkEnd) -> None:
         assert self._sink is not None, "output before start"
         chunk = run.chunk
+        self._progress.stopped(chunk.group, finished=end is ChunkEnd.STOP)
         self._sink(ChunkOutput(chunk.request, chunk.attempt, self._id, num_tokens, end=end))
 
     def _report(self) -> None:

@@ -71,6 +71,16 @@ class GroupProgress:
     num_finished: dict[int, int] = field(default_factory=dict)
     num_running: dict[int, int] = field(default_factory=dict)
 
+    def started(self, group: int) -> None:
+        """A member has a chunk in hand."""
+        self.num_running[group] = self.num_running.get(group, 0) + 1
+
+    def stopped(self, group: int, *, finished: bool) -> None:
+        """Its chunk has ended, and with it the member if it finished."""
+        self.num_running[group] -= 1
+        if finished:
+            self.num_finished[group] = self.num_finished.get(group, 0) + 1
+
     def references(self, group: int) -> float:
         """Finished siblings count whole; of those running, half are ahead of a given request on average."""
         others_running = max(0, self.num_running.get(group, 0) - 1)

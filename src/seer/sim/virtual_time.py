@@ -24,21 +24,42 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class VirtualTimerHandle(asyncio.TimerHandle):
-    """A callback with its due time and its place among those due at the same time."""
+class VirtualHandle(asyncio.TimerHandle):
+    """A callback in its place. What asyncio's own does for debugging and for contexts nobody asked for, it leaves out:
+    a simulation makes several for every chunk.
+    """
 
-    __slots__ = ("key",)
+    __slots__ = ()
 
-    def __init__(
+    def __init__(  # not super's, on purpose
         self,
-        key: tuple[float, int],
         callback: Callable[..., object],
         args: tuple[Any, ...],
         loop: VirtualTimeLoop,
         context: contextvars.Context | None,
+        when_s: float = 0.0,
     ) -> None:
-        super().__init__(key[0], callback, args, loop, context)
-        self.key = key
+        self._callback: Callable[..., object] = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._when = when_s
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Never run; dropped when it surfaces."""
+        self._cancelled = True
+
+    def _run(self) -> None:
+        try:
+            if self._context is None:
+                self._callback(*self._args)
+            else:
+                self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._loop.call_exception_handler({"message": f"in {self._callback}", "exception": error})
 
 
 class VirtualTimeLoop(asyncio.AbstractEventLoop):
@@ -47,8 +68,8 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     def __init__(self, start_s: float = 0.0) -> None:
         self._time_s = start_s
         self._sequence = 0
-        self._ready: deque[asyncio.Handle] = deque()
-        self._scheduled: list[tuple[float, int, VirtualTimerHandle]] = []
+        self._ready: deque[VirtualHandle] = deque()
+        self._scheduled: list[tuple[float, int, VirtualHandle]] = []
         self._running = False
         self._stopping = False
         self._closed = False
@@ -63,7 +84,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """Run the callback at the present time, after those that are ready already."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = VirtualHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -77,7 +98,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         """Run the callback at a virtual time; the past counts as now."""
         when = max(when, self._time_s)
         self._sequence += 1
-        handle = VirtualTimerHandle((when, self._sequence), callback, args, self, context)
+        handle = VirtualHandle(callback, args, self, context, when)
         heapq.heappush(self._scheduled, (when, self._sequence, handle))
         return handle
 
@@ -118,7 +139,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
             while not self._stopping and self._advance():
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
-                    if not handle.cancelled():
+                    if not handle._cancelled:
                         handle._run()
                 if self._failure is not None:
                     raise self._failure
@@ -130,7 +151,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     def _advance(self) -> bool:
         """Make everything that is due ready, jumping in time if nothing is; False when there is nothing at all."""
         scheduled = self._scheduled
-        while scheduled and scheduled[0][2].cancelled():
+        while scheduled and scheduled[0][2]._cancelled:
             heapq.heappop(scheduled)
         if not self._ready:
             if not scheduled:
