@@ -110,7 +110,7 @@ def head(args: argparse.Namespace, rounds: int, took_s: float) -> str:
             f"Command: `python benchmarks/drafting/run.py{' --quick' if args.quick else ''}`; "
             f"{rounds} rounds, {took_s / 60:.0f} minutes.",
             f"Date: {time.strftime('%Y-%m-%d', time.gmtime())}. Commit: {_commit()}.",
-            f"Hardware: {cpu}, {os.cpu_count()} cores shared with other work, {int(memory) / 2**20:.0f} GiB.",
+            f"Hardware: {cpu}, {os.cpu_count()} cores, {int(memory) / 2**20:.0f} GiB.",
             f"Software: Python {platform.python_version()}, numpy {np.__version__}, "
             f"arctic-inference {VERSION} (its suffix extension, built from the PyPI source).",
             "",
