@@ -67,7 +67,8 @@ class MeasuredCost:
         return fit[2] if depth and fit is not None else 0.0
 
     def _solved(self) -> tuple[float, float, float] | None:
-        if self._since_fit >= REFIT_STEPS or self._fit is None:
+        # Asked several times a step: only new steps are worth another fit.
+        if self._since_fit >= (1 if self._fit is None else REFIT_STEPS):
             self._fit = self._solve()
             self._since_fit = 0
         return self._fit
