@@ -1,14 +1,20 @@
-"""A local pool of its own for a test, in a folder of its own, gone afterwards."""
+"""A pool of its own for a test, gone afterwards: a local one in a folder, or a real Mooncake store."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from seer.kvpool import supervise
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
+from seer.kvpool.serve import ServeSpec, ServeState
 
 
 @contextlib.contextmanager
@@ -26,3 +32,22 @@ def a_local_pool(folder: Path, *, block_bytes: int, dram_blocks: int, ssd_blocks
         yield opened
     finally:
         opened.close(remove=True)
+
+
+@contextlib.contextmanager
+def a_mooncake_store() -> Iterator[ServeState]:
+    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    spec = ServeSpec(
+        backend="mooncake",
+        name=name,
+        state_path=str(supervise.state_path(name, "/dev/shm")),
+        dram_dir="/dev/shm",
+        dram_bytes=64 << 20,
+    )
+    state = supervise.start(spec)
+    try:
+        yield state
+    finally:
+        os.kill(state.pid, signal.SIGCONT)  # a test may have stopped it
+        supervise.stop(state)

@@ -16,15 +16,16 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults import children_of, damage
+from pools import a_mooncake_store
 
 pytest.importorskip("torch")
 
@@ -33,7 +34,6 @@ from seer.engine.fleet_pool import PREFIX
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool import supervise
 from seer.kvpool.local_files import PoolFiles, find_pools, remove_files
-from seer.kvpool.serve import ServeSpec
 from seer.metrics.events import Event, Started, Stopped
 
 ROUNDS = int(os.environ.get("SEER_FAULT_ROUNDS", "6"))
@@ -152,36 +152,24 @@ def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[T
 
 
 def test_no_fault_of_mooncake_changes_a_token(model: Path, expected: list[Tokens]) -> None:
-    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
     rng = random.Random(ROUNDS + 1)
-    name = f"faults-{uuid.uuid4().hex[:8]}"
-    spec = ServeSpec(
-        backend="mooncake",
-        name=name,
-        state_path=str(supervise.state_path(name, "/dev/shm")),
-        dram_dir="/dev/shm",
-        dram_bytes=64 << 20,
-    )
-    state = supervise.start(spec)
     strikes: Counter[str] = Counter()
 
-    def kill_master() -> str:
+    def kill_master(name: str) -> str:
         now = supervise.find_state(name, "/dev/shm")
         send(signal.SIGKILL, now.pids.get("master") if now is not None else None)
         return "kill Mooncake's master"
 
-    async def disturbed() -> None:
+    async def disturbed(name: str) -> None:
         async with a_rollout(model, pool="mooncake", pool_name=name) as rollout:
             for number in range(MOONCAKE_ROUNDS):
-                sink = StrikesAt({rng.randrange(2, 40)}, kill_master)
+                sink = StrikesAt({rng.randrange(2, 40)}, partial(kill_master, name))
                 groups = await rolled_out(rollout, sink, number % NUM_SEEDS)
                 check(groups, expected[number % NUM_SEEDS], rollout.epoch, f"round {number}, after {sink.done}")
                 strikes.update(sink.done)
 
-    try:
-        asyncio.run(disturbed())
-    finally:
-        supervise.stop(state)
+    with a_mooncake_store() as store:
+        asyncio.run(disturbed(store.name))
     print(f"struck {dict(strikes)}")
     assert strikes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from faults import KillOnce, damage
+from pools import a_mooncake_store
 
 pytest.importorskip("torch")
 
@@ -21,9 +21,8 @@ from seer import GroupRecord, HostOptions, Rollout, Sampling
 from seer.engine.fleet_pool import FleetPool
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError
-from seer.kvpool import supervise
 from seer.kvpool.base import PoolStats
-from seer.kvpool.serve import ServeSpec, ServeState
+from seer.kvpool.serve import ServeState
 from seer.metrics.events import Event, Prefilling, Started, Stepped, Stopped
 from seer.transfer import MoveCost, TransferCosts, TransferEstimate
 
@@ -171,21 +170,8 @@ def test_damage_is_noticed_computed_again_and_reported(model: Path) -> None:
 
 @pytest.fixture
 def mooncake() -> Iterator[ServeState]:
-    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    spec = ServeSpec(
-        backend="mooncake",
-        name=name,
-        state_path=str(supervise.state_path(name, "/dev/shm")),
-        dram_dir="/dev/shm",
-        dram_bytes=64 << 20,
-    )
-    state = supervise.start(spec)
-    try:
+    with a_mooncake_store() as state:
         yield state
-    finally:
-        os.kill(state.pid, signal.SIGCONT)  # a test may have stopped it
-        supervise.stop(state)
 
 
 def test_a_killed_mooncake_master_costs_time_and_no_token(model: Path, mooncake: ServeState) -> None:

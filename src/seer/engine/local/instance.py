@@ -27,12 +27,13 @@ from typing import TypeVar
 
 import torch
 
+from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.drafter import DraftBudget, Drafter, StepObserver
 from seer.engine.local.assembly import MEMORY_SHARE, EngineSettings, assemble, choose_dtype, choose_limits, update
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import ModelConfig, read_config
-from seer.errors import InstanceError, Overloaded
+from seer.errors import InstanceError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import block_keys
 from seer.types import Chunk, ChunkEnd, ChunkOutput
@@ -191,36 +192,23 @@ class LocalInstance:
     # Event loop's side
 
     def _refuse(self, chunk: Chunk) -> None:
-        limits, who = self._limits, f"instance {self._id}"
+        who = f"instance {self._id}"
         if self._worker is None or self._closed:
             raise InstanceError(f"{who} is not running")
-        if chunk.prompt is None:
-            raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
-        if chunk.epoch != self._epoch:
-            raise InstanceError(f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {self._epoch}")
+        refuse_unfit(
+            chunk,
+            instance=self._id,
+            epoch=self._epoch,
+            limits=self._limits,
+            in_hand=self._in_hand,
+            max_waiting=self._max_waiting,
+            vocab_size=self.config.vocab_size,
+        )
         if self._engine is not None and self._engine.shared.epoch != self._epoch:
             raise InstanceError(
                 f"{who} runs epoch {self._epoch}, but its weights are of epoch {self._engine.shared.epoch}",
                 hint="call update_weights on every instance of the process",
             )
-        if chunk.request in self._in_hand:
-            raise InstanceError(f"request {chunk.request} is already in hand on {who}")
-        end_tokens = chunk.num_context_tokens + chunk.max_tokens
-        if end_tokens > limits.max_context_tokens:
-            raise InstanceError(
-                f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_context_tokens} at most",
-                hint="lower max_tokens or use shorter prompts",
-            )
-        if limits.blocks(end_tokens) > limits.kv_blocks:
-            raise Overloaded(
-                f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
-                hint="give the instance more KV memory or use smaller chunks",
-            )
-        if len(self._in_hand) >= limits.max_running + self._max_waiting:
-            raise Overloaded(f"{who} already holds {len(self._in_hand)} chunks")
-        vocab = self.config.vocab_size
-        if not all(0 <= token < vocab for token in chunk.prompt):
-            raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab - 1}")
 
     def _deliver(self, outputs: Sequence[ChunkOutput]) -> None:
         assert self._sink is not None, "outputs come after start"

@@ -33,6 +33,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.host.parcel import pack
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
@@ -47,7 +48,7 @@ from seer.engine.vllm.settings import (
 )
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
-from seer.errors import InputError, InstanceError, Overloaded
+from seer.errors import InputError, InstanceError
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 if TYPE_CHECKING:
@@ -245,37 +246,19 @@ class VllmInstance:
     # Chunks
 
     def _refuse(self, chunk: Chunk) -> None:
-        who = f"instance {self._id}"
         if self._llm is None or self._is_closed:
-            raise InstanceError(f"{who} is not running")
-        if chunk.prompt is None:
-            raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
-        if chunk.epoch != self._epoch:
-            raise InstanceError(f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {self._epoch}")
-        if chunk.request in self._active:
-            raise InstanceError(f"request {chunk.request} is already in hand on {who}")
+            raise InstanceError(f"instance {self._id} is not running")
+        refuse_unfit(
+            chunk,
+            instance=self._id,
+            epoch=self._epoch,
+            limits=self.limits,
+            in_hand=self._active,
+            max_waiting=self._max_waiting,
+            vocab_size=self.folder.vocab_size,
+        )
         if chunk.sampling.min_p > 0 and self._settings.speculation is not None:
             raise InstanceError("vLLM cannot verify drafts with min_p", hint="set speculation off, or min_p=0")
-        self._refuse_size(chunk)
-        vocab = self.folder.vocab_size
-        if not all(0 <= token < vocab for token in chunk.prompt):
-            raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab - 1}")
-
-    def _refuse_size(self, chunk: Chunk) -> None:
-        limits = self.limits
-        end_tokens = chunk.num_context_tokens + chunk.max_tokens
-        if end_tokens > limits.max_context_tokens:
-            raise InstanceError(
-                f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_context_tokens} at most",
-                hint="lower max_tokens or use shorter prompts",
-            )
-        if limits.blocks(end_tokens) > limits.kv_blocks:
-            raise Overloaded(
-                f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
-                hint="give the instance more KV memory or use smaller chunks",
-            )
-        if len(self._active) >= limits.max_running + self._max_waiting:
-            raise Overloaded(f"instance {self._id} already holds {len(self._active)} chunks")
 
     async def _generate(self, active: _Active) -> None:
         """Follow one chunk from vLLM's first output to its last."""

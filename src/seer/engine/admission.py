@@ -1,0 +1,43 @@
+"""What an engine that computes on tokens refuses before it starts anything, in the same words whatever the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from seer.errors import InstanceError, Overloaded
+from seer.types import Chunk, InstanceLimits
+
+
+def refuse_unfit(
+    chunk: Chunk,
+    *,
+    instance: int,
+    epoch: int,
+    limits: InstanceLimits,
+    in_hand: Collection[int],
+    max_waiting: int,
+    vocab_size: int,
+) -> None:
+    """Raise if this instance, with these requests in hand, cannot take the chunk."""
+    who = f"instance {instance}"
+    if chunk.prompt is None:
+        raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
+    if chunk.epoch != epoch:
+        raise InstanceError(f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {epoch}")
+    if chunk.request in in_hand:
+        raise InstanceError(f"request {chunk.request} is already in hand on {who}")
+    end_tokens = chunk.num_context_tokens + chunk.max_tokens
+    if end_tokens > limits.max_context_tokens:
+        raise InstanceError(
+            f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_context_tokens} at most",
+            hint="lower max_tokens or use shorter prompts",
+        )
+    if limits.blocks(end_tokens) > limits.kv_blocks:
+        raise Overloaded(
+            f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
+            hint="give the instance more KV memory or use smaller chunks",
+        )
+    if len(in_hand) >= limits.max_running + max_waiting:
+        raise Overloaded(f"{who} already holds {len(in_hand)} chunks")
+    if not all(0 <= token < vocab_size for token in chunk.prompt):
+        raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")
