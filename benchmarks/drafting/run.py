@@ -1,6 +1,6 @@
 """Measure everything claimed about drafting, ours and the peer's in the same run, and write results.md.
 
-    python benchmarks/drafting/run.py [--traces DIR] [--rounds 3] [--quick]
+    python benchmarks/drafting/run.py [--traces DIR] [--rounds 3] [--quick] [--only SECTION ...]
 
 Needs recorded groups (drafts_*.npz); the peer is fetched from PyPI and built on first use. Rounds alternate
 between ours and the peer, so that a busy machine hurts both; the table gives the median and the range.
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import acceptance
 import calibration
@@ -31,69 +32,88 @@ HERE = Path(__file__).parent
 SETS = ("drafts_game24", "drafts_humaneval", "drafts_long_code")
 
 
+SECTIONS = ("speed", "acceptance", "efficiency", "sharing", "confidence", "server")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=HERE.parents[2] / "shared" / "traces")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="smaller sizes, one round, ten-second load")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="print these sections and write nothing")
     parser.add_argument("--out", type=Path, default=HERE / "results.md")
     args = parser.parse_args()
     began = time.time()
     module = load_arctic()
     sets = {name: read_groups(args.traces / f"{name}.npz") for name in SETS}
-    rounds = 1 if args.quick else args.rounds
-    timings = [row for number in range(rounds) for row in measure_speed(module, sets, number, args.quick)]
-    references = (0, 15) if args.quick else (0, 1, 5, 15)
-    accepted = [
-        row
-        for name, groups in sets.items()
-        for row in acceptance.compare(module, name, groups, references, ["linear-8", "tree-8", "tree-32"])
-    ]
     extra = args.traces / "qwen1.5b-mix-n16.npz"
-    calibrated_sets = dict(sets) | ({extra.stem: read_groups(extra)} if extra.exists() else {})
-    reliability = [row for name, groups in calibrated_sets.items() for row in calibration.measure(name, groups, 15)]
-    efficiency = [acceptance.tokens_for_equal_acceptance(module, name, groups, 15) for name, groups in sets.items()]
-    mixed = [group for groups in calibrated_sets.values() for group in groups[:16]]
-    shares = sharing.compare(mixed, (1, 2, 4, 8))
-    load_s = 10.0 if args.quick else 60.0
+    rounds = 1 if args.quick else args.rounds
+    all_sets = dict(sets) | ({extra.stem: read_groups(extra)} if extra.exists() else {})
+    texts = [section(name, module, sets, all_sets, rounds, args.quick) for name in args.only or SECTIONS]
+    whole = "\n".join([head(args, rounds, time.time() - began), *texts])
+    if args.only is None:
+        args.out.write_text(whole)
+    print(whole)
+    return 0
+
+
+def section(  # noqa: PLR0917 - one call for all kinds of section
+    name: str,
+    module: ModuleType,
+    sets: dict[str, list[RecordedGroup]],
+    all_sets: dict[str, list[RecordedGroup]],
+    rounds: int,
+    quick: bool,
+) -> str:
+    """Measure one section; those that need no peer also use the set recorded from our own rollouts."""
+    if name == "speed":
+        return speed_table([row for number in range(rounds) for row in measure_speed(module, sets, number, quick)])
+    if name == "acceptance":
+        references = (0, 15) if quick else (0, 1, 5, 15)
+        modes = ["linear-8", "tree-8", "tree-32"]
+        rows = [acceptance.compare(module, key, groups, references, modes) for key, groups in sets.items()]
+        return acceptance_table([row for some in rows for row in some])
+    if name == "efficiency":
+        return efficiency_table(
+            acceptance.tokens_for_equal_acceptance(module, key, groups, 15) for key, groups in sets.items()
+        )
+    if name == "sharing":
+        mixed = [group for groups in all_sets.values() for group in groups[:16]]
+        return sharing_table(sharing.compare(mixed, (1, 2, 4, 8)), len(mixed))
+    if name == "confidence":
+        return reliability_table(
+            row for key, groups in all_sets.items() for row in calibration.measure(key, groups, 15)
+        )
+    load_s = 10.0 if quick else 60.0
     loads = [
         ("steady", server_load.run(load_s, 200_000.0, kill=False)),
         ("server killed and restarted half-way", server_load.run(load_s / 2, 200_000.0, kill=True)),
     ]
-    sections = [
-        head(args, rounds, time.time() - began),
-        speed_table(timings),
-        acceptance_table(accepted),
-        efficiency_table(efficiency),
-        sharing_table(shares, len(mixed)),
-        reliability_table(reliability),
-        load_table(load_s, loads),
-    ]
-    args.out.write_text("\n".join(sections))
-    print(args.out.read_text())
-    return 0
+    return load_table(load_s, loads)
 
 
-def measure_speed(module: object, sets: dict[str, list[RecordedGroup]], seed: int, quick: bool) -> list[speed.Timing]:
+def measure_speed(
+    module: ModuleType, sets: dict[str, list[RecordedGroup]], seed: int, quick: bool
+) -> list[speed.Timing]:
     book = sets["drafts_long_code"]
     rows: list[speed.Timing] = []
     sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000)
     for size in sizes:
         kinds = (("stitched", stitched), ("edited", edited))
         for kind, make in kinds if size < 1_000_000 else kinds[:1]:
-            rows += speed.append_rate(module, f"{kind} {size:,} tokens", make(book, size, seed))  # type: ignore[arg-type]
+            rows += speed.append_rate(module, f"{kind} {size:,} tokens", make(book, size, seed))
             gc.collect()
     steps = 48
     length = 100_000 + 16 * speed.STEP_TOKENS * steps * len(speed.MODES)
     worlds = [stitched(book, length, 100 * seed + group) for group in range(speed.COLD_GROUPS)]
     rows += speed.cold_ours(worlds, steps)
     for depth in speed.DEPTHS:
-        rows += speed.cold_arctic(module, worlds, depth, steps)  # type: ignore[arg-type]
+        rows += speed.cold_arctic(module, worlds, depth, steps)
         gc.collect()
     worlds = [stitched(book, 25_000, 100 * seed + group) for group in range(64)]
-    rows += speed.batch_of_256(module, worlds, rounds=30)  # type: ignore[arg-type]
+    rows += speed.batch_of_256(module, worlds, rounds=30)
     rows += speed.warm_and_rebuild(stitched(book, 1_000_000, seed))
-    rows += speed.loops(module)  # type: ignore[arg-type]
+    rows += speed.loops(module)
     return rows
 
 

@@ -28,35 +28,37 @@ void SuffixAutomaton::append(Sequence& sequence, Token token, HitTable* hits) {
 
   // Every context of the old tail that has not seen `token` follow learns of this occurrence.
   State context = old_tail == kNone ? kRoot : spine_[old_tail].link;
-  State target = kNone;
+  Edge* edge = nullptr;
   int observed = 0;
   for (; context != kNone; context = branch(context).link) {
-    const Branch& from = branch(context);
-    const Edge* edge = edges_.find(from.edges, token);
+    Branch& from = branch(context);
+    edge = edges_.find(from.edges, token);
     if (hits != nullptr && context != kRoot && from.edges.degree > 0 && observed < kMaxObserved) {
       ++observed;
       hits->observe(from.length, std::max(from.count, 2u) - 1, from.edges.degree, edge != nullptr);
     }
-    if (edge != nullptr) {
-      target = edge->target;
-      break;
-    }
+    if (edge != nullptr) break;
     insert_edge(context, token, here);
   }
 
   if (context == kNone) {
     spine_[here].link = kRoot;
+    sequence.shortest = kRoot;
     return;
   }
   const std::uint32_t length = branch(context).length + 1;
+  State target = edge->target;
   if (!is_branch(target) || branch(target).length != length) {
-    // `target` also stands for longer strings that do not end here: split off the part that does.
-    const State split = clone(target, length);
-    redirect(context, token, target, split);
-    target = split;
+    // `target` also stands for longer strings that do not end here: split off the part that does. The twin's number is
+    // known before it is made, and `target`, longer than any context, is none of those redirected.
+    const State twin = ~static_cast<State>(branches_.size());
+    edge->target = twin;
+    redirect(branch(context).link, token, target, twin);
+    clone(target, length);
+    target = twin;
   }
   spine_[here].link = target;
-  raise_counts(target, context, token);
+  sequence.shortest = raise_counts(target, context, token, has_wide_suffix(sequence.shortest));
 }
 
 State SuffixAutomaton::new_position(Sequence& sequence, Token token) {
@@ -67,11 +69,11 @@ State SuffixAutomaton::new_position(Sequence& sequence, Token token) {
   } else {
     if (spine_.size() + kBlock > kMaxPositions) throw std::length_error("draft index: a group has too many tokens");
     here = static_cast<State>(spine_.take(kBlock));
-    for (int i = 0; i < kBlock - 1; ++i) spine_[here + i] = Position{kNoToken, kRoot};
     spine_[here + kBlock - 1] = Position{kJump, kNone};
     if (sequence.tail != kNone) spine_[sequence.tail + 1].link = here;
   }
   spine_[here].token = token;
+  if ((here + 1) % kBlock != kBlock - 1) spine_[here + 1].token = kNoToken;
   sequence.tail = here;
   ++sequence.length;
   return here;
@@ -86,17 +88,23 @@ void SuffixAutomaton::insert_edge(State from, Token token, State to) {
 
 State SuffixAutomaton::clone(State original, std::uint32_t length) {
   const State twin = ~static_cast<State>(branches_.take(1));
+  // Field by field, here and in EdgeStore::copy: a struct built aside and copied waits for its own stores.
+  Branch& made = branch(twin);
+  made.length = length;
   if (is_branch(original)) {
-    const EdgeList edges = edges_.copy(branch(original).edges);
-    branch(twin) = Branch{branch(original).link, length, branch(original).count, edges};
-    branch(original).link = twin;
-    if (edges.wide()) ++num_wide_;
+    Branch& from = branch(original);
+    made.link = from.link;
+    made.count = from.count;
+    edges_.copy(from.edges, &made.edges);
+    if (made.edges.wide()) ++num_wide_;
+    from.link = twin;
     return twin;
   }
-  branch(twin) = Branch{spine_[original].link, length, 1, EdgeList()};
+  made.link = spine_[original].link;
+  made.count = 1;
   spine_[original].link = twin;
   const State after = next(original);
-  if (after != kNone) insert_edge(twin, spine_[after].token, after);
+  made.edges.set_only(after == kNone ? kNoToken : spine_[after].token, after);
   return twin;
 }
 
@@ -108,16 +116,28 @@ void SuffixAutomaton::redirect(State from, Token token, State old_target, State 
   }
 }
 
-// One more occurrence of `state` and of all its suffixes. Their counts are follower counts of the contexts before the
-// token, and the two link chains run in step: a context s leads to the state t with length(link(t)) <= length(s) <
-// length(t). So wide contexts learn the new count of their follower without looking it up. Contexts longer than
-// `context` have just met the token for the first time; a count of one changes no header.
-void SuffixAutomaton::raise_counts(State state, State context, Token token) {
+// A context's followers also follow its suffixes. So if any context of a tail is wide, its shortest one is. Splits
+// since `shortest` was noted can only have added shorter ones, which its links lead to.
+bool SuffixAutomaton::has_wide_suffix(State shortest) const {
+  if (num_wide_ == 0 || shortest == kRoot) return false;
+  if (shortest == kNone) return true;
+  while (branch(shortest).link != kRoot) shortest = branch(shortest).link;
+  return branch(shortest).edges.wide();
+}
+
+// One more occurrence of `state` and of all its suffixes; returns the last of them, or kNone if they were too many.
+// Their counts are follower counts of the contexts before the token, and the two link chains run in step: a context s
+// leads to the state t with length(link(t)) <= length(s) < length(t). So wide contexts learn the new count of their
+// follower without looking it up. Contexts longer than `context` have just met the token for the first time; a count of
+// one changes no header.
+State SuffixAutomaton::raise_counts(State state, State context, Token token, bool wide) {
+  State last = kRoot;
   for (int i = 0; i < kMaxCounted && state != kRoot; ++i) {
     Branch& raised = branch(state);
     ++raised.count;
+    last = state;
     state = raised.link;
-    if (num_wide_ == 0) continue;
+    if (!wide) continue;
     const std::uint32_t shortest = branch(state).length;
     while (context != kRoot && branch(context).length >= shortest) {
       const Branch& from = branch(context);
@@ -125,11 +145,7 @@ void SuffixAutomaton::raise_counts(State state, State context, Token token) {
       context = from.link;
     }
   }
-}
-
-std::uint32_t SuffixAutomaton::degree(State state) const {
-  if (is_branch(state)) return branch(state).edges.degree;
-  return next(state) == kNone ? 0 : 1;
+  return state == kRoot ? last : kNone;
 }
 
 State SuffixAutomaton::step(State state, Token token) const {
@@ -240,10 +256,11 @@ std::string SuffixAutomaton::check_integrity() const {
     std::sort(largest, largest + EdgeStore::kTop);
     if (!std::equal(listed.begin(), listed.end(), largest)) return name + ": header is not the top followers";
   }
-  for (std::size_t at = 0; at < spine_.size(); ++at) {
-    const Position& p = spine_[at];
-    if (p.token == kNoToken || p.token == kJump) continue;
-    if (!is_branch(p.link) || p.link == kNone) return "position " + std::to_string(at) + ": link is not a branch";
+  for (std::size_t block = 0; block < spine_.size(); block += kBlock) {
+    for (std::size_t at = block; spine_[at].token >= kBegin; ++at) {
+      const State link = spine_[at].link;
+      if (!is_branch(link) || link == kNone) return "position " + std::to_string(at) + ": link is not a branch";
+    }
   }
   return "";
 }

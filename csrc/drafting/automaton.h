@@ -55,6 +55,7 @@ constexpr Token kBegin = -1;
 struct Sequence {
   State first = kNone;       // position of kBegin
   State tail = kNone;        // last position written
+  State shortest = kRoot;    // shortest context of the tail when it was written; kRoot: none, kNone: not known
   std::uint32_t lead = 0;    // tokens of the prompt's end between kBegin and the response's first token
   std::uint32_t length = 0;  // tokens of the response itself
 };
@@ -64,8 +65,8 @@ class SuffixAutomaton {
   // Counts of at most this many contexts are raised per token. Ordinary text raises 3 to 14; in a loop the chain
   // grows with the loop (4,285 states on 60k tokens of period 7), which would make appending quadratic.
   static constexpr int kMaxCounted = 64;
-  // Contexts per token shown to the hit table: the same number that drafting blends.
-  static constexpr int kMaxObserved = 4;
+  // Contexts per token shown to the hit table: as many as drafting blends.
+  static constexpr int kMaxObserved = 3;
   // Positions and branches share 32 bits with their sign.
   static constexpr std::size_t kMaxPositions = std::size_t{1} << 30;
 
@@ -73,8 +74,8 @@ class SuffixAutomaton {
 
   // Starts a response whose prompt ends with these tokens.
   Sequence begin(const Token* lead, std::size_t size);
-  // Appends one token (>= 0) to a response. `hits`, if not null, learns which contexts had seen the token follow and which
-  // had not: the construction visits exactly these. Throws std::length_error past kMaxPositions.
+  // Appends one token (>= 0) to a response. `hits`, if not null, learns which contexts had seen the token follow and
+  // which had not: the construction visits exactly these. Throws std::length_error past kMaxPositions.
   void append(Sequence& sequence, Token token, HitTable* hits);
 
   // ---- reading
@@ -84,13 +85,28 @@ class SuffixAutomaton {
   std::uint32_t length(State state) const { return branch(state).length; }
   State link(State state) const { return is_branch(state) ? branch(state).link : spine_[state].link; }
   Token token(State position) const { return spine_[position].token; }
-  std::uint32_t degree(State state) const;
-
   // Position after this one in the same response, or kNone at its end.
   State next(State position) const {
     const Position& after = spine_[position + 1];
     if (after.token >= 0) return position + 1;
     return after.token == kJump ? after.link : kNone;
+  }
+  std::uint32_t degree(State state) const {
+    if (is_branch(state)) return branch(state).edges.degree;
+    return next(state) == kNone ? 0 : 1;
+  }
+  struct Successor {
+    Token token = kNoToken;
+    State state = kNone;
+  };
+  // The one token that ever followed, and where it leads; kNone if none or several did.
+  Successor only_successor(State state) const {
+    if (is_branch(state)) {
+      const EdgeList& edges = branch(state).edges;
+      return edges.degree == 1 ? Successor{edges.only.token, edges.only.target} : Successor();
+    }
+    const State after = next(state);
+    return after == kNone ? Successor() : Successor{spine_[after].token, after};
   }
   // State reached by one token, or kNone.
   State step(State state, Token token) const;
@@ -123,7 +139,7 @@ class SuffixAutomaton {
   static constexpr Token kJump = -2;
 
   struct Position {
-    Token token;  // kNoToken: not written yet
+    Token token;  // kNoToken: not written yet; what comes after that is not initialised
     State link;   // longest suffix of this prefix that occurs elsewhere too: a branch
   };
   struct Branch {
@@ -132,7 +148,7 @@ class SuffixAutomaton {
     std::uint32_t count;   // occurrences, ends of responses included
     EdgeList edges;
   };
-  static_assert(sizeof(Branch) == 20, "20 bytes a branch is what keeps a token at about 30");
+  static_assert(sizeof(Branch) == 24, "24 bytes a branch, its only edge included, is what keeps a token at about 30");
 
   Branch& branch(State state) { return branches_[static_cast<std::size_t>(~state)]; }
   const Branch& branch(State state) const { return branches_[static_cast<std::size_t>(~state)]; }
@@ -141,7 +157,8 @@ class SuffixAutomaton {
   void insert_edge(State from, Token token, State to);
   State clone(State original, std::uint32_t length);
   void redirect(State from, Token token, State old_target, State new_target);
-  void raise_counts(State state, State context, Token token);
+  bool has_wide_suffix(State shortest) const;
+  State raise_counts(State state, State context, Token token, bool wide);
 
   GrowingArray<Position> spine_;
   GrowingArray<Branch> branches_;

@@ -1,7 +1,7 @@
 // Python face of DraftIndex: batches over caller-owned arrays, the interpreter lock released while working.
 //
-// Arrays are checked before the lock is released: shapes must agree and tokens must be non-negative. A bad batch changes
-// nothing.
+// Arrays are checked before the lock is released: shapes must agree and tokens must be non-negative. A bad batch
+// changes nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -25,19 +25,23 @@ using Table = nb::ndarray<T, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::c
 using Ids = Array<const std::uint64_t>;
 using Tokens = Array<const std::int32_t>;
 
-void require(bool condition, const std::string& message) {
-  if (!condition) throw nb::value_error(message.c_str());
+// `message` is called only to complain: putting a sentence together takes longer than drafting a token.
+template <class Message>
+void require(bool condition, Message&& message) {
+  if (!condition) throw nb::value_error(std::string(message()).c_str());
 }
 
 void require_size(std::size_t got, std::size_t wanted, const char* name) {
-  require(got == wanted, std::string(name) + " has " + std::to_string(got) + " entries, expected " + std::to_string(wanted));
+  require(got == wanted, [&] {
+    return std::string(name) + " has " + std::to_string(got) + " entries, expected " + std::to_string(wanted);
+  });
 }
 
 void require_tokens(const Tokens& tokens) {
   // One pass without a branch per element: a minimum vectorises.
   std::int32_t lowest = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) lowest = std::min(lowest, tokens.data()[i]);
-  require(lowest >= 0, "tokens must not be negative, got " + std::to_string(lowest));
+  require(lowest >= 0, [&] { return "tokens must not be negative, got " + std::to_string(lowest); });
 }
 
 void require_offsets(const Array<const std::int64_t>& offsets, std::size_t items, std::size_t tokens) {
@@ -45,7 +49,7 @@ void require_offsets(const Array<const std::int64_t>& offsets, std::size_t items
   const std::int64_t* o = offsets.data();
   bool rising = o[0] == 0 && static_cast<std::size_t>(o[items]) == tokens;
   for (std::size_t i = 0; i < items; ++i) rising = rising && o[i] <= o[i + 1];
-  require(rising, "offsets must rise from 0 to the number of tokens, " + std::to_string(tokens));
+  require(rising, [&] { return "offsets must rise from 0 to the number of tokens, " + std::to_string(tokens); });
 }
 
 struct DraftArrays {
@@ -62,21 +66,25 @@ struct DraftArrays {
     const auto shaped = [&](std::size_t rows, std::size_t columns) { return rows == items && columns == width; };
     require(shaped(tokens.shape(0), tokens.shape(1)) && shaped(parents.shape(0), parents.shape(1)) &&
                 shaped(confidence.shape(0), confidence.shape(1)),
-            "out_tokens, out_parents and out_confidence must all be (" + std::to_string(items) + ", width)");
+            [&] {
+              return "out_tokens, out_parents and out_confidence must all be (" + std::to_string(items) + ", width)";
+            });
     for (std::size_t i = 0; i < items; ++i) {
       const std::int32_t budget = budgets.data()[i];
-      require(budget >= 0 && static_cast<std::size_t>(budget) <= width,
-              "budget " + std::to_string(budget) + " does not fit rows of " + std::to_string(width));
+      require(budget >= 0 && static_cast<std::size_t>(budget) <= width, [&] {
+        return "budget " + std::to_string(budget) + " does not fit rows of " + std::to_string(width);
+      });
     }
     return width;
   }
 };
 
 DraftOptions options(std::int32_t paths, float min_confidence, std::int64_t match_min, std::int64_t match_max) {
-  require(paths >= 1, "paths must be at least 1, got " + std::to_string(paths));
-  require(min_confidence >= 0 && min_confidence <= 1, "min_confidence must be within [0, 1]");
-  require(match_min >= 1 && match_max >= match_min && match_max <= UINT32_MAX,
-          "need 1 <= match_min <= match_max, got " + std::to_string(match_min) + " and " + std::to_string(match_max));
+  require(paths >= 1, [&] { return "paths must be at least 1, got " + std::to_string(paths); });
+  require(min_confidence >= 0 && min_confidence <= 1, [] { return "min_confidence must be within [0, 1]"; });
+  require(match_min >= 1 && match_max >= match_min && match_max <= UINT32_MAX, [&] {
+    return "need 1 <= match_min <= match_max, got " + std::to_string(match_min) + " and " + std::to_string(match_max);
+  });
   return DraftOptions{paths, min_confidence, static_cast<std::uint32_t>(match_min),
                       static_cast<std::uint32_t>(match_max)};
 }
@@ -89,11 +97,14 @@ void append(DraftIndex& index, Ids groups, Ids requests, Array<const std::int64_
   require_size(out_lengths.size(), items, "out_lengths");
   require_offsets(offsets, items, tokens.size());
   require_tokens(tokens);
-  for (std::size_t i = 0; i < items; ++i) require(previous_counts.data()[i] >= 0, "previous_counts must not be negative");
+  for (std::size_t i = 0; i < items; ++i) {
+    require(previous_counts.data()[i] >= 0, [] { return "previous_counts must not be negative"; });
+  }
   const std::int64_t* o = offsets.data();
   nb::gil_scoped_release unlocked;
+  DraftIndex::Cursor cursor;
   for (std::size_t i = 0; i < items; ++i) {
-    out_lengths.data()[i] = index.append(groups.data()[i], requests.data()[i],
+    out_lengths.data()[i] = index.append(cursor, groups.data()[i], requests.data()[i],
                                          static_cast<std::uint64_t>(previous_counts.data()[i]), tokens.data() + o[i],
                                          static_cast<std::size_t>(o[i + 1] - o[i]));
   }
@@ -110,10 +121,11 @@ void speculate(DraftIndex& index, Ids groups, Ids requests, Array<const std::int
   const DraftOptions chosen = options(paths, min_confidence, match_min, match_max);
   nb::gil_scoped_release unlocked;
   Drafter drafter(index.hits(), index.calibration());
+  DraftIndex::Cursor cursor;
   for (std::size_t i = 0; i < items; ++i) {
-    out_counts.data()[i] = index.speculate(drafter, groups.data()[i], requests.data()[i], budgets.data()[i], chosen,
-                                           learn, out_tokens.data() + i * width, out_parents.data() + i * width,
-                                           out_confidence.data() + i * width);
+    out_counts.data()[i] = index.speculate(cursor, drafter, groups.data()[i], requests.data()[i], budgets.data()[i],
+                                           chosen, learn, out_tokens.data() + i * width,
+                                           out_parents.data() + i * width, out_confidence.data() + i * width);
   }
 }
 

@@ -69,8 +69,9 @@ void Calibration::rebuild() {
   y_[kKnots - 1].store(y + kSlope / kKnots, kRelaxed);
 }
 
-float Calibration::interpolate(const Knots& from, const Knots& to, float value) {
-  int k = 1;
+float Calibration::interpolate(const Knots& from, const Knots& to, int guess, float value) {
+  int k = std::min(guess, kKnots - 1);
+  while (k > 1 && from[k - 1].load(kRelaxed) >= value) --k;
   while (k < kKnots - 1 && from[k].load(kRelaxed) < value) ++k;
   const float low = from[k - 1].load(kRelaxed), high = from[k].load(kRelaxed);
   const float part = high > low ? std::clamp((value - low) / (high - low), 0.0f, 1.0f) : 1.0f;

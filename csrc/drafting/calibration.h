@@ -1,13 +1,14 @@
 // Turns a draft node's raw confidence into the frequency with which such nodes are really accepted.
 //
-// The back-off estimate orders nodes well but is optimistic, more so on noisy text. Verification tells us, node by node,
-// what was accepted; we keep accepted and total per bin of raw confidence, make the rates monotone (pool adjacent
+// The back-off estimate orders nodes well but is optimistic, more so on noisy text. Verification tells us, node by
+// node, what was accepted; we keep accepted and total per bin of raw confidence, make the rates monotone (pool adjacent
 // violators) and interpolate linearly between the bins' means. The map is strictly increasing, so it changes no
 // ranking, and it can be inverted: `observe` takes the corrected value a caller was given.
 //
 // Thread-safe: bins are relaxed atomics, the map is rebuilt under a mutex that nobody waits for.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -21,9 +22,12 @@ class Calibration {
   Calibration();
 
   // Accepted frequency of nodes with this raw confidence, in (0, 1).
-  float correct(float raw) const { return interpolate(x_, y_, raw); }
+  float correct(float raw) const {
+    // The bin's own knot or the one after, as knots lie within their bins.
+    return interpolate(x_, y_, std::clamp(static_cast<int>(raw * kBins), 0, kBins) + 1, raw);
+  }
   // The raw confidence that `correct` maps here.
-  float invert(float corrected) const { return interpolate(y_, x_, corrected); }
+  float invert(float corrected) const { return interpolate(y_, x_, 1, corrected); }
   // A node with this raw confidence was, or was not, accepted.
   void observe(float raw, bool accepted);
 
@@ -41,7 +45,8 @@ class Calibration {
   using Knots = std::atomic<float>[kKnots];
 
   void rebuild();
-  static float interpolate(const Knots& from, const Knots& to, float value);
+  // `guess` is a knot near the value: the search starts there.
+  static float interpolate(const Knots& from, const Knots& to, int guess, float value);
 
   Bin bins_[kBins];
   Knots x_;  // raw confidence, strictly increasing from 0 to 1

@@ -5,25 +5,42 @@
 
 namespace seer::drafting {
 
-std::int64_t DraftIndex::append(GroupId group_id, RequestId request, std::uint64_t previous_count, const Token* tokens,
+std::int64_t DraftIndex::append(GroupId group, RequestId request, std::uint64_t previous_count, const Token* tokens,
                                 std::size_t size) {
-  const GroupPtr group = find_or_create(group_id);
-  touch(*group);
-  std::int64_t held = 0;
+  Cursor cursor;
+  return append(cursor, group, request, previous_count, tokens, size);
+}
+
+std::int64_t DraftIndex::append(Cursor& cursor, GroupId group_id, RequestId request, std::uint64_t previous_count,
+                                const Token* tokens, std::size_t size) {
   std::size_t done = 0;
-  do {
+  while (true) {
+    if (!seek(cursor, group_id)) {
+      cursor.move(group_id, find_or_create(group_id));
+      touch(*cursor.group_);
+    }
+    Group& group = *cursor.group_;
     const std::size_t quantum = std::min(size - done, kQuantum);
+    std::int64_t held = 0;
+    bool dropped = false;
     {
-      std::lock_guard<std::mutex> lock(group->mutex);
-      held = append_quantum(*group, request, previous_count + done, tokens + done, quantum);
-      recount(*group);
+      std::lock_guard<std::mutex> lock(group.mutex);
+      dropped = group.dropped;
+      if (!dropped) {
+        held = append_quantum(group, request, previous_count + done, tokens + done, quantum);
+        recount(group);
+      }
+    }
+    if (dropped) {  // since the cursor came here: begin the group anew
+      cursor.move(0, nullptr);
+      continue;
     }
     if (held == kConflict) return kConflict;
     if (static_cast<std::uint64_t>(held) < previous_count + done + quantum) return held;
     done += quantum;
     if (bytes_.load(std::memory_order_relaxed) > memory_limit_bytes_ && !enforce_limit(group_id)) return 0;
-  } while (done < size);
-  return held;
+    if (done == size) return held;
+  }
 }
 
 bool DraftIndex::set_prompt(GroupId group_id, const Token* tokens, std::size_t size) {
@@ -89,16 +106,21 @@ void DraftIndex::score(OpenDraft& draft, Token token) {
   if (reached == -1) nodes.clear();
 }
 
-int DraftIndex::speculate(Drafter& drafter, GroupId group_id, RequestId request, int budget,
+int DraftIndex::speculate(Drafter& drafter, GroupId group, RequestId request, int budget, const DraftOptions& options,
+                          bool learn, Token* out_tokens, std::int32_t* out_parents, float* out_confidence) {
+  Cursor cursor;
+  return speculate(cursor, drafter, group, request, budget, options, learn, out_tokens, out_parents, out_confidence);
+}
+
+int DraftIndex::speculate(Cursor& cursor, Drafter& drafter, GroupId group_id, RequestId request, int budget,
                           const DraftOptions& options, bool learn, Token* out_tokens, std::int32_t* out_parents,
                           float* out_confidence) {
-  const GroupPtr group = find(group_id);
-  if (group == nullptr) return 0;
-  touch(*group);
-  std::lock_guard<std::mutex> lock(group->mutex);
-  const auto member = group->members.find(request);
-  if (member == group->members.end()) return 0;
-  const std::vector<DraftNode>& nodes = drafter.draft(group->text, member->second.sequence, budget, options);
+  if (!seek(cursor, group_id)) return 0;
+  Group& group = *cursor.group_;
+  std::lock_guard<std::mutex> lock(group.mutex);
+  const auto member = group.members.find(request);
+  if (member == group.members.end()) return 0;
+  const std::vector<DraftNode>& nodes = drafter.draft(group.text, member->second.sequence, budget, options);
   if (learn) {
     member->second.draft.nodes = nodes;
     member->second.draft.reached = -1;
@@ -146,6 +168,14 @@ DraftIndex::GroupPtr DraftIndex::find(GroupId group) const {
   return it == table_.end() ? nullptr : it->second;
 }
 
+bool DraftIndex::seek(Cursor& cursor, GroupId group) const {
+  if (cursor.group_ == nullptr || cursor.id_ != group) {
+    cursor.move(group, find(group));
+    if (cursor.group_ != nullptr) touch(*cursor.group_);
+  }
+  return cursor.group_ != nullptr;
+}
+
 DraftIndex::GroupPtr DraftIndex::find_or_create(GroupId group) {
   if (GroupPtr known = find(group)) return known;
   std::unique_lock<std::shared_mutex> lock(table_mutex_);
@@ -162,6 +192,7 @@ void DraftIndex::recount(Group& group) {
   if (group.dropped) return;
   constexpr std::uint64_t kMemberBytes = sizeof(Member) + 4 * sizeof(void*);
   const std::uint64_t now = group.text.bytes() + sizeof(Group) + group.members.size() * kMemberBytes;
+  if (now == group.counted_bytes) return;
   bytes_.fetch_add(now - group.counted_bytes, std::memory_order_relaxed);
   group.counted_bytes = now;
 }

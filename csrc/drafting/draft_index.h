@@ -46,14 +46,21 @@ class DraftIndex {
   // false, changing nothing, if the group has a prompt.
   bool set_prompt(GroupId group, const Token* tokens, std::size_t size);
 
+  class Cursor;
+
   // Returns the tokens now held of this response (see above), or kConflict.
   std::int64_t append(GroupId group, RequestId request, std::uint64_t previous_count, const Token* tokens,
                       std::size_t size);
+  std::int64_t append(Cursor& cursor, GroupId group, RequestId request, std::uint64_t previous_count,
+                      const Token* tokens, std::size_t size);
 
   // Drafts into out_* (room for `budget` entries each) and returns the number of nodes; 0 for an unknown response.
   // With `learn`, the index remembers the draft and scores it when the response grows.
   int speculate(Drafter& drafter, GroupId group, RequestId request, int budget, const DraftOptions& options, bool learn,
                 Token* out_tokens, std::int32_t* out_parents, float* out_confidence);
+  int speculate(Cursor& cursor, Drafter& drafter, GroupId group, RequestId request, int budget,
+                const DraftOptions& options, bool learn, Token* out_tokens, std::int32_t* out_parents,
+                float* out_confidence);
   int speculate_context(Drafter& drafter, GroupId group, const Token* context, std::size_t size, int budget,
                         const DraftOptions& options, Token* out_tokens, std::int32_t* out_parents,
                         float* out_confidence);
@@ -79,8 +86,8 @@ class DraftIndex {
 
  private:
   static constexpr std::size_t kQuantum = 64;
-  // Tokens of the prompt's end in front of each response. Two to four raise acceptance by 1% where there are no siblings
-  // yet; with the whole prompt in front of each response its counts drown theirs (-2.5% with 15 siblings).
+  // Tokens of the prompt's end in front of each response. Two to four raise acceptance by 1% where there are no
+  // siblings yet; with the whole prompt in front of each response its counts drown theirs (-2.5% with 15 siblings).
   static constexpr std::size_t kLead = 4;
 
   // A draft waiting to be scored against what the response really became.
@@ -107,6 +114,8 @@ class DraftIndex {
   using GroupPtr = std::shared_ptr<Group>;
 
   GroupPtr find(GroupId group) const;
+  // Moves the cursor to a group; false if there is none.
+  bool seek(Cursor& cursor, GroupId group) const;
   GroupPtr find_or_create(GroupId group);
   void touch(Group& group) const;
   std::int64_t append_quantum(Group& group, RequestId request, std::uint64_t previous_count, const Token* tokens,
@@ -126,6 +135,18 @@ class DraftIndex {
   std::atomic<std::uint64_t> bytes_{0};
   std::atomic<std::uint64_t> evicted_groups_{0};
   mutable std::atomic<std::uint64_t> clock_{0};
+};
+
+// Where a batch is: the group of its latest item, looked up once for neighbours that share it.
+class DraftIndex::Cursor {
+ private:
+  friend class DraftIndex;
+  void move(GroupId id, GroupPtr group) {
+    id_ = id;
+    group_ = std::move(group);
+  }
+  GroupId id_ = 0;
+  GroupPtr group_;  // null: at no group
 };
 
 }  // namespace seer::drafting

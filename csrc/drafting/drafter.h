@@ -1,16 +1,26 @@
-// From a context in a group's automaton to a draft: a blend over the suffix-link chain, then greedy or best-first.
+// From a context in a group's automaton to a draft: back-off over the suffix-link chain, then greedy or best-first.
 //
-// Estimate. Take up to kAnchors contexts of the tail that have followers, longest first. With c(t) the count of
-// follower t of context i, n its followers' total and h the learned probability that the context knows the next token,
+// Estimate. Take up to kContexts contexts that have followers, longest first. With F the followers of context i, c(t)
+// the count of follower t, n their total and h the learned probability that the next token is in F given that no longer
+// context knew it (PPM's escape, see HitTable), and Q the estimate of the shorter contexts,
 //
-//     P_i(t) = h_i * c_i(t) / n_i + (1 - h_i) * P_{i+1}(t)
+//     t in F       P(t) = h * (c(t) + k * Q(t) / Q(F)) / (n + k)      k = kShorterWeight * |F|
+//     otherwise    P(t) = (1 - h) * Q(t) / (1 - Q(F))
 //
-// A node's confidence is the product of P along its path, corrected by Calibration. After a token all contexts step by
-// it; those that cannot are dropped, and one that runs off the end of a response continues at its link, which is what
-// lets a draft follow a loop for more than one period.
+// The longest context that knows a token decides; shorter ones only share out what it leaves open, the more so the more
+// followers compete for few counts (Witten and Bell), and what it does not know at all. Plainly mixing the contexts'
+// shares counts the same evidence several times, because the occurrences of a context are among those of its suffixes.
+//
+// A node's confidence is the product of P along its path, corrected by Calibration. After a token, the contexts are
+// those of the longest one that knew it, one token on; at the end of a response a context continues at its link, which
+// is what lets a draft follow a loop for more than one period.
 //
 // Linear drafts take the best token each time. Trees expand the most confident node first, with at most `paths`
 // children each; so nodes come out in falling confidence, parents before children, and any prefix is a valid tree.
+//
+// Where the longest context has one follower, P of that follower is h, whatever the shorter contexts say. Most steps
+// are of this kind; they read one state. What the shorter ones offer, 1 - h at most in sum, is looked at only when
+// asked for.
 #pragma once
 
 #include <cstdint>
@@ -48,45 +58,73 @@ class Drafter {
                                             int budget, const DraftOptions& options);
 
  private:
-  static constexpr int kAnchors = 4;  // 6 and 12 gave the same accepted length
+  static constexpr int kContexts = 3;  // 2 loses up to 0.1% of the accepted length, 4 and 6 gain nothing
+  static constexpr float kShorterWeight = 2;
 
-  struct Anchor {
-    State state;
-    std::uint32_t length;  // matched tokens, drafted ones included
+  // A state read as the string of its last `length` tokens.
+  struct Context {
+    State state = kRoot;
+    std::uint32_t length = 0;
+    std::uint32_t own = 0;  // occurrences that are the requester's own tail, which nothing follows yet: 0 or 1
+    bool exists() const { return state != kRoot; }
   };
-  struct Anchors {  // longest first
+  static constexpr int kMaxCandidates = kContexts * SuffixAutomaton::kMaxFollowers;
+  struct Candidates {  // what may follow chain[0], in no order
     int size = 0;
-    Anchor anchor[kAnchors];
-  };
-  struct Candidate {
-    Token token;
-    float probability;
+    Token token[kMaxCandidates];
+    float probability[kMaxCandidates];
+    std::uint8_t known_by[kMaxCandidates];  // the longest context of the chain that knows it
+    Context chain[kContexts];               // longest first
+
+    int most_likely() const;
+    void remove(int index);
   };
   struct Pending {  // a node not yet taken into the tree
-    float raw;
-    Token token;
+    Token token;  // kNoToken: what else may follow `from`, besides its only follower; `raw` bounds their sum
     std::int32_t parent;
-    std::int32_t anchors;  // index into expanded_: the contexts before this token
+    float raw;
+    Context from;  // the longest context that knows the token
   };
-  static constexpr int kMaxCandidates = kAnchors * SuffixAutomaton::kMaxFollowers;
+  // A pending node in the heap: its confidence's bits above the complement of its index in pending_, so that of equals
+  // the first found goes first. Bits of positive floats order like the floats, and a word moves faster than a struct.
+  using Rank = std::uint64_t;
 
-  void collect(State state, std::uint32_t matched, const DraftOptions& options);
-  const std::vector<DraftNode>& run(int budget, const DraftOptions& options);
-  void linear(int budget, float min_raw);
-  void tree(int budget, float min_raw, int paths);
-  void expand(int anchors, float raw, std::int32_t parent, float min_raw, int paths);
-  static int most_likely(const Candidate* candidates, int size);
-  int blend(const Anchors& anchors, Candidate* out) const;
-  void advance(const Anchors& from, Token token, Anchors* to) const;
-  void add(Anchors* anchors, State state, std::uint32_t length) const;
+  Context first(State state, std::uint32_t matched, std::uint32_t own) const;
+  // Inline, all three: as calls they spend more time passing contexts than reading the automaton.
+  Context shorter(const Context& context) const {
+    const State link = text_->link(context.state);
+    return {link, text_->length(link), context.own};
+  }
+  // The context itself if it has followers, else its longest suffix that has; none if that is shorter than match_min. A
+  // context without followers is the end of a response, or of several at the same text.
+  Context going_on(Context context) const {
+    while (context.exists() && text_->degree(context.state) == 0) context = shorter(context);
+    return context.length >= options_.match_min ? context : Context();
+  }
+  // The learned probability that the context knows what comes next.
+  float hit(const Context& context, std::uint32_t degree) const {
+    return hits_.probability(context.length, text_->count(context.state) - context.own, degree);
+  }
+  const std::vector<DraftNode>& run(const Context& start, int budget);
+  void linear(Context context);
+  void tree(const Context& start);
+  void expand(const Context& context, float raw, std::int32_t parent);
+  void expand_rest(Pending rest);
+  void push_best(Candidates& candidates, int most, float raw, std::int32_t parent);
+  void push(float raw, Token token, std::int32_t parent, const Context& from);
+  void take(Token token, std::int32_t parent, float raw);
+  void blend(const Context& longest, Candidates* out) const;
+  void add_context(int index, Candidates* out) const;
 
   const HitTable& hits_;
   const Calibration& calibration_;
   const SuffixAutomaton* text_ = nullptr;
-  Anchors start_;
+  DraftOptions options_;
+  float min_raw_ = 0;
+  int budget_ = 0;
   std::vector<DraftNode> nodes_;
-  std::vector<Pending> heap_;
-  std::vector<Anchors> expanded_;
+  std::vector<Pending> pending_;
+  std::vector<Rank> heap_;
 };
 
 }  // namespace seer::drafting

@@ -7,7 +7,6 @@
 namespace seer::drafting {
 
 Edge* EdgeStore::find_in_table(const EdgeList& list, std::int32_t token) {
-  if (list.size_class == EdgeList::kNoEdges) return nullptr;
   Edge* edges = &edges_[list.offset];
   const std::uint32_t mask = (1u << list.size_class) - 1;
   for (std::uint32_t i = slot(token, list.size_class); edges[i].token != kNoToken; i = (i + 1) & mask) {
@@ -17,7 +16,7 @@ Edge* EdgeStore::find_in_table(const EdgeList& list, std::int32_t token) {
 }
 
 bool EdgeStore::full(const EdgeList& list) const {
-  if (list.size_class == EdgeList::kNoEdges) return true;
+  if (list.is_inline()) return true;
   const std::uint32_t slots = 1u << list.size_class;
   return list.size_class <= kLastArrayClass ? list.degree == slots : list.degree * 10 >= slots * 7;
 }
@@ -25,9 +24,11 @@ bool EdgeStore::full(const EdgeList& list) const {
 // Moves a full list into the next class. The header moves along; a list that only now becomes wide gets its header
 // from `insert`.
 void EdgeStore::grow(EdgeList& list) {
-  if (list.size_class == EdgeList::kNoEdges) {
-    list.offset = allocate(0);
-    list.size_class = 0;
+  if (list.is_inline()) {
+    const std::uint32_t offset = allocate(kFirstArrayClass);
+    edges_[offset] = list.only;
+    list.offset = offset;
+    list.size_class = kFirstArrayClass;
     return;
   }
   const std::uint32_t old_class = list.size_class;
@@ -35,7 +36,7 @@ void EdgeStore::grow(EdgeList& list) {
   const std::uint32_t new_class = old_class == kLastArrayClass ? kFirstTableClass : old_class + 1;
   const std::uint32_t new_offset = allocate(new_class);
   if (new_class <= kLastArrayClass) {
-    std::memcpy(&edges_[new_offset], &edges_[old_offset], list.degree * sizeof(Edge));
+    for (std::uint32_t i = 0; i < list.degree; ++i) edges_[new_offset + i] = edges_[old_offset + i];
   } else {
     fill_table(new_offset, new_class, list);
   }
@@ -57,23 +58,24 @@ void EdgeStore::put(std::uint32_t offset, std::uint32_t size_class, Edge edge) {
   edges_[offset + i] = edge;
 }
 
-EdgeList EdgeStore::copy(const EdgeList& list) {
-  EdgeList twin;
-  if (list.size_class == EdgeList::kNoEdges) return twin;
+void EdgeStore::copy(const EdgeList& list, EdgeList* twin) {
+  if (list.is_inline()) {
+    twin->set_only(list.only.token, list.only.target);
+    return;
+  }
   std::uint32_t size_class = list.size_class;
   std::uint32_t used = 1u << size_class;
   if (size_class <= kLastArrayClass) {
     used = list.degree;
     // Never tighter than the header allows: a wide list stays wide.
-    size_class = list.wide() ? kFirstWideClass : 0;
+    size_class = list.wide() ? kFirstWideClass : kFirstArrayClass;
     while ((1u << size_class) < used) ++size_class;
   }
-  twin.offset = allocate(size_class);
-  twin.size_class = size_class;
-  twin.degree = list.degree;
-  std::memcpy(&edges_[twin.offset], &edges_[list.offset], used * sizeof(Edge));
-  if (list.wide()) std::memcpy(&edges_[twin.offset - kTop], &edges_[list.offset - kTop], kTop * sizeof(Edge));
-  return twin;
+  twin->offset = allocate(size_class);
+  twin->size_class = size_class;
+  twin->degree = list.degree;
+  for (std::uint32_t i = 0; i < used; ++i) edges_[twin->offset + i] = edges_[list.offset + i];
+  if (list.wide()) std::memcpy(&edges_[twin->offset - kTop], &edges_[list.offset - kTop], kTop * sizeof(Edge));
 }
 
 void EdgeStore::raise_top(const EdgeList& list, std::int32_t token, std::uint32_t count) {

@@ -1,18 +1,20 @@
 // Outgoing edges of branch states: token -> target state, with the counts' top-8 for wide states.
 //
-// Most branches have one or two followers, a few (the root above all) have thousands. So edges are contiguous
-// arrays in size classes 1, 2, 4, 8, 16, 32, searched linearly, and open-addressed tables above that. An array that
-// is outgrown goes to the free list of its class.
+// Most branches have one follower (half of them in a group of 10,000 tokens, six in seven at a million), a few (the
+// root above all) have thousands. So a single edge lives in the branch itself, where following it touches no other
+// cache line; more are contiguous arrays in size classes 2, 4, 8, 16, 32, searched linearly, and open-addressed tables
+// above that. An array that is outgrown goes to the free list of its class.
 //
-//   class 0..5   array of 2^class edges, the first `degree` of them in use, in order of discovery
+//   kInline      no edge or one, held in the list itself; without one its token is kNoToken
+//   class 1..5   array of 2^class edges, the first `degree` of them in use, in order of discovery
 //   class 7..    hash table of 2^class slots, at most 70% full; an empty slot has token kNoToken
-//   kNoEdges     nothing allocated
 //
 // From class 5 on (more than 16 followers) the array is preceded by a header of kTop entries {token, count}: the
 // followers with the largest counts. Scanning all followers would make drafts slow and scanning some of them costs up
 // to 5% of the accepted length. Counts only grow, so testing the one follower that just grew keeps the header exact.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -29,39 +31,56 @@ struct Edge {
 
 // Where the edges of one branch are. Held inside the branch, written only by EdgeStore.
 struct EdgeList {
-  static constexpr std::uint32_t kNoEdges = 255;
+  static constexpr std::uint32_t kInline = 0;
 
-  std::uint32_t offset = 0;         // index of the first edge (after the header, if there is one)
-  std::uint32_t degree : 24;        // edges in use
-  std::uint32_t size_class : 8;     // see above
+  std::uint32_t degree : 24;     // edges in use
+  std::uint32_t size_class : 8;  // see above
+  union {
+    Edge only;             // kInline
+    std::uint32_t offset;  // else: index of the first edge (after the header, if there is one)
+  };
 
-  EdgeList() : degree(0), size_class(kNoEdges) {}
-  bool wide() const { return size_class != kNoEdges && size_class >= 5; }
+  EdgeList() : degree(0), size_class(kInline), only{kNoToken, 0} {}
+  // Makes this the list of one edge, or of none if the token is kNoToken.
+  void set_only(std::int32_t token, std::int32_t target) {
+    degree = token == kNoToken ? 0 : 1;
+    size_class = kInline;
+    only.token = token;
+    only.target = target;
+  }
+  bool is_inline() const { return size_class == kInline; }
+  bool wide() const { return size_class >= 5; }
 };
 
 class EdgeStore {
  public:
   static constexpr int kTop = 8;
 
-  // The edge with this token, or null. Valid until the next insert or copy.
-  Edge* find(const EdgeList& list, std::int32_t token) {
+  // The edge with this token, or null. Valid until the next insert or copy, and while the list stays where it is.
+  Edge* find(EdgeList& list, std::int32_t token) {
+    if (list.is_inline()) return list.only.token == token ? &list.only : nullptr;
     if (list.size_class > kLastArrayClass) return find_in_table(list, token);
+    // Four at a time without a branch each: where the edge stands is a coin toss to the branch predictor, but few lists
+    // have more than four. What is read past the end of the list is masked out.
     Edge* edge = &edges_[list.offset];
-    for (Edge* end = edge + list.degree; edge != end; ++edge) {
-      if (edge->token == token) return edge;
+    for (int left = static_cast<int>(list.degree); left > 0; left -= 4, edge += 4) {
+      unsigned found = 0;
+      for (int i = 0; i < 4; ++i) found |= static_cast<unsigned>(edge[i].token == token) << i;
+      found &= (1u << std::min(left, 4)) - 1;
+      if (found != 0) return edge + __builtin_ctz(found);
     }
     return nullptr;
   }
   const Edge* find(const EdgeList& list, std::int32_t token) const {
-    return const_cast<EdgeStore*>(this)->find(list, token);
+    return const_cast<EdgeStore*>(this)->find(const_cast<EdgeList&>(list), token);
   }
 
   // Adds an edge that is not there yet. `count_of(target)` is asked only when the list becomes wide.
   template <class CountOf>
   void insert(EdgeList& list, Edge edge, CountOf&& count_of);
 
-  // A separate copy of the list, as tight as its class allows.
-  EdgeList copy(const EdgeList& list);
+  // Makes `twin` a separate copy of the list, as tight as its class allows.
+  void copy(const EdgeList& list, EdgeList* twin);
 
   // Wide lists only: the follower `token` now has this count.
   void raise_top(const EdgeList& list, std::int32_t token, std::uint32_t count);
@@ -70,12 +89,15 @@ class EdgeStore {
   const Edge* top(const EdgeList& list) const { return &edges_[list.offset - kTop]; }
 
   // Narrow lists only: the edges, `degree` of them.
-  const Edge* narrow(const EdgeList& list) const { return &edges_[list.offset]; }
+  const Edge* narrow(const EdgeList& list) const { return list.is_inline() ? &list.only : &edges_[list.offset]; }
 
   // Calls visit(edge) for every edge of the list.
   template <class Visit>
   void each(const EdgeList& list, Visit&& visit) const {
-    if (list.size_class == EdgeList::kNoEdges) return;
+    if (list.is_inline()) {
+      if (list.degree == 1) visit(list.only);
+      return;
+    }
     const bool table = list.size_class > kLastArrayClass;
     const std::uint32_t slots = table ? 1u << list.size_class : list.degree;
     for (std::uint32_t i = 0; i < slots; ++i) {
@@ -87,6 +109,7 @@ class EdgeStore {
   std::size_t bytes() const { return edges_.bytes(); }
 
  private:
+  static constexpr std::uint32_t kFirstArrayClass = 1;
   static constexpr std::uint32_t kLastArrayClass = 5;   // 32 edges: where a linear search stops paying
   static constexpr std::uint32_t kFirstTableClass = 7;  // 128 slots hold the 33rd edge well below the fill limit
   static constexpr std::uint32_t kFirstWideClass = 5;
@@ -108,6 +131,11 @@ class EdgeStore {
 
 template <class CountOf>
 void EdgeStore::insert(EdgeList& list, Edge edge, CountOf&& count_of) {
+  if (list.degree == 0) {
+    list.only = edge;
+    list.degree = 1;
+    return;
+  }
   const bool was_wide = list.wide();
   if (full(list)) grow(list);
   if (list.size_class > kLastArrayClass) {

@@ -1,9 +1,12 @@
 // How often does a context know the next token? Learned, not assumed.
 //
-// Back-off needs, for each context, the probability that the true next token is among the followers seen so far. That
-// depends on how long the match is, how often it was followed and by how many different tokens, so it is a table over
-// buckets of the three. Every append teaches it. One table serves all groups of a process and
-// survives them: what it learns is a property of the policy, not of a prompt.
+// Back-off needs, for each context, the probability that the true next token is among the followers seen so far, given
+// that no longer context knew it. That depends on how long the match is, how often it was followed and by how many
+// different tokens, so it is a table over buckets of the three. Every append teaches it. One table serves all groups of
+// a process and survives them: what it learns is a property of the policy, not of a prompt.
+//
+// A cell is one word, so that teaching it is one addition: observations in the upper half, those that knew in the
+// lower, both in units of 1/kUnit.
 //
 // Thread-safe by relaxed atomics; a lost update now and then is harmless.
 #pragma once
@@ -22,61 +25,58 @@ class HitTable {
         for (int d = 0; d < kDegrees; ++d) {
           // A mild prior, worth kPriorWeight observations: longer, more frequent and wider contexts know more.
           const float prior = std::min(0.97f, 0.25f + 0.07f * l + 0.02f * c + 0.1f * d);
-          cell_[l][c][d].total.store(kPriorWeight, std::memory_order_relaxed);
-          cell_[l][c][d].known.store(kPriorWeight * prior, std::memory_order_relaxed);
+          const std::uint32_t total = kPriorWeight * kUnit;
+          const std::uint32_t known = static_cast<std::uint32_t>(total * prior + 0.5f);
+          cell_[l][c][d].store(total << 16 | known, std::memory_order_relaxed);
         }
       }
     }
   }
 
   float probability(std::uint32_t length, std::uint32_t count, std::uint32_t degree) const {
-    const Cell& cell = at(length, count, degree);
-    return cell.known.load(std::memory_order_relaxed) / cell.total.load(std::memory_order_relaxed);
+    const std::uint32_t cell = at(length, count, degree).load(std::memory_order_relaxed);
+    return static_cast<float>(cell & 0xffff) / static_cast<float>(cell >> 16);
   }
 
-  // A context of `length` tokens, followed `count` times by `degree` different tokens, did or did not know the next one.
+  // A context of `length` tokens, followed `count` times by `degree` different tokens, did or did not know the next
+  // one.
   void observe(std::uint32_t length, std::uint32_t count, std::uint32_t degree, bool known) {
-    Cell& cell = const_cast<Cell&>(at(length, count, degree));
-    float total = cell.total.load(std::memory_order_relaxed) + 1;
-    float hits = cell.known.load(std::memory_order_relaxed) + (known ? 1 : 0);
-    if (total > kForgetAt) {
-      total *= 0.5f;
-      hits *= 0.5f;
-    }
-    cell.known.store(hits, std::memory_order_relaxed);
-    cell.total.store(total, std::memory_order_relaxed);
+    std::atomic<std::uint32_t>& cell = const_cast<std::atomic<std::uint32_t>&>(at(length, count, degree));
+    std::uint32_t both = cell.load(std::memory_order_relaxed) + (known ? kUnit << 16 | kUnit : kUnit << 16);
+    if (both >= kForgetAt * kUnit << 16) both = both >> 1 & 0x7fff7fff;
+    cell.store(both, std::memory_order_relaxed);
   }
 
  private:
   static constexpr int kLengths = 13, kCounts = 9, kDegrees = 4;
-  static constexpr float kPriorWeight = 4;
-  static constexpr float kForgetAt = 2048;  // halve here, so that a new policy is learned within a few thousand tokens
+  static constexpr std::uint32_t kUnit = 16;
+  static constexpr std::uint32_t kPriorWeight = 4;
+  static constexpr std::uint32_t kForgetAt = 2048;  // halve here: a new policy is learned in a few thousand tokens
 
-  struct Cell {
-    std::atomic<float> known{0};
-    std::atomic<float> total{0};
-  };
-
-  const Cell& at(std::uint32_t length, std::uint32_t count, std::uint32_t degree) const {
+  const std::atomic<std::uint32_t>& at(std::uint32_t length, std::uint32_t count, std::uint32_t degree) const {
     return cell_[length_bucket(length)][count_bucket(count)][degree_bucket(degree)];
   }
   // 1 2 3 4 5-6 7-8 9-12 13-16 17-24 25-32 33-48 49-64 65-
   static int length_bucket(std::uint32_t n) {
-    static constexpr std::uint8_t bucket[65] = {
+    static constexpr std::uint8_t bucket[66] = {
         0,  0,  1,  2,  3,  4,  4,  5,  5,  6,  6,  6,  6,  7,  7,  7,  7,  8,  8,  8,  8,  8,
         8,  8,  8,  9,  9,  9,  9,  9,  9,  9,  9,  10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10,
-        10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11};
-    return n <= 64 ? bucket[n] : 12;
+        10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 12};
+    return bucket[std::min(n, 65u)];
   }
   // 1 2 3 4-5 6-8 9-16 17-32 33-128 129-
   static int count_bucket(std::uint32_t n) {
-    if (n <= 3) return n == 0 ? 0 : static_cast<int>(n) - 1;
-    return n <= 5 ? 3 : n <= 8 ? 4 : n <= 16 ? 5 : n <= 32 ? 6 : n <= 128 ? 7 : 8;
+    static constexpr std::uint8_t bucket[34] = {0, 0, 1, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5,
+                                                6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 7};
+    return bucket[std::min(n, 33u)] + (n > 128);
   }
   // 1 2 3-4 5-
-  static int degree_bucket(std::uint32_t n) { return n <= 1 ? 0 : n == 2 ? 1 : n <= 4 ? 2 : 3; }
+  static int degree_bucket(std::uint32_t n) {
+    static constexpr std::uint8_t bucket[6] = {0, 0, 1, 2, 2, 3};
+    return bucket[std::min(n, 5u)];
+  }
 
-  Cell cell_[kLengths][kCounts][kDegrees];
+  std::atomic<std::uint32_t> cell_[kLengths][kCounts][kDegrees];
 };
 
 }  // namespace seer::drafting

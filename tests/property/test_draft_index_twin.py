@@ -184,6 +184,34 @@ def test_a_draft_is_a_tree_in_falling_confidence(
         assert all(twin.count([t]) > 0 for t in draft.tokens.tolist()), text
 
 
+@given(pieces, st.integers(2, 8))
+def test_what_may_follow_a_node_is_never_likelier_than_the_node(steps: list[tuple[int, list[int]]], paths: int) -> None:
+    # Nothing was verified yet, so confidences are uncorrected up to the rounding of the correction's knots.
+    index, twin = build(steps)
+    for request in twin.responses:
+        draft = index.speculate_one(GROUP, request, 64, options=DraftOptions(paths=paths))
+        for node in range(-1, len(draft.tokens)):
+            parent = 1.0 if node == -1 else float(draft.confidence[node])
+            assert draft.confidence[draft.parents == node].sum() <= parent + 0.01
+
+
+def test_the_longest_context_that_knows_a_token_decides() -> None:
+    # After "5 6" came 7, always. Whatever else came after 6 alone may share out only what "5 6" leaves open.
+    alone, crowded = DraftIndex(), DraftIndex()
+    for index in (alone, crowded):
+        index.append_one(GROUP, 1, [5, 6, 7])
+        index.append_one(GROUP, 2, [5, 6])
+    crowded.append_one(GROUP, 3, [9, 6, 8] * 5)
+    options = DraftOptions(paths=4)
+    first = alone.speculate_one(GROUP, 2, 1, options=options)
+    among = crowded.speculate_one(GROUP, 2, 8, options=options)
+    assert first.tokens.tolist() == [7]
+    roots = dict(zip(among.tokens[among.parents == -1].tolist(), among.confidence.tolist(), strict=False))
+    assert set(roots) >= {7, 8}
+    assert roots[7] > 0.25
+    assert roots[8] <= 1 - roots[7] + 0.01
+
+
 @given(pieces, st.integers(1, 10))
 def test_a_tree_of_one_path_is_the_linear_draft(steps: list[tuple[int, list[int]]], budget: int) -> None:
     index, twin = build(steps)

@@ -34,6 +34,28 @@ void appends_are_idempotent() {
   CHECK(index.check_integrity(1).empty());
 }
 
+void a_batch_survives_the_loss_of_its_group() {
+  DraftIndex index(kPlenty);
+  Drafter drafter(index.hits(), index.calibration());
+  DraftIndex::Cursor cursor;
+  const std::vector<Token> text = range(0, 10);
+  CHECK(index.append(cursor, 1, 1, 0, text.data(), 5) == 5);
+  CHECK(index.drop(1));
+  // What comes next has a gap before it; what starts anew is held by the group in the table, not by the dropped one.
+  CHECK(index.append(cursor, 1, 1, 5, text.data() + 5, 5) == 0);
+  CHECK(index.append(cursor, 1, 2, 0, text.data(), 10) == 10);
+  CHECK(index.length(1, 2) == 10);
+  CHECK(index.length(1, 1) == 0);
+  CHECK(index.append(cursor, 2, 1, 0, text.data(), 3) == 3);
+  CHECK(index.append(cursor, 1, 3, 0, text.data(), 3) == 3);
+  Token tokens[2];
+  std::int32_t parents[2];
+  float confidence[2];
+  CHECK(index.speculate(cursor, drafter, 1, 3, 2, DraftOptions(), true, tokens, parents, confidence) == 2);
+  CHECK(tokens[0] == 3 && tokens[1] == 4);
+  CHECK(index.speculate(cursor, drafter, 9, 3, 2, DraftOptions(), true, tokens, parents, confidence) == 0);
+}
+
 void memory_is_limited_and_returned() {
   const std::uint64_t limit = 2 << 20;
   DraftIndex index(limit);
@@ -164,6 +186,7 @@ void threads_share_groups() {
 
 int main() {
   appends_are_idempotent();
+  a_batch_survives_the_loss_of_its_group();
   memory_is_limited_and_returned();
   calibration_learns_what_is_accepted();
   calibration_pools_what_is_not_monotone();
