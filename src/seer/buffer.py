@@ -278,8 +278,9 @@ class RequestBuffer:
         request.chunk_remaining = 0
         self.num_ended += 1
         group = request.group.id
-        self._unfinished_of_group[group] -= 1
-        if self._unfinished_of_group[group] == 0:
+        num_unfinished = self._unfinished_of_group[group] - 1
+        self._unfinished_of_group[group] = num_unfinished
+        if not num_unfinished:
             self._complete_groups.append(group)
 
     @staticmethod

@@ -1,8 +1,10 @@
-"""The context-aware ordering against its brute-force twin: a list, sorted anew for every question."""
+"""Every ordering against its brute-force twin: a list, searched anew for every question."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import cycle
 from random import Random
 
 from hypothesis import given, settings
@@ -11,8 +13,11 @@ from hypothesis import strategies as st
 from builders import a_group, requests_of
 from seer.buffer import Request
 from seer.context import Context
+from seer.scheduling.by_scarcity import LEVEL_RATIO, ByScarcity, expected_remaining_tokens
 from seer.scheduling.context_aware import ProbesThenLongestGroup
-from seer.scheduling.longest_first import LongestRemainingFirst, expected_remaining_tokens
+from seer.scheduling.divided import Ordering
+from seer.scheduling.fixed_rank import FirstComeFirstServed
+from seer.scheduling.longest_first import LongestRemainingFirst
 
 
 class SortedList:
@@ -65,8 +70,9 @@ def test_probes_then_longest_group_is_the_sorted_list(sizes: list[int], period: 
     context = Context()
     fast = ProbesThenLongestGroup(context, starvation_period=period)
     slow = SortedList(context, period)
-    for request in requests_of(*(a_group(id, size) for id, size in enumerate(sizes))):
-        fast.push(request)
+    requests = requests_of(*(a_group(id, size) for id, size in enumerate(sizes)))
+    fast.admit(requests)
+    for request in requests:
         slow.push(request)
     running: list[Request] = []
     for operation, number in operations:
@@ -89,52 +95,91 @@ def test_probes_then_longest_group_is_the_sorted_list(sizes: list[int], period: 
         assert fast.peek() is slow.peek()
 
 
-@given(remaining=st.lists(st.integers(1, 20), min_size=1, max_size=30))
-def test_longest_remaining_first_is_a_stable_sort(remaining: list[int]) -> None:
-    requests = requests_of(a_group(0, len(remaining)))
-    ordering = LongestRemainingFirst(lambda request: remaining[request.id])
-    for request in requests:
-        ordering.push(request)
-    taken = [ordering.pop().id for _ in requests]
-    assert taken == sorted(range(len(remaining)), key=lambda id: (-remaining[id], id))
+Ranked = Callable[[Request], tuple[float, ...]]
 
 
-@settings(max_examples=100)
-@given(
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=7),
-    ratio=st.sampled_from([1.0, 1.5, 4.0]),
-    seed=st.integers(0, 2**32),
-)
-def test_longest_remaining_first_follows_the_estimates(sizes: list[int], ratio: float, seed: int) -> None:
-    context = Context()
-
-    def remaining(request: Request) -> float:
-        return max(1.0, expected_remaining_tokens(context, request))
-
-    def rank(request: Request) -> tuple[float, int, int, int]:
-        level = math.floor(math.log(remaining(request)) / math.log(ratio)) if ratio > 1 else remaining(request)
-        return (-level, -request.num_generated, request.index, request.id)
-
-    ordering = LongestRemainingFirst(remaining, level_ratio=ratio)
-    waiting = requests_of(*(a_group(id, size) for id, size in enumerate(sizes)))
-    for request in waiting:
-        ordering.push(request)
-    running: list[Request] = []
+def follow(ordering: Ordering, rank: Ranked, sizes: list[int], seed: int, context: Context | None = None) -> None:
+    """Play a long random program: at each moment `peek` shows the waiting request of the smallest rank."""
     random = Random(seed)
-    for _ in range(150):
-        operation = random.choice(["take", "take", "stop", "finish"])
-        if operation == "take" and waiting:
+    requests = requests_of(*(a_group(id, size) for id, size in enumerate(sizes)))
+    arriving = [[r for r in requests if r.group.id % 2 == half] for half in (0, 1)]
+    waiting: list[Request] = []
+    running: list[Request] = []
+    for _ in range(200):
+        operation = random.choice(["take", "take", "take", "stop", "stop", "finish", "admit"])
+        if operation == "admit" and arriving:
+            batch = arriving.pop()
+            ordering.admit(batch)
+            waiting += batch
+        elif operation == "take" and waiting:
             best = min(waiting, key=rank)
             assert ordering.pop() is best
+            ordering.granted(best, 1)
             waiting.remove(best)
             running.append(best)
-        elif operation != "take" and running:
+        elif operation in ("stop", "finish") and running:
             request = running.pop(random.randrange(len(running)))
-            request.num_generated = min(request.max_tokens, request.num_generated + random.randrange(200))
+            tokens = random.choice([0, 0, 5, random.randrange(200)])  # lost before its first token, or run a while
+            request.num_generated = min(request.max_tokens, request.num_generated + tokens)
             if operation == "stop":
                 ordering.push(request)
                 waiting.append(request)
             else:
-                context.observe_finished(request)
+                if context is not None:
+                    context.observe_finished(request)
                 ordering.finished(request)
         assert ordering.peek() is (min(waiting, key=rank) if waiting else None)
+
+
+SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=7)
+RATIOS = st.sampled_from([1.0, 1.5, 4.0])
+SEEDS = st.integers(0, 2**32)
+
+
+def level(remaining: float, ratio: float) -> float:
+    return math.floor(math.log(max(1.0, remaining)) / math.log(ratio)) if ratio > 1 else max(1.0, remaining)
+
+
+@settings(max_examples=100)
+@given(sizes=SIZES, seed=SEEDS)
+def test_first_come_first_served_is_the_order_of_admission(sizes: list[int], seed: int) -> None:
+    follow(FirstComeFirstServed(), lambda r: (r.num_generated == 0, r.id), sizes, seed)
+
+
+@settings(max_examples=100)
+@given(sizes=SIZES, ratio=RATIOS, seed=SEEDS)
+def test_longest_remaining_first_follows_what_is_known(sizes: list[int], ratio: float, seed: int) -> None:
+    def remaining(request: Request) -> float:
+        return request.id * 7919 % 500 - request.num_generated
+
+    def rank(request: Request) -> tuple[float, ...]:
+        return (-level(remaining(request), ratio), -request.num_generated, request.index, request.id)
+
+    follow(LongestRemainingFirst(remaining, level_ratio=ratio), rank, sizes, seed)
+
+
+@settings(max_examples=100)
+@given(sizes=SIZES, has_pool=st.booleans(), scarce=st.sampled_from([(True,), (False,), (True, False)]), seed=SEEDS)
+def test_by_scarcity_follows_the_limits_and_the_estimates(
+    sizes: list[int], has_pool: bool, scarce: tuple[bool, ...], seed: int
+) -> None:
+    context = Context()
+    turns = cycle(scarce)
+
+    class Turning(ByScarcity):
+        """What is scarce changes between any two decisions."""
+
+        def peek(self) -> Request | None:
+            self.memory_is_scarce = next(turns)
+            return super().peek()
+
+    ordering = Turning(context, has_pool=has_pool)
+
+    def rank(request: Request) -> tuple[float, ...]:
+        if has_pool and not ordering.memory_is_scarce:
+            remaining = expected_remaining_tokens(context, request)
+            return (-level(remaining, LEVEL_RATIO), -request.num_generated, request.index, request.id)
+        first = request.remaining_limit if has_pool else request.num_generated
+        return (-first, -context.expected_tokens(request.group), request.index, request.id)
+
+    follow(ordering, rank, sizes, seed, context)

@@ -8,16 +8,19 @@ further along. Now and then the group with the least service is served out of or
 Invariants
   1. No other request is shown while a probe waits.
   2. Of two waiting groups the one with the larger estimate is shown first, but for one decision in `starvation_period`.
-  3. Each operation costs O(log n): stale heap entries are skipped when they surface.
+  3. Each operation costs O(log n): a group that fell behind is moved when it surfaces.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from seer.buffer import Request
 from seer.context import Context
 from seer.types import Group
+
+ID_BITS = SERVICE_BITS = 32
 
 
 class ProbesThenLongestGroup:
@@ -30,19 +33,22 @@ class ProbesThenLongestGroup:
         self._num_decisions = 0
         self._probes: list[tuple[int, int, Request]] = []
         self._members: dict[int, list[tuple[int, int, Request]]] = {}  # group -> heap, furthest along first
-        self._groups: dict[int, Group] = {}
-        self._by_length: list[tuple[int, int, int]] = []  # (-estimate, service, group)
-        self._by_service: list[tuple[int, int]] = []
+        self._by_length = GroupHeap()
+        self._by_service = GroupHeap()
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """These requests wait."""
+        for request in requests:
+            self.push(request)
 
     def push(self, request: Request) -> None:
         """The request waits."""
         if request.is_probe:
             heapq.heappush(self._probes, (request.num_generated, request.id, request))
             return
-        group = request.group
-        self._groups[group.id] = group
-        heapq.heappush(self._members.setdefault(group.id, []), (-request.num_generated, request.id, request))
-        self._refresh(group)
+        members = self._members.setdefault(request.group.id, [])
+        heapq.heappush(members, (-request.num_generated, request.id, request))
+        self._rank(request.group)
 
     def peek(self) -> Request | None:
         """The waiting probe with the fewest tokens; else the furthest request of the chosen group."""
@@ -58,44 +64,74 @@ class ProbesThenLongestGroup:
         group = self._chosen_group()
         assert group is not None, "pop without a waiting request"
         self._num_decisions += 1
-        return heapq.heappop(self._members[group])[2]
+        members = self._members[group]
+        request = heapq.heappop(members)[2]
+        if not members:
+            self._by_length.leave(group)
+            self._by_service.leave(group)
+        return request
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """Count the service, which moves the group among its equals."""
         self._context.grant(request, num_tokens)
         if self._members.get(request.group.id):
-            self._refresh(request.group)
+            self._rank(request.group)
 
     def finished(self, request: Request) -> None:
         """The group's estimate may have moved."""
         if self._members.get(request.group.id):
-            self._refresh(request.group)
+            self._rank(request.group)
 
     def _chosen_group(self) -> int | None:
         period = self._starvation_period
         if period and self._num_decisions % period == period - 1:
-            return self._top_by_service()
-        return self._top_by_length()
+            return self._by_service.top()
+        return self._by_length.top()
 
-    def _refresh(self, group: Group) -> None:
-        service = self._context.service_tokens(group)
-        heapq.heappush(self._by_length, (-self._context.expected_tokens(group), service, group.id))
-        heapq.heappush(self._by_service, (service, group.id))
+    def _rank(self, group: Group) -> None:
+        by_service = (self._context.service_tokens(group) << ID_BITS) + group.id
+        self._by_service.enter(group.id, by_service)
+        self._by_length.enter(group.id, by_service - (self._context.expected_tokens(group) << SERVICE_BITS + ID_BITS))
 
-    def _top_by_length(self) -> int | None:
-        while self._by_length:
-            minus_estimate, service, group = self._by_length[0]
-            current = self._groups[group]
-            fresh = -minus_estimate == self._context.expected_tokens(current)
-            if fresh and service == self._context.service_tokens(current) and self._members[group]:
+
+class GroupHeap:
+    """Groups with waiting members by rank, smallest first. Ranks mostly grow: that costs nothing until one surfaces.
+
+    A rank is one integer that ends with the group's id: a tuple, and the integers in it, would be so many more cache
+    misses at each level of a large heap.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, int] = {}
+        self._heap: list[int] = []
+        self._entered: dict[int, int] = {}  # group -> the one of its entries in the heap that counts
+
+    def enter(self, group: int, rank: int) -> None:
+        """The group has waiting members, and this rank from now on."""
+        self._ranks[group] = rank
+        entered = self._entered.get(group)
+        if entered is None or rank < entered:
+            self._entered[group] = rank
+            heapq.heappush(self._heap, rank)
+
+    def leave(self, group: int) -> None:
+        """No member of the group waits."""
+        del self._ranks[group]
+
+    def top(self) -> int | None:
+        """The group of the smallest rank."""
+        while self._heap:
+            entry = self._heap[0]
+            group = entry & (1 << ID_BITS) - 1
+            rank = self._ranks.get(group)
+            if rank == entry:
                 return group
-            heapq.heappop(self._by_length)
-        return None
-
-    def _top_by_service(self) -> int | None:
-        while self._by_service:
-            service, group = self._by_service[0]
-            if service == self._context.service_tokens(self._groups[group]) and self._members[group]:
-                return group
-            heapq.heappop(self._by_service)
+            if self._entered.get(group) != entry:
+                heapq.heappop(self._heap)
+            elif rank is None:
+                heapq.heappop(self._heap)
+                del self._entered[group]
+            else:
+                self._entered[group] = rank
+                heapq.heapreplace(self._heap, rank)
         return None

@@ -7,20 +7,23 @@ request must not overtake the one that everybody would wait for.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
 from seer.buffer import Request
 from seer.placement import Fleet, Place, PlacementConfig, place
 from seer.scheduling.base import Assignment
+from seer.scheduling.fixed_rank import FirstComeFirstServed
 
 
 class Ordering(Protocol):
     """A priority queue of waiting requests whose priorities may move while they wait."""
 
+    def admit(self, requests: Sequence[Request]) -> None:
+        """These requests wait for the first time."""
+
     def push(self, request: Request) -> None:
-        """The request waits."""
+        """The request waits again."""
 
     def peek(self) -> Request | None:
         """The best waiting request."""
@@ -54,8 +57,7 @@ class Divided:
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
         """All wait for their first chunk."""
-        for request in requests:
-            self._ordering.push(request)
+        self._ordering.admit(requests)
 
     def requeue(self, request: Request) -> None:
         """It waits for its next chunk."""
@@ -99,28 +101,3 @@ def end_with_a_block(request: Request, max_tokens: int, block_tokens: int) -> in
     """
     excess = (request.num_tokens + max_tokens - 1) % block_tokens
     return max_tokens - excess if 2 * excess <= max_tokens else max_tokens  # else it costs more than it saves
-
-
-class FirstComeFirstServed:
-    """Requests in order of admission; one that was begun goes on before one that was not."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[bool, int, Request]] = []
-
-    def push(self, request: Request) -> None:
-        """The request waits."""
-        heapq.heappush(self._heap, (request.num_generated == 0, request.id, request))
-
-    def peek(self) -> Request | None:
-        """The earliest admitted one."""
-        return self._heap[0][2] if self._heap else None
-
-    def pop(self) -> Request:
-        """Take it."""
-        return heapq.heappop(self._heap)[2]
-
-    def granted(self, request: Request, num_tokens: int) -> None:
-        """Order of arrival does not change."""
-
-    def finished(self, request: Request) -> None:
-        """Nothing is learned."""

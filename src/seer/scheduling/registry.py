@@ -11,7 +11,7 @@
 | context         | chunks               | probes, then longest estimated group         | -            |
 | oracle          | chunks               | true lengths, longest remaining first        | -            |
 | seer-paper      | as context           |                                              | grouped      |
-| seer            | chunks that fit      | longest expected remaining first             | grouped      |
+| seer            | chunks that fit      | by what is scarce: least far, most expected  | grouped      |
 | seer-oracle     | chunks that fit      | as seer, with true lengths                   | -            |
 """
 
@@ -22,15 +22,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from seer.buffer import Request
 from seer.context import Context
 from seer.errors import ConfigError
 from seer.placement import PlacementConfig
 from seer.scheduling.base import Policy, TrueLength
+from seer.scheduling.by_scarcity import LEVEL_RATIO
 from seer.scheduling.context_aware import ProbesThenLongestGroup
 from seer.scheduling.dispatch import StreamRLOracle, Verl, VerlSync, WholeGroup
 from seer.scheduling.divided import Divided
-from seer.scheduling.longest_first import LongestRemainingFirst, expected_remaining_tokens
-from seer.scheduling.seer import Seer
+from seer.scheduling.longest_first import LongestRemainingFirst
+from seer.scheduling.seer import ByTheSlowest, Seer
 
 Drafts = Literal["none", "own", "grouped"]
 
@@ -98,7 +100,7 @@ def _oracle(settings: PolicySettings, context: Context, true_length: TrueLength)
 
 def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
     return Seer(
-        lambda request: expected_remaining_tokens(context, request),
+        context,
         max_chunk_tokens=settings.chunk_tokens,
         placement=settings.placement,
         whole_blocks=settings.whole_blocks,
@@ -106,8 +108,12 @@ def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -
 
 
 def _seer_oracle(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
-    return Seer(
-        lambda request: float(true_length(request) - request.num_generated),
+    def remaining_tokens(request: Request) -> float:
+        return float(true_length(request) - request.num_generated)
+
+    return ByTheSlowest(
+        LongestRemainingFirst(remaining_tokens, level_ratio=LEVEL_RATIO),
+        remaining_tokens,
         max_chunk_tokens=settings.chunk_tokens,
         placement=settings.placement,
         whole_blocks=settings.whole_blocks,

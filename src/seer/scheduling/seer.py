@@ -1,12 +1,12 @@
-"""Seer's own policy: longest expected remaining first, chunks that fit, and the slowest request in mind.
+"""Seer's own policy: an order by what is scarce, chunks that fit, and the slowest request in mind.
 
 Three departures from the paper, each measured in docs/design/0002-simulator.md:
 
-1. *Order* by expected remaining tokens of each request, not by its group's expected total. Groups of unknown length
-   still go first (their estimate is the bound), and among them the request that is least far along, so that no long
-   request is left behind at the end. Probes need no class of their own.
+1. *Order* by what there is too little of: while memory is, the request least far along, which may still become the
+   longest; while lanes are, the one expected to need the most (seer.scheduling.by_scarcity says why). Memory counts
+   as the scarcer where the larger share of it is promised. Probes need no class of their own.
 2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
-   use. While memory is scarce a chunk is half of the request's context, within 512 to 1,024 tokens; where it is
+   use. While memory is scarce a chunk is half of the request's context, within 128 to 1,024 tokens; where it is
    plentiful, an eighth of the longest response.
 3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
    longest request would still end earliest: short ones pack together, long ones get room and speed.
@@ -19,19 +19,19 @@ import math
 from collections.abc import Callable, Sequence
 
 from seer.buffer import Request
+from seer.context import Context
 from seer.placement import Fleet, Place, PlacementConfig, loads_kv
-from seer.scheduling.divided import Divided
-from seer.scheduling.longest_first import LongestRemainingFirst
+from seer.scheduling.base import Assignment
+from seer.scheduling.by_scarcity import ByScarcity, expected_remaining_tokens
+from seer.scheduling.divided import Divided, Ordering
 
-MIN_CHUNK_TOKENS = 256
+MIN_CHUNK_TOKENS = 128
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
 CONTEXT_PER_CHUNK = 2
-TIGHT_CHUNK_TOKENS = (512, 1024)
+TIGHT_CHUNK_TOKENS = (MIN_CHUNK_TOKENS, 1024)
 """Shortest and longest chunk while memory is scarce: on average half of it is promised and not yet used."""
 CHUNKS_AT_LEAST = 8
 """A response of full length comes back this often however much memory there is, so that the tail can be spread anew."""
-LEVEL_RATIO = 1.25
-"""Requests whose needs differ by less than about this do not displace each other."""
 IDLE_STEP_SHARE = 0.4
 """Time of a step on an empty instance over that on a full one; 0.3 to 0.5 in the cost models, and not sensitive."""
 STAY_BONUS = 0.1
@@ -44,28 +44,24 @@ CANDIDATES = 8
 """Instances looked at from either end of the order by free memory; bounds the cost of a decision on large fleets."""
 
 
-class Seer(Divided):
-    """`seer` without its speculation, which the instances do."""
+class ByTheSlowest(Divided):
+    """Chunks that fit, placed by the slowest, in any order: what `seer` and `seer-oracle` share."""
 
     def __init__(
         self,
+        ordering: Ordering,
         remaining_tokens: Callable[[Request], float],
         *,
         max_chunk_tokens: int,
         placement: PlacementConfig | None = None,
         whole_blocks: bool = False,
     ) -> None:
-        super().__init__(
-            LongestRemainingFirst(remaining_tokens, level_ratio=LEVEL_RATIO),
-            chunk_tokens=max_chunk_tokens,
-            placement=placement,
-            whole_blocks=whole_blocks,
-        )
+        """`ordering` says who is next; `remaining_tokens`, what a request is expected to need yet, where it goes."""
+        super().__init__(ordering, chunk_tokens=max_chunk_tokens, placement=placement, whole_blocks=whole_blocks)
         self._remaining_tokens = remaining_tokens
         self._num_active = 0
         self._longest: dict[int, list[tuple[float, int, int]]] = {}  # instance -> heap of (-remaining, request, turn)
         self._turn: dict[int, int] = {}  # request -> number of its running chunk; absent while it waits
-
         self._num_turns = 0
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
@@ -115,14 +111,15 @@ class Seer(Divided):
 
         One plain loop: this is half of what a decision costs.
         """
-        free_blocks, in_flight = fleet.free_blocks, fleet.in_flight
+        free_blocks, in_flight, limits = fleet.free_blocks, fleet.in_flight, fleet.limits
         most = min([in_flight[instance] for instance in candidates]) * (1.0 + UNEVEN_SHARE) + UNEVEN_REQUESTS
         chosen, earliest = -1, math.inf
         for instance in candidates:
             if in_flight[instance] > most:
                 continue
-            full = 1.0 - (free_blocks[instance] - num_blocks) / fleet.limits[instance].kv_blocks
-            ends = max(remaining, self._longest_remaining(instance))
+            full = 1.0 - (free_blocks[instance] - num_blocks) / limits[instance].kv_blocks
+            longest = self._longest_remaining(instance)
+            ends = longest if longest > remaining else remaining
             ends *= IDLE_STEP_SHARE + (1.0 - IDLE_STEP_SHARE) * full
             if instance == home:
                 ends *= 1.0 - STAY_BONUS
@@ -138,3 +135,33 @@ class Seer(Divided):
         while heap and turn.get(heap[0][1]) != heap[0][2]:
             heapq.heappop(heap)
         return -heap[0][0] if heap else 0.0
+
+
+class Seer(ByTheSlowest):
+    """`seer` without its speculation, which the instances do."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        max_chunk_tokens: int,
+        placement: PlacementConfig | None = None,
+        whole_blocks: bool = False,
+    ) -> None:
+        placement = placement or PlacementConfig()
+        self._scarcity = ByScarcity(context, has_pool=placement.transfer is not None)
+        super().__init__(
+            self._scarcity,
+            lambda request: expected_remaining_tokens(context, request),
+            max_chunk_tokens=max_chunk_tokens,
+            placement=placement,
+            whole_blocks=whole_blocks,
+        )
+
+    def next(self, fleet: Fleet) -> Assignment | None:
+        """The best request by what is scarce now."""
+        limits, num_alive = fleet.limits[0], max(1, fleet.num_alive)
+        lane_share = len(self._turn) / (limits.max_running * num_alive)
+        memory_share = 1.0 - fleet.free_tokens / (limits.kv_tokens * num_alive)
+        self._scarcity.memory_is_scarce = memory_share >= lane_share
+        return super().next(fleet)

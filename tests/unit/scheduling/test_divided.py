@@ -6,7 +6,8 @@ from builders import DIVIDING, a_context, a_fleet, a_group, a_policy, drain, req
 from seer.buffer import Request
 from seer.context import Context
 from seer.scheduling.context_aware import ProbesThenLongestGroup
-from seer.scheduling.divided import Divided, FirstComeFirstServed, end_with_a_block
+from seer.scheduling.divided import Divided, end_with_a_block
+from seer.scheduling.fixed_rank import FirstComeFirstServed
 from seer.scheduling.longest_first import LongestRemainingFirst
 
 

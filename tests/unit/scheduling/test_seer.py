@@ -7,9 +7,18 @@ from collections.abc import Callable
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
-from seer.placement import Fleet
-from seer.scheduling.longest_first import OVERRUN, LongestRemainingFirst, expected_remaining_tokens
-from seer.scheduling.seer import CHUNKS_AT_LEAST, CONTEXT_PER_CHUNK, MIN_CHUNK_TOKENS, TIGHT_CHUNK_TOKENS, Seer
+from seer.placement import Fleet, PlacementConfig
+from seer.scheduling.by_scarcity import OVERRUN, ByScarcity, expected_remaining_tokens
+from seer.scheduling.longest_first import LongestRemainingFirst
+from seer.scheduling.seer import (
+    CHUNKS_AT_LEAST,
+    CONTEXT_PER_CHUNK,
+    MIN_CHUNK_TOKENS,
+    TIGHT_CHUNK_TOKENS,
+    ByTheSlowest,
+    Seer,
+)
+from seer.transfer import TransferEstimate
 from seer.types import Group, InstanceLimits, Sampling
 
 
@@ -26,22 +35,81 @@ def a_fleet(num: int, *, kv_blocks: int = 1024) -> Fleet:
     return Fleet([limits] * num)
 
 
-def a_policy(remaining: Callable[[Request], float], *, max_chunk: int = 8192) -> Seer:
-    return Seer(remaining, max_chunk_tokens=max_chunk)
+def a_policy(remaining: Callable[[Request], float], *, max_chunk: int = 8192) -> ByTheSlowest:
+    return ByTheSlowest(LongestRemainingFirst(remaining), remaining, max_chunk_tokens=max_chunk)
 
 
-def test_a_group_of_unknown_length_goes_before_one_known_to_be_short() -> None:
+def test_of_requests_not_begun_a_group_of_unknown_length_goes_before_one_known_to_be_short() -> None:
     members = requests_of(2, 2)
     context = Context()
     finished = members[0]
     finished.num_generated = 300
     context.observe_finished(finished)
-    policy = a_policy(lambda request: expected_remaining_tokens(context, request))
-    fleet = a_fleet(1)
-    policy.admit(members[1:], fleet)
-    first = policy.next(fleet)
-    assert first is not None
-    assert first.request.group.id == 1
+    ordering = ByScarcity(context)
+    ordering.admit(members[1:])
+    assert ordering.pop().group.id == 1
+
+
+def test_the_request_that_may_still_become_longest_goes_first_whatever_its_group_is_expected_to_need() -> None:
+    finished, begun, fresh, other, *_ = requests_of(2, 3)
+    context = Context()
+    finished.num_generated = 100
+    context.observe_finished(finished)  # the shortest of its group, perhaps: its siblings are no less urgent for it
+    begun.num_generated, other.num_generated = 500, 501
+    ordering = ByScarcity(context)
+    for request in (begun, other, fresh):
+        ordering.push(request)
+    assert [ordering.pop().id for _ in range(3)] == [fresh.id, begun.id, other.id]
+
+
+def test_limits_and_not_tokens_say_which_may_become_longest() -> None:
+    short, long = (requests_of(1, 1, max_tokens=limit)[0] for limit in (1000, 4096))
+    long.id, long.num_generated = 1, 600
+    ordering = ByScarcity(Context())
+    for request in (short, long):
+        ordering.push(request)
+    assert ordering.peek() is long
+
+
+def test_without_a_pool_what_was_begun_goes_on() -> None:
+    begun, further, fresh = requests_of(3, 1)
+    begun.num_generated, further.num_generated = 500, 700
+    ordering = ByScarcity(Context(), has_pool=False)
+    for request in (begun, further, fresh):
+        ordering.push(request)
+    assert [ordering.pop().id for _ in range(3)] == [further.id, begun.id, fresh.id]
+
+
+def test_seer_pauses_requests_only_where_there_is_a_pool() -> None:
+    begun, fresh = requests_of(2, 1)
+    begun.num_generated = 500
+    for transfer, first in ((TransferEstimate(), fresh), (None, begun)):
+        policy = Seer(Context(), max_chunk_tokens=512, placement=PlacementConfig(transfer=transfer))
+        fleet = a_fleet(1)
+        policy.admit([begun, fresh], fleet)
+        plan = policy.next(fleet)
+        assert plan is not None
+        assert plan.request is first
+
+
+def test_where_lanes_and_not_memory_run_out_the_one_expected_to_need_the_most_goes_first() -> None:
+    running, runaway, finished, sibling = requests_of(4, 1)
+    finished.num_generated, runaway.num_generated = 100, 900
+    sibling.group = runaway.group = finished.group
+    for kv_blocks, first in ((10, sibling), (1 << 20, runaway)):
+        context = Context()
+        context.observe_finished(finished)  # its sibling that has not begun is expected to be as short
+        policy = Seer(context, max_chunk_tokens=512)
+        limits = InstanceLimits(kv_blocks=kv_blocks, block_tokens=64, max_running=10, max_context_tokens=1 << 20)
+        fleet = Fleet([limits, limits])
+        policy.admit([running], fleet)
+        plan = policy.next(fleet)
+        assert plan is not None
+        fleet.promise(plan.request, plan.instance, plan.num_blocks)
+        policy.admit([runaway, sibling], fleet)
+        plan = policy.next(fleet)
+        assert plan is not None
+        assert plan.request is first, f"{kv_blocks} blocks"
 
 
 def test_a_request_that_outran_its_group_is_expected_to_go_on() -> None:
@@ -68,7 +136,7 @@ def test_within_a_level_the_request_that_is_further_along_goes_on() -> None:
 def test_a_finish_reorders_its_waiting_siblings() -> None:
     first, sibling, _, other = requests_of(2, 2)
     context = Context()
-    ordering = LongestRemainingFirst(lambda request: expected_remaining_tokens(context, request))
+    ordering = ByScarcity(context)
     for request in (sibling, other):
         ordering.push(request)
     assert ordering.peek() is sibling  # equal bounds: the smaller id
@@ -81,7 +149,7 @@ def test_a_finish_reorders_its_waiting_siblings() -> None:
 def test_every_group_is_probed_before_any_is_probed_twice() -> None:
     members = requests_of(3, 2)
     context = Context()
-    ordering = LongestRemainingFirst(lambda request: expected_remaining_tokens(context, request))
+    ordering = ByScarcity(context)
     for request in members:
         ordering.push(request)
     assert [ordering.pop().group.id for _ in members] == [0, 1, 2, 0, 1, 2]
@@ -93,6 +161,8 @@ def test_chunks_are_short_where_memory_is_tight_and_long_where_it_is_not() -> No
     policy = a_policy(lambda request: 100.0, max_chunk=16_384)
     policy.admit(members, tight)
     assert policy.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[0]
+    members[0].num_generated = 400
+    assert policy.chunk_tokens(members[0], tight) == (64 + 400) // CONTEXT_PER_CHUNK  # in proportion to short ones too
     assert policy.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
     members[0].num_generated = 1300
     assert policy.chunk_tokens(members[0], tight) == (64 + 1300) // CONTEXT_PER_CHUNK

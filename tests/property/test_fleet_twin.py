@@ -1,0 +1,59 @@
+"""The fleet's sorted orders against a brute-force twin: every instance looked at for every question."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import a_group, limits, requests_of
+from seer.placement import Fleet
+
+
+def with_room(fleet: Fleet, num_blocks: int) -> list[int]:
+    return [i for i in range(len(fleet)) if fleet.has_room(i, num_blocks)]
+
+
+def least_loaded(fleet: Fleet, num_blocks: int) -> int | None:
+    return min(with_room(fleet, num_blocks), key=lambda i: (fleet.in_flight[i], i), default=None)
+
+
+def candidates(fleet: Fleet, num_blocks: int, each_end: int) -> list[int]:
+    fits = [i for i in range(len(fleet)) if fleet.alive(i) and fleet.free_blocks[i] >= num_blocks]
+    fits.sort(key=lambda i: (fleet.free_blocks[i], i))
+    chosen = fits if len(fits) <= 2 * each_end else fits[:each_end] + fits[-each_end:]
+    return [i for i in chosen if fleet.in_flight[i] < fleet.limits[i].max_running]
+
+
+@settings(max_examples=100)
+@given(
+    rooms=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32),
+)
+def test_the_orders_of_a_fleet_are_those_of_a_look_at_every_instance(rooms: list[tuple[int, int]], seed: int) -> None:
+    fleet = Fleet([limits(blocks, max_running=max_running) for blocks, max_running in rooms])
+    random = Random(seed)  # long programs: hypothesis alone writes short ones, in which no instance fills up
+    waiting = requests_of(a_group(0, 60))
+    running = []
+    for _ in range(150):
+        num_blocks = random.randrange(12)
+        assert fleet.least_loaded(num_blocks) == least_loaded(fleet, num_blocks)
+        assert fleet.candidates(num_blocks, 2) == candidates(fleet, num_blocks, 2)
+        operation, instance = random.choice(["promise"] * 4 + ["give back", "lose"]), random.randrange(len(fleet))
+        # Not only to the least loaded: the twins are to agree about any fleet, however uneven.
+        if operation == "promise" and waiting and fleet.has_room(instance, num_blocks):
+            request = waiting.pop()
+            fleet.promise(request, instance, num_blocks)
+            running.append(request)
+        elif operation == "give back" and running:
+            request = running.pop(random.randrange(len(running)))
+            fleet.give_back(request)
+            waiting.append(request)
+        elif operation == "lose" and fleet.alive(instance):
+            lost = set(fleet.lose(instance))
+            waiting += [request for request in running if request.id in lost]
+            running = [request for request in running if request.id not in lost]
+        elif operation == "lose":
+            fleet.join(instance)
+        fleet.check()
