@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
 from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
+from seer.engine.host.local import TREE_PATHS
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import config_from_dict, read_config
@@ -226,6 +227,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
     folder = args.qwen or args.smollm2
     tokenizer = Tokenizer(folder)
     prompts = [tokenizer.chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    (args.out / "questions.json").write_text(json.dumps(prompts))  # for vLLM as a Seer instance, in ../vllm/gpu.py
     context = max(map(len, prompts)) + 320
     sampling = {"ignore_eos": False, "temperature": 1.0}
     found: dict[str, Any] = {"model": folder.name}
@@ -242,12 +244,12 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
 
     for batch, count in ((1, 4), (8, 16), (64, 64)):
         row: dict[str, Any] = {}
-        for depth, paths in ((0, 1), (4, 1), (8, 1), (8, 2), (16, 2), (BUDGETED, 1)):
+        for depth, paths in ((0, 1), (4, 1), (8, 2), (BUDGETED, 1)):
             steps: list[StepReport] = []
             drafter = teach(GroupedDrafter((), None)) if depth else None
             if depth == BUDGETED:
                 assert drafter is not None, "a budget prices drafts"
-                measured = MeasuredBudget(drafter)
+                measured = MeasuredBudget(drafter, max_paths=TREE_PATHS)
                 watch = partial(_tell, (steps.append, measured.on_step))
                 engine = an_engine(folder, batch, context, drafter=drafter, budget=measured, on_step=watch)
             else:
@@ -255,7 +257,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
                 engine = an_engine(folder, batch, context, drafter=drafter, budget=fixed, on_step=steps.append)
             play(engine, [a_chunk(5000 + i, 99, prompts[i % 8], 24, **sampling) for i in range(batch)])
             runs = []
-            for repeat in range(2):
+            for repeat in range(3):
                 # Nothing said in an earlier run may help a later one: other seeds, and an empty memory.
                 if drafter is not None:
                     teach(drafter)
@@ -341,9 +343,17 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
     sizes = {"max_model_len": 2048, "enable_prefix_caching": True}
     if args.seven:
         llm = LLM(
-            model=str(args.seven), load_format="dummy", skip_tokenizer_init=True, gpu_memory_utilization=0.35, **sizes
+            model=str(args.seven),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            gpu_memory_utilization=0.2,
+            kv_cache_memory_bytes=8 << 30,  # a share of the GPU would count the neighbours in
+            **sizes,
         )
         params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, logprobs=0, detokenize=False)
+        (args.out / "seven.ready").touch()
+        while args.go is not None and not args.go.exists():
+            time.sleep(0.1)
         for batch in BATCHES:
             measure(
                 "seven",
@@ -383,6 +393,7 @@ def main() -> int:
     options.add_argument("--qwen", type=Path)
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--seven", type=Path, help="folder with the 7B shape, for the peer (section seven writes it)")
+    options.add_argument("--go", type=Path, help="of the peer: measure only once this file is there")
     options.add_argument("--skip-smollm2-peer", action="store_true")
     options.add_argument("--limit-s", type=float, default=480)
     options.add_argument("--only", default=",".join((*SECTIONS, "vllm")), help="sections, in order")

@@ -137,6 +137,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 def run_arm(args: argparse.Namespace) -> None:
     import torch
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
     from word_problems import problems, score
@@ -189,7 +190,8 @@ def run_arm(args: argparse.Namespace) -> None:
         model=model,
         processing_class=tokenizer,
         reward_funcs=correct,
-        train_dataset=Dataset.from_list(rows),
+        # With a name of its own: deriving one pickles all of pyarrow, which not every pair of versions survives.
+        train_dataset=Dataset(InMemoryTable.from_pylist(rows), fingerprint=f"rows-{args.seed}-{len(rows)}"),
         args=config,
         rollout_func=seers(args) if args.arm == "seer" else None,
     )

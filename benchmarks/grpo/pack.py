@@ -60,6 +60,10 @@ NEEDED = (
     "markdown-it-py",
     "mdurl",
     "pygments",
+    # for tests/gpu
+    "pytest",
+    "pluggy",
+    "iniconfig",
 )
 PLATFORMS = (*(f"manylinux_2_{n}_x86_64" for n in (35, 34, 31, 28, 27, 24, 17)), "manylinux2014_x86_64", "any")
 UNPACK = """\

@@ -42,8 +42,9 @@ async def run(args: argparse.Namespace, ledger: Ledger) -> None:
                 continue
             print(f"{part}: {len(prompts)} groups of {args.n}", flush=True)
             found = await measure(
-                rollout, prompts, policies, ledger, label={"part": part}, repeat=args.repeat, lengths=forced
-            )
+                rollout, prompts, policies, ledger, label={"part": part}, lengths=forced,
+                repeat=args.repeat if part == "natural" else args.repeat_others,
+            )  # fmt: skip
             lengths = found if part == "natural" else lengths
         if args.certify:
             good, _ = read_prompts(PROMPTS / "mixed.jsonl")
@@ -76,10 +77,11 @@ def main() -> None:
     parser.add_argument("--max-running", type=int, default=16)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--groups", type=int, default=24)
-    parser.add_argument("--max-tokens", type=int, default=384)
+    parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--policies", default="verl-sync,verl,seer")
     parser.add_argument("--parts", default="natural,forced,uniform")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat-others", type=int, default=1, help="of the parts that are not natural (%(default)s)")
     parser.add_argument("--certify", type=float, default=0.05, help="share of a last run's responses; 0 for none")
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-rollout")

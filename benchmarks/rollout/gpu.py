@@ -8,6 +8,8 @@ policy. KV memory is limited (--kv-share of what all running requests could fill
 does not have preempts. Instances that share the GPU do so under MPS, each with an equal part of its threads; without
 MPS they would take turns, and an idle instance's share would go to the others.
 
+Speculation on vLLM is off, as shipped (../vllm/results.md); --engine-settings '{"speculation": true}' turns it on.
+
 After each run DIR/gpu.json holds everything so far: measured numbers, where the time went, the fitted step cost, and
 what the simulator predicts for the recorded lengths at that step cost. DIR/gpu.md has the tables. A run for which no
 time is left is skipped and named. Run it once per engine; use --instances 1 and --instances 4 in two calls where a
@@ -82,6 +84,9 @@ def sharing_the_gpu(num_instances: int) -> Iterator[dict[str, Any]]:
         is_up = started.returncode == 0
     except FileNotFoundError:
         is_up = False
+    if not is_up:
+        for name in own:
+            os.environ.pop(name)
     try:
         yield {"mps": is_up, "thread_percentage": share if is_up else None}
     finally:
@@ -89,6 +94,12 @@ def sharing_the_gpu(num_instances: int) -> Iterator[dict[str, Any]]:
             subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=60)
         for name in own:
             os.environ.pop(name, None)
+
+
+def wait_for(go: Path | None, ledger: Ledger) -> None:
+    """Somebody else may be measuring while a fleet starts."""
+    while go is not None and not go.exists() and ledger.left_s > 0:
+        time.sleep(0.1)
 
 
 async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any], ledger: Ledger) -> None:
@@ -99,9 +110,8 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
     kv_blocks = -(-max(kv_tokens, context + BLOCK_TOKENS) // BLOCK_TOKENS)
     settings: dict[str, Any] = json.loads(args.engine_settings)
     if args.engine == "vllm":
-        settings.setdefault("speculation", True)
-        share = (0.85 if num_instances == 1 else 0.8) / num_instances
-        settings.setdefault("engine", {"gpu_memory_utilization": share})
+        # KV memory is given in blocks, so this is only what must be free at the start: others may share the GPU.
+        settings.setdefault("engine", {"gpu_memory_utilization": 0.08})
     began_s = time.monotonic()
     async with Rollout(
         args.model,
@@ -123,6 +133,8 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
             "start_s": time.monotonic() - began_s,
         }
         print(f"{num_instances} instances up in {label['start_s']:.0f} s, KV of {limits.kv_tokens} tokens", flush=True)
+        (args.out / "fleet.ready").touch()
+        await asyncio.to_thread(wait_for, args.go, ledger)
         lengths = recorded if args.lengths == "forced" else None
         await measure(
             rollout, prompts, args.policies.split(","), ledger, label=label, repeat=args.repeat, lengths=lengths
@@ -148,6 +160,7 @@ def main() -> None:
     parser.add_argument("--lengths", choices=("natural", "forced"), default="natural")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
+    parser.add_argument("--go", type=Path, help="measure only once this file is there: fleets may start side by side")
     parser.add_argument("--limit-s", type=float, default=540.0)
     args = parser.parse_args()
     about = {"machine": machine(), "options": {k: str(v) for k, v in vars(args).items()}}

@@ -9,7 +9,8 @@ Sections (`--only correctness,migration,...`)
   migration    an 8k-token context of a 7B shape with made-up weights: loaded from the pool against computed again
   overhead     our instance with the pool, without drafts, against plain vLLM, by batch size
   drafting     groups of 16 on Qwen2.5-Coder-1.5B: grouped drafts (as they come, and padded to full CUDA graphs)
-               against plain vLLM and its own n-gram drafts, by batch size
+               against plain vLLM and its own n-gram (and suffix) drafts, by batch size
+  together     overhead and drafting on Qwen by engines that start once; not among the default sections
 
 Every engine is a process of its own (served.py); those of a section start together and are measured in turns, the
 others idle. Results are written to DIR/vllm-gpu.json after every number; a section that fails leaves its traceback.
@@ -72,6 +73,14 @@ class Bench:
     def left_s(self) -> float:
         return self.deadline_s - time.monotonic()
 
+    def wait_for_go(self) -> None:
+        """Somebody else may be measuring while engines start."""
+        (self.args.out / "engines.ready").touch()
+        while self.args.go is not None and not self.args.go.exists():
+            if self.left_s < LEAST_S:
+                raise TimeoutError(f"{self.args.go} did not appear before the limit")
+            time.sleep(0.1)
+
     def note(self, section: str, name: str, value: Any) -> None:
         """Keep a number at once: the machine may be taken away."""
         self.results.setdefault(section, {})[name] = value
@@ -86,7 +95,7 @@ class Bench:
             "max_running": 16 if tiny else 256,
             "max_context_tokens": 440 if tiny else 4096,
             "block_tokens": 32 if self.on_cpu else 16,
-            "kv_memory_bytes": (64 << 20) if tiny else (12 << 30),
+            "kv_memory_bytes": (64 << 20) if tiny else (7 << 30),
             "dtype": "float32" if self.on_cpu else "bfloat16",
             "device": self.args.device,
             "stream_tokens": 16,
@@ -308,10 +317,7 @@ def migration(bench: Bench) -> None:
 
 
 def overhead(bench: Bench) -> None:
-    batches = (1, 4) if bench.args.tiny else (1, 32, 256)
-    prompt_tokens, new_tokens = (40, 32) if bench.args.tiny else (128, 256)
-    models = {"smollm2": bench.args.smollm2, "qwen": bench.args.qwen}
-    for model, path in models.items():
+    for model, path in {"smollm2": bench.args.smollm2, "qwen": bench.args.qwen}.items():
         if path is None or bench.left_s < LEAST_S:
             continue
         folder = read_folder(path)
@@ -321,77 +327,118 @@ def overhead(bench: Bench) -> None:
                 "seer": seer(bench.settings(path, pool=pool)),
             }
             with engines(bench, "overhead", orders) as served:
-                for batch in batches:
-                    rates: dict[str, list[float]] = {name: [] for name in served}
-                    for repeat in range(2 if bench.args.tiny else 4):
-                        for name, engine in served.items():
-                            asked = [
-                                a_request(random_prompt(prompt_tokens, folder.vocab_size), new_tokens)
-                                for _ in range(batch)
-                            ]
-                            made = engine.do("generate", requests=asked, at_once=batch)
-                            if repeat:  # the first warms up
-                                rates[name].append(made["tokens_per_s"])
-                    row = {"tokens_per_s": rates, "ratio": _ratio(rates["seer"], rates["plain"])}
-                    bench.note("overhead", f"{model} batch {batch}", row)
-                bench.note("overhead", f"{model} pool", served["seer"].do("pool"))
+                measure_overhead(bench, model, folder, served)
 
 
-def drafting(bench: Bench) -> None:
-    folder = read_folder(bench.args.qwen or bench.args.smollm2)
-    prompts = trace_prompts(bench, folder)
-    new_tokens = 48 if bench.args.tiny else 512
+def measure_overhead(bench: Bench, model: str, folder: ModelFolder, served: dict[str, Engine]) -> None:
+    """The engines `plain` and `seer` in turn, by batch size."""
+    prompt_tokens, new_tokens = (40, 32) if bench.args.tiny else (128, 256)
+    for batch in (1, 4) if bench.args.tiny else (1, 32, 256):
+        rates: dict[str, list[float]] = {"plain": [], "seer": []}
+        for repeat in range(2 if bench.args.tiny else 6):
+            for name, found in rates.items():
+                asked = [
+                    a_request(random_prompt(prompt_tokens, folder.vocab_size), new_tokens) for _ in range(batch)
+                ]  # fmt: skip
+                made = served[name].do("generate", requests=asked, at_once=batch)
+                if repeat:  # the first warms up
+                    found.append(made["tokens_per_s"])
+        row = {"tokens_per_s": rates, "ratio": _ratio(rates["seer"], rates["plain"])}
+        bench.note("overhead", f"{model} batch {batch}", row)
+    bench.note("overhead", f"{model} pool", served["seer"].do("pool"))
+
+
+def drafter_orders(bench: Bench, path: Path) -> dict[str, dict[str, Any]]:
+    """The engines of the section drafting, those that were chosen."""
     ngram = {
         "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2,
     }  # fmt: skip
-    path = folder.path
     orders = {
         "plain": plain(bench.plain_arguments(path)),
         "ngram": plain(bench.plain_arguments(path, speculative_config=ngram)),
+        # Its drafts may be longer than ours where a match is long, as its authors have it.
+        "suffix": plain(bench.plain_arguments(path, speculative_config={"method": "suffix"})),
         "grouped 4": seer(bench.settings(path, speculation={"max_draft_tokens": 4})),
         "grouped 4 padded": seer(bench.settings(path, speculation={"max_draft_tokens": 4, "padding": "drafted"})),
         "grouped 4 always": seer(
             bench.settings(path, speculation={"max_draft_tokens": 4, "padding": "always", "fixed_tokens": 4})
         ),
     }
-    chosen = bench.args.drafters.split(",") if bench.args.drafters else list(orders)
-    # groups, samples of each, at once
-    plans = ((1, 4, 1), (1, 4, 4)) if bench.args.tiny else ((1, 8, 1), (2, 16, 16), (8, 16, 64), (24, 16, 256))
-    with engines(bench, "drafting", {name: orders[name] for name in chosen}) as served:
-        for name, engine in served.items():  # graphs, kernels and budgets warm up on prompts that are not measured
-            drafts = "none" if orders[name]["kind"] == "plain" else "grouped"
-            warm = [a_request(prompts[-1], 32, group=0) for _ in range(4 if bench.args.tiny else 64)]
-            engine.do("generate", requests=warm, at_once=64, drafts=drafts)
-        for num_groups, samples, at_once in plans:
-            for name, engine in served.items():
-                if bench.left_s < LEAST_S:
-                    return
-                runs = []
-                for repeat in range(1 if bench.args.tiny else 2):
-                    # Samples of a group one after the other, groups side by side, as a rollout has them.
-                    asked = [
-                        a_request(
-                            prompts[(group + 7 * repeat) % len(prompts)], new_tokens, group=1 + group,
-                            seed=1000 * repeat + 16 * group + sample, stop=list(folder.eos_token_ids),
-                        )
-                        for sample in range(samples)
-                        for group in range(num_groups)
-                    ]  # fmt: skip
-                    drafts = "none" if orders[name]["kind"] == "plain" else "grouped"
-                    made = engine.do("generate", requests=asked, at_once=at_once, drafts=drafts)
-                    rows = max(1, made["tokens"] - made["accepted"])
-                    made["tokens_per_row"] = made["tokens"] / rows
-                    made["drafted_per_row"] = made["drafted"] / rows
-                    made["host_ms_per_step"] = 1e3 * made["draft_host_s"] / max(1, made["steps"])
-                    runs.append({key: round(value, 4) for key, value in made.items()})
-                bench.note("drafting", f"batch {at_once}, {name}", runs)
-            rates = {
-                name: [run["tokens_per_s"] for run in bench.results["drafting"][f"batch {at_once}, {name}"]]
-                for name in served
-            }
-            if "plain" in rates:
-                gains = {name: _ratio(values, rates["plain"]) for name, values in rates.items()}
-                bench.note("drafting", f"batch {at_once}, against plain", gains)
+    chosen = bench.args.drafters.split(",") if bench.args.drafters else [name for name in orders if name != "suffix"]
+    return {name: orders[name] for name in chosen}
+
+
+def drafting(bench: Bench) -> None:
+    folder = read_folder(bench.args.qwen or bench.args.smollm2)
+    with engines(bench, "drafting", drafter_orders(bench, folder.path)) as served:
+        measure_drafting(bench, folder, served)
+
+
+def measure_drafting(bench: Bench, folder: ModelFolder, served: dict[str, Engine]) -> None:
+    """Groups of a recorded trace under every drafter, by how many requests run at once."""
+    prompts = trace_prompts(bench, folder)
+    new_tokens = 48 if bench.args.tiny else 512
+    for engine in served.values():  # graphs, kernels and budgets warm up on prompts that are not measured
+        warm = [a_request(prompts[-1], 32, group=0) for _ in range(4 if bench.args.tiny else 64)]
+        engine.do("generate", requests=warm, at_once=64, drafts="grouped")
+    plans = {1: (1, 4), 4: (1, 4)} if bench.args.tiny else {1: (1, 8), 16: (2, 16), 64: (8, 16), 256: (24, 16)}
+    chosen = [int(one) for one in bench.args.batches.split(",")] if bench.args.batches else list(plans)
+    for at_once in chosen:
+        num_groups, samples = plans[at_once]
+        rates: dict[str, list[float]] = {}
+        for name, engine in served.items():
+            if bench.left_s < LEAST_S:
+                return
+            runs = []
+            for repeat in range(1 if bench.args.tiny else 2):
+                # Samples of a group one after the other, groups side by side, as a rollout has them.
+                asked = [
+                    a_request(
+                        prompts[(group + 7 * repeat) % len(prompts)], new_tokens, group=1 + group,
+                        seed=1000 * repeat + 16 * group + sample, stop=list(folder.eos_token_ids),
+                    )
+                    for sample in range(samples)
+                    for group in range(num_groups)
+                ]  # fmt: skip
+                made = engine.do("generate", requests=asked, at_once=at_once, drafts="grouped")
+                rows = max(1, made["tokens"] - made["accepted"])
+                made["tokens_per_row"] = made["tokens"] / rows
+                made["drafted_per_row"] = made["drafted"] / rows
+                made["host_ms_per_step"] = 1e3 * made["draft_host_s"] / max(1, made["steps"])
+                runs.append({key: round(value, 4) for key, value in made.items()})
+            bench.note("drafting", f"batch {at_once}, {name}", runs)
+            rates[name] = [run["tokens_per_s"] for run in runs]
+        if "plain" in rates:
+            gains = {name: _ratio(values, rates["plain"]) for name, values in rates.items()}
+            bench.note("drafting", f"batch {at_once}, against plain", gains)
+
+
+def measure_questions(bench: Bench, folder: ModelFolder, engine: Engine) -> None:
+    """What the embedded engine's speculation is compared with: its questions, answered by plain vLLM to their end."""
+    prompts, stop = json.loads(bench.args.questions.read_text()), list(folder.eos_token_ids)
+    for at_once, count in ((1, 4), (8, 16), (64, 64)):
+        runs = []
+        for repeat in range(3):
+            asked = [
+                a_request(prompts[i % len(prompts)], 300, seed=1000 * repeat + i, stop=stop) for i in range(count)
+            ]  # fmt: skip
+            made = engine.do("generate", requests=asked, at_once=at_once)
+            if repeat:  # the first warms up
+                runs.append({"tokens_per_s": made["tokens_per_s"], "tokens": made["tokens"]})
+        bench.note("questions", f"batch {at_once}", runs)
+
+
+def together(bench: Bench) -> None:
+    """Overhead, drafting and the engine's questions on Qwen, by engines that start once: a start takes a minute."""
+    folder = read_folder(bench.args.qwen or bench.args.smollm2)
+    with bench.pool(folder, 8 << 30 if not bench.on_cpu else 64 << 20) as pool:
+        orders = drafter_orders(bench, folder.path) | {"seer": seer(bench.settings(folder.path, pool=pool))}
+        with engines(bench, "together", orders) as served:
+            bench.wait_for_go()
+            measure_overhead(bench, "qwen", folder, served)
+            if bench.args.questions is not None:
+                measure_questions(bench, folder, served["plain"])
+            measure_drafting(bench, folder, {name: one for name, one in served.items() if name != "seer"})
 
 
 def trace_prompts(bench: Bench, folder: ModelFolder) -> list[list[int]]:
@@ -421,7 +468,9 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "migration": migration,
     "overhead": overhead,
     "drafting": drafting,
+    "together": together,
 }
+DEFAULT_SECTIONS = ("correctness", "migration", "overhead", "drafting")
 
 
 def main() -> int:
@@ -431,8 +480,11 @@ def main() -> int:
     options.add_argument("--trace", type=Path, help="npz with `prompts` and `prompt_lengths`")
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--limit-s", type=float, default=540)
-    options.add_argument("--only", default=",".join(SECTIONS), help="sections, in order (%(default)s)")
+    options.add_argument("--only", default=",".join(DEFAULT_SECTIONS), help="sections, in order (%(default)s)")
     options.add_argument("--drafters", default="", help="of the section drafting, comma separated (all)")
+    options.add_argument("--batches", default="", help="of the section drafting, comma separated (all)")
+    options.add_argument("--questions", type=Path, help="JSON list of token lists; see benchmarks/engine/gpu.py")
+    options.add_argument("--go", type=Path, help="of the section together: measure only once this file is there")
     options.add_argument("--device", default="cuda")
     options.add_argument("--dram-dir", default="/dev/shm", help="where pools lie (%(default)s)")
     options.add_argument("--tiny", action="store_true", help="toys: checks that everything runs")

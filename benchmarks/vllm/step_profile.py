@@ -1,9 +1,9 @@
 """Where a step of stock vLLM spends its time when drafts come from outside: run on a GPU machine.
 
-    python benchmarks/vllm/step_profile.py --out DIR [--batches 1,8,64] [--draft-tokens 4] [--only plain,uniform]
+    python benchmarks/vllm/step_profile.py --out DIR [--batches 1,8,64] [--shape qwen2.5-7b] [--only plain,uniform]
 
 Each way of running vLLM has a process of its own with its engine inside, so that PyTorch's profiler sees it; all start
-together and are then measured one at a time. The weights are made up (the shape of Qwen2.5-Coder-1.5B), so drafts of
+together and are then measured one at a time. The weights are made up (`--shape`), so drafts of
 random tokens are never accepted and every step gives one token per request: seconds per token are seconds per step.
 
 The ways
@@ -28,24 +28,25 @@ from pathlib import Path
 from typing import Any
 
 WAYS = ("plain", "runner-v1", "synchronous", "none", "uniform", "ragged", "ngram")
-SHAPE: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-}
+COMMON: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "hidden_act": "silu",
+    "bos_token_id": 151643, "eos_token_id": 151645,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-1.5b": COMMON | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": COMMON | {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+    },
+    "qwen2.5-14b": COMMON | {
+        "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 48, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
 PROMPT_TOKENS, NEW_TOKENS, PROFILED_TOKENS = 128, 160, 24
 START_LIMIT_S = 300.0
 
@@ -104,6 +105,7 @@ def measure(way: str, args: argparse.Namespace, out: Path) -> None:
         load_format="dummy",
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=4 << 30,  # a share of the GPU would count the neighbours in
+        gpu_memory_utilization=0.25,  # what must be free at the start
         max_model_len=2048,
         max_num_seqs=max(args.batches),
         **settings,
@@ -166,12 +168,14 @@ def main() -> int:
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--batches", default="1,8,64", type=lambda text: [int(b) for b in text.split(",")])
     options.add_argument("--draft-tokens", type=int, default=4)
+    options.add_argument("--shape", choices=tuple(SHAPES), default="qwen2.5-1.5b", help="%(default)s")
     options.add_argument("--only", default=",".join(WAYS))
+    options.add_argument("--go", type=Path, help="measure only once this file is there")
     options.add_argument("--way", help="measure this one here (used by the script itself)")
     args = options.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "shape").mkdir(exist_ok=True)
-    (args.out / "shape" / "config.json").write_text(json.dumps(SHAPE))
+    (args.out / "shape" / "config.json").write_text(json.dumps(SHAPES[args.shape]))
     if args.way:
         measure(args.way, args, args.out)
         return 0
@@ -180,13 +184,16 @@ def main() -> int:
     processes = {}
     for way in ways:
         log = (args.out / f"{way}.log").open("w")
-        command = [*again, "--draft-tokens", str(args.draft_tokens), "--way", way]
+        command = [*again, "--shape", args.shape, "--draft-tokens", str(args.draft_tokens), "--way", way]
         processes[way] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     began = time.monotonic()
     while any(not (args.out / f"{way}.ready").exists() and p.poll() is None for way, p in processes.items()):
         if time.monotonic() - began > START_LIMIT_S:
             break
         time.sleep(0.2)
+    (args.out / "engines.ready").touch()
+    while args.go is not None and not args.go.exists():
+        time.sleep(0.1)
     for way, process in processes.items():
         if process.poll() is not None or not (args.out / f"{way}.ready").exists():
             print(f"{way}: did not start; see its log", flush=True)

@@ -4,7 +4,8 @@ Each instance has had the whole makespan T to spend. Every second of it is put u
 
     decode        steps' time for rows that became tokens of responses
     prefill       steps' time for rows of prompts that had to be computed once
-    recompute     steps' time for rows of contexts beyond that: KV that was lost, or not there after a move
+    recompute     steps' time for rows of contexts beyond that: KV that was lost or not there after a move, and prompts
+                  that siblings computed a second time, on another instance or before the first was done
     migration     time to bring KV in from the pool
     speculation   steps' time for drafted rows that were rejected
     overhead      requests running, but neither step nor transfer measured: scheduling, messages

@@ -117,6 +117,18 @@ def test_where_rows_are_free_it_drafts_and_where_they_cost_a_step_it_does_not(dr
     assert gaps == [16, 32, 64, 128, 128, 128]  # rarer and rarer, up to four requests' worth of the period
 
 
+def test_a_budget_for_trees_lets_every_draft_fork_and_one_for_lines_none(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    for max_paths in (1, 2):
+        budget = MeasuredBudget(drafter, max_paths=max_paths)
+        trial = budget(4, 100)
+        assert trial.max_tokens == TRIAL_TOKENS
+        for rows in range(4, 44):
+            budget.on_step(a_step(4 + rows % 8, 0.1))
+        assert budget(4, 100).max_tokens > TRIAL_TOKENS
+        assert trial.max_paths == budget(4, 100).max_paths == max_paths
+
+
 def test_with_speculation_off_nothing_is_asked_for(drafter: GroupedDrafter) -> None:
     budget = MeasuredBudget(drafter)
     assert budget(4, 100).max_tokens == 0

@@ -127,8 +127,11 @@ def _first_path(tree: DraftTree) -> list[int]:
 class MeasuredBudget:
     """A draft budget from what steps have been measured to cost. Implements `DraftBudget`."""
 
-    def __init__(self, drafter: GroupedDrafter, *, only_depth: int | None = None) -> None:
+    def __init__(self, drafter: GroupedDrafter, *, only_depth: int | None = None, max_paths: int = 1) -> None:
         self._drafter = drafter
+        self._max_paths = max_paths
+        """Of a tree of as many tokens as the budget allows. Acceptance is measured along its likeliest path, so what
+        the others add comes on top of what the budget counts on."""
         self._only_depth = only_depth
         """For engines whose steps cost the same whatever part of this depth is drafted."""
         self._cost = MeasuredCost()
@@ -142,12 +145,12 @@ class MeasuredBudget:
         depth = self._best_depth(num_running)
         if depth:
             self._num_idle, self._patience_steps = 0, FIRST_TRIAL_STEPS
-            return Allowance(depth)
+            return Allowance(depth, self._max_paths)
         self._num_idle += 1
         if self._num_idle >= self._patience_steps or not self._cost.is_known:
             self._num_idle, depth = 0, TRIAL_TOKENS
             self._patience_steps = min(2 * self._patience_steps, TRIAL_PERIOD * num_running)
-        return Allowance(depth)
+        return Allowance(depth, self._max_paths)
 
     def on_step(self, report: StepReport) -> None:
         """Learn what a step cost."""

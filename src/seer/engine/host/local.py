@@ -20,6 +20,9 @@ from seer.engine.local.active import ActiveChunk
 from seer.kvpool.base import Pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
 
+TREE_PATHS = 2
+"""Children of a fork in a draft. A tree costs what a line of as many tokens does to verify, and is right more often."""
+
 
 class HostedLocal(LocalInstance):
     """`LocalInstance` that owns its drafter and pool, and can be told which drafts the next run wants."""
@@ -34,7 +37,7 @@ class HostedLocal(LocalInstance):
         events: EventSink,
         **settings: Any,
     ) -> None:
-        self._own_budget = MeasuredBudget(drafter) if drafter is not None else None
+        self._own_budget = MeasuredBudget(drafter, max_paths=TREE_PATHS) if drafter is not None else None
         super().__init__(
             id,
             model_dir,
