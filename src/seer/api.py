@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from seer.engine.base import Weights
 from seer.engine.catalog import InstanceSettings, prepare
 from seer.engine.fleet import HostedFleet
-from seer.engine.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend
+from seer.engine.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend, enough_bytes
 from seer.engine.host import HostOptions, hosting_for
 from seer.errors import ConfigError, SeerError
 from seer.journal import Journal, run_identity
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
-DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_CPU_KV_BYTES = 1 << 30
 """Per instance: memory that is asked for and never used would only slow the start."""
 IDLE_DEADLINE_S = 60.0
@@ -64,7 +63,7 @@ class Rollout:
         max_context_tokens: int | None = None,
         dtype: str = "auto",
         device: str = "cpu",
-        pool_bytes: int = DEFAULT_POOL_BYTES,
+        pool_bytes: int | None = None,
         pool_name: str = "default",
         hosting: HostOptions | None = None,
         engine_settings: dict[str, Any] | None = None,
@@ -98,7 +97,7 @@ class Rollout:
             self.engine,
             instances,
             options=hosting or hosting_for(device),
-            pool=self._make_pool(pool, pool_bytes, pool_name, instances),
+            pool=self._make_pool(pool, pool_bytes, pool_name, settings),
             drafts=speculation == "auto",
         )
         self._engine_name, self._dtype, self._device = engine, dtype, device
@@ -107,13 +106,18 @@ class Rollout:
         self.certificate: Certificate | None = None
         """What certifying the newest run found; None if it was not asked to be, or nothing it chose ended."""
 
-    def _make_pool(self, backend: PoolBackend, num_bytes: int, name: str, instances: int) -> FleetPool | None:
+    def _make_pool(
+        self, backend: PoolBackend, num_bytes: int | None, name: str, settings: InstanceSettings
+    ) -> FleetPool | None:
         # One instance has no one to share KV with, and an engine without blocks nothing to share.
         block_bytes, block_tokens = self.engine.block_bytes, self.engine.block_tokens
-        if backend == "none" or instances == 1 or not block_bytes or not num_bytes:
+        if backend == "none" or settings.num_instances == 1 or not block_bytes or num_bytes == 0:
             return None
         if backend == "mooncake":
             return FleetPool.mooncake(name, block_bytes=block_bytes, block_tokens=block_tokens)
+        if num_bytes is None:
+            kv_bytes = settings.kv_blocks * block_bytes if settings.kv_blocks else settings.kv_memory_bytes
+            num_bytes = enough_bytes(kv_bytes, settings.num_instances)
         return FleetPool.local(block_bytes=block_bytes, block_tokens=block_tokens, dram_bytes=num_bytes)
 
     async def __aenter__(self) -> Self:

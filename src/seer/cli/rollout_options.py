@@ -62,7 +62,9 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--chunk-tokens", type=int, metavar="N", help="(an eighth of --max-tokens)")
     fleet.add_argument("--max-running", type=int, default=16, metavar="N", help="requests at once (%(default)s)")
     fleet.add_argument("--kv-memory", type=bytes_of, metavar="SIZE", help="KV memory of each instance (1GiB on CPU)")
-    fleet.add_argument("--pool-memory", type=bytes_of, default=1 << 30, metavar="SIZE", help="(1GiB)")
+    fleet.add_argument(
+        "--pool-memory", type=bytes_of, metavar="SIZE", help="shared memory for KV (twice the instances')"
+    )
     fleet.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     fleet.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
     fleet.add_argument("--no-pin", action="store_true", help="do not keep each instance on one core")

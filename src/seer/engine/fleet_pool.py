@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,24 @@ POOL_BACKENDS = ("local", "mooncake", "none")
 DEADLINE_S = 2.0
 PREFIX = "rollout"
 DRAM_DIR = "/dev/shm"
+
+
+UNKNOWN_KV_BYTES = 4 << 30
+"""Of an instance that measures its KV memory only when it starts."""
+PAUSED_SHARE = 1.0
+"""KV of paused requests that the pool has room for, over that of running ones. Blocks of both are in it: one that finds
+no room is computed again when its request is resumed elsewhere, and on a CPU that costs more than pausing gained."""
+FREE_SHARE = 0.5
+
+
+def enough_bytes(kv_bytes: int | None, num_instances: int) -> int:
+    """A size for the pool of instances with so much KV memory each, within what this machine has free.
+
+    Memory is taken when it is first written to, so a pool that stays half empty costs half.
+    """
+    wanted = int((1.0 + PAUSED_SHARE) * num_instances * (kv_bytes or UNKNOWN_KV_BYTES))
+    free = min(shutil.disk_usage(DRAM_DIR).free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(wanted, int(FREE_SHARE * free))
 
 
 class FleetPool:
