@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 pytest.importorskip("seer.drafting._index")
 
+from seer.drafting.client import DraftClient
 from seer.engine.drafter import DraftAsk, StepReport
 from seer.engine.host.drafts import TRIAL_PERIOD, TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget
 
@@ -70,6 +72,51 @@ def test_words_of_an_earlier_epoch_are_drafted_by_their_group_and_their_run_only
     begin(drafter, "grouped", "b")
     drafter.observe(5, 1, SENTENCE[:3], start=0)
     assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+
+
+def test_what_is_held_back_is_learned_before_the_next_draft_and_when_its_request_leaves(
+    drafter: GroupedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    learn = DraftClient.observe_batch
+
+    def counted(client: DraftClient, requests: Any, *args: Any, **rest: Any) -> None:
+        batches.append(len(requests))
+        learn(client, requests, *args, **rest)
+
+    monkeypatch.setattr(DraftClient, "observe_batch", counted)
+    monkeypatch.setattr("seer.engine.host.drafts.HOLD_S", 1e9)
+    begin(drafter, "grouped")
+    for at, token in enumerate(SENTENCE):
+        drafter.observe(5, 0, [token], start=at)
+        if at < 3:
+            drafter.observe(5, 1, [token], start=at)
+    assert batches == []
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
+    assert batches == [2]
+    drafter.observe(6, 2, SENTENCE, start=0)
+    drafter.forget(2)
+    assert batches == [2, 1]
+    # One that was elsewhere comes back further on: what is between is not known here, what it says next is.
+    drafter.observe(6, 3, SENTENCE[:2], start=0)
+    drafter.observe(6, 3, SENTENCE[4:7], start=4)
+    assert batches == [2, 1, 1]
+    assert drafted(drafter, 6, 3, SENTENCE[:7]) == SENTENCE[7:]
+
+
+def test_while_the_engine_steps_nothing_is_held_back_for_long(
+    drafter: GroupedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    monkeypatch.setattr(
+        DraftClient, "observe_batch", lambda client, requests, *_, **rest: batches.append(len(requests))
+    )
+    clock_s = iter([10.0, 10.01, 10.021, 10.03])
+    monkeypatch.setattr("seer.engine.host.drafts.time.perf_counter", lambda: next(clock_s))
+    begin(drafter, "grouped")
+    for at in range(4):
+        drafter.observe(5, 0, [7], start=at)
+    assert batches == [1]  # with the third; the fourth begins anew
 
 
 def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:

@@ -6,7 +6,8 @@ Seeing both the drafts and what followed, this is also where acceptance is measu
 Invariants
   1. Nothing here waits: the draft client does its talking in a thread of its own.
   2. Groups of two runs never share an index: their names carry the run. What `recall` brings along is all they know.
-  3. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
+  3. What was observed is in the index before the next draft, and within HOLD_S while the engine steps.
+  4. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
      small, regular trial that keeps the measurement alive.
 """
 
@@ -14,7 +15,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
+
+import numpy as np
 
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.index import DraftOptions
@@ -25,12 +30,24 @@ from seer.speculation.budget import best_depth, time_per_token_s
 
 Drafts = Literal["none", "own", "grouped"]
 
+HOLD_S = 0.02
+"""Tokens wait this long for others to be learned with them: learning a token by itself costs a thousand times what it
+costs among many, which shows where steps take two milliseconds and draft nothing."""
 FIRST_TRIAL_STEPS = 8
 TRIAL_PERIOD = 32
 """Where drafting does not pay, a step now and then drafts a little all the same, so that a change of fortune is seen:
 soon at first, then after twice as long each time, up to so many steps times the requests in them (about a sixteenth of
 a row per step, whatever the batch)."""
 TRIAL_TOKENS = 2
+
+
+@dataclass(slots=True)
+class _Held:
+    """Tokens of a request that the index does not have yet."""
+
+    group: str
+    start: int
+    tokens: list[int]
 
 
 class GroupedDrafter:
@@ -44,6 +61,8 @@ class GroupedDrafter:
         self.mode: Drafts = "none"
         self.acceptance = _fresh_acceptance()
         self._offered: dict[int, Sequence[int]] = {}  # request -> first path of its newest draft
+        self._held: dict[int, _Held] = {}  # by request
+        self._held_since_s = 0.0
         self.draft_s = 0.0
         """Seconds the newest batch of drafts took to make."""
 
@@ -54,6 +73,7 @@ class GroupedDrafter:
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()
         self._offered.clear()
+        self._held.clear()
 
     def recall(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """Draft from what an earlier epoch said to these groups' prompts, until they have more to say themselves."""
@@ -72,13 +92,14 @@ class GroupedDrafter:
             while num_accepted < min(len(offered), len(tokens)) and offered[num_accepted] == tokens[num_accepted]:
                 num_accepted += 1
             self.acceptance.observe(len(offered), num_accepted)
-        self._client.observe(self._name(group, request), f"{self._run}/{request}", tokens, previous_count=start)
+        self._hold(group, request, tokens, start)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Sequence[DraftTree]:
         """One tree per ask."""
         if self.mode == "none":
             return [DraftTree()] * len(asks)
         began_s = time.perf_counter()
+        self._learn()
         paths = max((ask.max_paths for ask in asks), default=1)
         batch = self._client.draft(
             [(self._name(ask.group, ask.request), f"{self._run}/{ask.request}") for ask in asks],
@@ -98,10 +119,40 @@ class GroupedDrafter:
     def forget(self, request: int) -> None:
         """The request left; its tokens go on serving its siblings."""
         self._offered.pop(request, None)
+        self._learn()
 
     def close(self) -> None:
         """Stop the client's thread."""
+        self._learn()
         self._client.close()
+
+    def _hold(self, group: int, request: int, tokens: Sequence[int], start: int) -> None:
+        now_s = time.perf_counter()
+        if not self._held:
+            self._held_since_s = now_s
+        held = self._held.get(request)
+        if held is not None and held.start + len(held.tokens) != start:  # it was elsewhere meanwhile
+            self._learn()
+            held = None
+        if held is None:
+            self._held[request] = _Held(self._name(group, request), start, list(tokens))
+        else:
+            held.tokens.extend(tokens)
+        if now_s - self._held_since_s >= HOLD_S:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Hand the client what is held, all at once."""
+        if not self._held:
+            return
+        held = list(self._held.values())
+        self._client.observe_batch(
+            [(one.group, f"{self._run}/{request}") for request, one in self._held.items()],
+            np.fromiter(chain.from_iterable(one.tokens for one in held), np.int32),
+            np.cumsum([0, *(len(one.tokens) for one in held)], dtype=np.int64),
+            previous_counts=[one.start for one in held],
+        )
+        self._held.clear()
 
     def _name(self, group: int, request: int) -> str:
         # Plain speculation looks at the request's own words only: a group of one.

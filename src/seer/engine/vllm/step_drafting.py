@@ -19,8 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from seer.drafting.index import LINEAR
 from seer.engine.drafter import StepReport
 from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
@@ -40,26 +38,12 @@ class StepDrafter(GroupedDrafter):
 
     def observe_step(self, said: Sequence[tuple[int, int, Sequence[int], int]]) -> None:
         """Learn (group, request, tokens, tokens before them) of every request of a step."""
-        if self.mode == "none" or not said:
-            return
-        names: list[tuple[str, str]] = []
-        counts, starts = [0], []
-        flat: list[int] = []
         for group, request, tokens, start in said:
-            offered = self._offered.pop(request, None)
-            if offered:
-                hits = 0
-                while hits < min(len(offered), len(tokens)) and offered[hits] == tokens[hits]:
-                    hits += 1
-                self.acceptance.observe(len(offered), hits)
-            names.append((self._name(group, request), f"{self._run}/{request}"))
-            flat.extend(tokens)
-            counts.append(len(flat))
-            starts.append(start)
-        self._client.observe_batch(names, np.array(flat, np.int32), np.array(counts, np.int64), previous_counts=starts)
+            self.observe(group, request, tokens, start=start)
 
     def draft_step(self, asks: Sequence[tuple[int, int, int]]) -> list[list[int]]:
         """The likeliest continuation of each (group, request, most tokens)."""
+        self._learn()
         names = [(self._name(group, request), f"{self._run}/{request}") for group, request, _ in asks]
         batch = self._client.draft(names, [most for _, _, most in asks], options=LINEAR)
         drafts = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
