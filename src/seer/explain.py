@@ -37,14 +37,21 @@ HEADINGS = ("decode", "prefill", "recompute", "migration", "speculation", "overh
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Seconds of a step: base + slope·rows."""
+    """Seconds of a step: base + slope·rows, and rows of prompts at a price of their own."""
 
     base_s: float
     slope_s: float
+    prefill_s: float | None = None
+    """Of a row of a prompt; None where none was seen beside the others: as any row."""
 
-    def step_s(self, num_rows: float) -> float:
-        """Seconds of a step over so many rows."""
-        return self.base_s + self.slope_s * num_rows
+    @property
+    def prefill_row_s(self) -> float:
+        """Seconds that a row of a prompt adds to a step."""
+        return self.slope_s if self.prefill_s is None else self.prefill_s
+
+    def step_s(self, num_rows: float, num_prefill_rows: float = 0.0) -> float:
+        """Seconds of a step over so many rows, and so many of prompts besides."""
+        return self.base_s + self.slope_s * num_rows + self.prefill_row_s * num_prefill_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,26 +172,40 @@ def _split_busy(
 
 
 def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
-    """Least squares of time against steps and rows, over reports without prompts; None without any."""
+    """Base and slope over reports without prompts, then what rows of prompts cost beside them; None without the former.
+
+    Reports weigh as their time does, so that the fit takes as long as the run did: what follows from it is not off by
+    whatever a straight line misses.
+    """
     pure = [step for step in steps if not step.num_prefill_rows and step.num_steps]
     if not pure:
         return None
-    nn = sum(s.num_steps * s.num_steps for s in pure)
-    nr = sum(s.num_steps * s.num_rows for s in pure)
-    rr = sum(s.num_rows * s.num_rows for s in pure)
-    nt = sum(s.num_steps * s.duration_s for s in pure)
-    rt = sum(s.num_rows * s.duration_s for s in pure)
-    determinant = nn * rr - nr * nr
-    if determinant <= 1e-9 * nn * rr:  # all steps alike: rows alone keep the bound below what was measured
-        return StepFit(0.0, sum(s.duration_s for s in pure) / max(1, sum(s.num_rows for s in pure)))
-    base = (nt * rr - rt * nr) / determinant
-    slope = (rt * nn - nt * nr) / determinant
-    if base < 0 or slope < 0:  # noise: one of the two explains everything
-        total_s = sum(s.duration_s for s in pure)
-        if base < 0:
-            return StepFit(0.0, total_s / sum(s.num_rows for s in pure))
-        return StepFit(total_s / sum(s.num_steps for s in pure), 0.0)
-    return StepFit(base, slope)
+    base_s, slope_s = _base_and_slope(pure)
+    mixed = [step for step in steps if step.num_prefill_rows]
+    num_prefilled = sum(step.num_prefill_rows for step in mixed)
+    if not num_prefilled:
+        return StepFit(base_s, slope_s)
+    beside_s = sum(base_s * s.num_steps + slope_s * (s.num_rows - s.num_prefill_rows) for s in mixed)
+    return StepFit(base_s, slope_s, max(0.0, sum(s.duration_s for s in mixed) - beside_s) / num_prefilled)
+
+
+def _base_and_slope(pure: Sequence[Stepped]) -> tuple[float, float]:
+    # Least squares of time against steps and rows, each report weighted by one over its steps: the residuals then
+    # add up to nothing.
+    total_s = sum(s.duration_s for s in pure)
+    num_steps, num_rows = sum(s.num_steps for s in pure), sum(s.num_rows for s in pure)
+    rr = sum(s.num_rows * s.num_rows / s.num_steps for s in pure)
+    rt = sum(s.num_rows * s.duration_s / s.num_steps for s in pure)
+    determinant = num_steps * rr - num_rows * num_rows
+    if determinant <= 1e-9 * num_steps * rr:  # all steps alike: rows alone keep the bound below what was measured
+        return 0.0, total_s / max(1, num_rows)
+    base_s = (total_s * rr - rt * num_rows) / determinant
+    slope_s = (rt * num_steps - total_s * num_rows) / determinant
+    if base_s < 0:  # noise: one of the two explains everything
+        return 0.0, total_s / num_rows
+    if slope_s < 0:
+        return total_s / num_steps, 0.0
+    return base_s, slope_s
 
 
 def oracle_bound_s(lengths: Sequence[int], num_instances: int, max_running: int, fit: StepFit) -> float:

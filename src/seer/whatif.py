@@ -53,13 +53,13 @@ class MeasuredCost(InstanceCost):
     """By batch size, as a power of two; empty without drafts."""
 
     def step(self, num_requests: int, tokens_per_request: float = 1.0, prefill_tokens: float = 0.0) -> StepTime:
-        """Base and slope, whatever the rows are for.
+        """Base and slope, and the price of prompts.
 
         The simulated instance gains one token per request and step, so a step that gained more takes that much less.
         """
         gain = self._gain(num_requests)
-        rows = num_requests * tokens_per_request * gain.rows_per_request + prefill_tokens
-        return StepTime(self.fit.step_s(rows) / gain.tokens_per_step, 0.0)
+        rows = num_requests * tokens_per_request * gain.rows_per_request
+        return StepTime(self.fit.step_s(rows, prefill_tokens) / gain.tokens_per_step, 0.0)
 
     def transfer_s(self, num_tokens: int) -> float:
         """Shared memory: next to nothing beside a step."""
@@ -69,7 +69,7 @@ class MeasuredCost(InstanceCost):
         """As charged: moving is free, computing costs what rows were measured to cost."""
         return TransferCosts(
             move=MoveCost(latency_s=0.0, bandwidth_bytes_s=math.inf),
-            prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.slope_s),
+            prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.prefill_row_s),
         )
 
     def _gain(self, num_requests: int) -> DraftGain:

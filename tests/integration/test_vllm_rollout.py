@@ -106,6 +106,8 @@ class Story:
     model: Path
     other: Path
     first: list[GroupRecord] = field(default_factory=list)
+    all_at_once: list[GroupRecord] = field(default_factory=list)
+    preemptions: dict[str, int] = field(default_factory=dict)
     updated: list[GroupRecord] = field(default_factory=list)
     killed: list[GroupRecord] = field(default_factory=list)
     num_lost: int = 0
@@ -128,13 +130,17 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             engine="vllm",
             instances=2,
             chunk_tokens=24,
-            kv_blocks=128,
+            kv_blocks=20,  # of 32 tokens: too few for six whole requests, which need up to five each
             max_running=6,
             pool_bytes=16 << 20,
             hosting=HostOptions(pin=False, max_restarts=0, log_dir=home / "logs"),
         )
         async with rollout:
             told.first = await rolled_out(rollout)
+            assert rollout.summary is not None
+            told.preemptions["seer"] = rollout.summary.preemptions
+            told.all_at_once = await rolled_out(rollout, policy="verl-sync")
+            told.preemptions["verl-sync"] = rollout.summary.preemptions
             await rollout.update_weights(told.other)
             told.updated = await rolled_out(rollout)
             host = rollout.fleet.instances[1].pid
@@ -160,6 +166,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_a_rollout_says_what_the_local_engine_says(story: Story) -> None:
     assert tokens_of(story.first) == by_the_local_engine(story.model)
     assert {r.epoch for g in story.first for r in g.responses} == {0}
+
+
+def test_memory_that_was_never_promised_is_preempted_and_counted(story: Story) -> None:
+    assert story.preemptions["verl-sync"] > 0
+    assert story.preemptions["seer"] == 0
+    assert tokens_of(story.all_at_once) == tokens_of(story.first)
 
 
 def test_new_weights_take_effect_in_the_next_epoch(story: Story) -> None:

@@ -63,6 +63,29 @@ def test_the_step_cost_is_recovered_from_reports() -> None:
     assert fit_steps([some_steps(0.0, 0, 2, 8)]) == StepFit(0.0, 0.28 / 8)
 
 
+def test_rows_of_prompts_have_a_price_of_their_own() -> None:
+    plain = [some_steps(float(i), 0, 5 + i, 10 * i + 5) for i in range(1, 9)]
+    beside = Stepped(9.0, 0, 2, 0.1 * 2 + 0.01 * 6 + 0.002 * 100, 106, 100, 6, 0, 0)
+    fit = fit_steps([*plain, beside])
+    assert fit is not None
+    assert fit.prefill_row_s == pytest.approx(0.002)
+    assert fit.step_s(3, 50) == pytest.approx(0.1 + 0.03 + 0.1)
+    unseen = fit_steps(plain)
+    assert unseen is not None
+    assert unseen.prefill_row_s == pytest.approx(unseen.slope_s)
+
+
+def test_a_fit_takes_as_long_as_the_run_did_even_where_no_line_fits() -> None:
+    # A step that grows with the square of its rows; the small ones are seen often.
+    curved = [
+        Stepped(0.0, 0, n, n * (0.002 + 1e-6 * b * b), n * b, 0, n * b, 0, 0) for b, n in ((1, 90), (64, 40), (256, 9))
+    ]
+    fit = fit_steps(curved)
+    assert fit is not None
+    fitted_s = sum(s.num_steps * fit.base_s + s.num_rows * fit.slope_s for s in curved)
+    assert fitted_s == pytest.approx(sum(s.duration_s for s in curved))
+
+
 def test_a_fit_never_claims_that_work_takes_less_than_nothing() -> None:
     noisy = [Stepped(0.0, 0, 10, 1.0, 100, 0, 100, 0, 0), Stepped(0.0, 0, 10, 2.0, 50, 0, 50, 0, 0)] * 3
     fit = fit_steps(noisy)

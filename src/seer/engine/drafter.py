@@ -116,6 +116,8 @@ class StepReport:
     load_s: float = 0.0
     """Spent on KV from the pool before the step."""
     loaded_bytes: int = 0
+    num_preempted: int = 0
+    """Requests whose KV was dropped for others since the last report."""
 
 
 StepObserver = Callable[[StepReport], None]

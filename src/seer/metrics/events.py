@@ -115,6 +115,8 @@ class Stepped(_Event, frozen=True, gc=False):
     load_s: float = 0.0
     """Spent on KV from the pool, beside `duration_s`."""
     loaded_bytes: int = 0
+    num_preempted: int = 0
+    """For engines that count preemptions without saying whose; others emit `Preempted`."""
 
 
 class PoolTrouble(_Event, frozen=True, gc=False):

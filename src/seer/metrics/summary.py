@@ -5,7 +5,7 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
     makespan_s            max t_r - t_0
     throughput_tokens_s   generated tokens / makespan_s
     tail_s                makespan_s - time at which 90% of the requests had ended (the paper's tail)
-    preemptions           `Preempted` events
+    preemptions           `Preempted` events, and what `Stepped` counts
     recomputed_tokens     prefilled tokens whose KV had been computed before
     migrations            chunks started on another instance than the request's last one; migrated_tokens: KV pulled
     idle_share            mean over instances of the time with nothing running, as a share of the makespan
@@ -19,7 +19,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from seer.metrics.events import Ended, Event, InstanceState, PoolTrouble, Preempted, Prefilling, Queued, Started
+from seer.metrics.events import (
+    Ended,
+    Event,
+    InstanceState,
+    PoolTrouble,
+    Preempted,
+    Prefilling,
+    Queued,
+    Started,
+    Stepped,
+)
 from seer.types import FinishReason
 
 TAIL_SHARE = 0.1
@@ -88,6 +98,8 @@ class Summarizer:
             self._first_s = min(self._first_s, event.t_s)
         elif type(event) is Preempted:
             self._preemptions += 1
+        elif type(event) is Stepped:
+            self._preemptions += event.num_preempted
         elif type(event) is PoolTrouble:
             self._pool_failures += event.num_failed
             self._pool_corrupt += event.num_corrupt

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from seer.metrics.events import Ended, Event, InstanceState, Preempted
+from seer.metrics.events import Ended, Event, InstanceState, Preempted, Stepped
 from seer.types import FinishReason
 
 Floats = npt.NDArray[np.float64]
@@ -34,6 +34,8 @@ class Timeline:
                 self._ends_s.append(event.t_s)
         elif isinstance(event, Preempted):
             self._preemptions_s.append(event.t_s)
+        elif isinstance(event, Stepped):
+            self._preemptions_s.extend([event.t_s] * event.num_preempted)
 
     @property
     def makespan_s(self) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer.metrics.events import Ended, InstanceState, PoolTrouble, Preempted, Prefilling, Queued, Started
+from seer.metrics.events import Ended, InstanceState, PoolTrouble, Preempted, Prefilling, Queued, Started, Stepped
 from seer.metrics.summary import Summarizer
 
 
@@ -23,13 +23,14 @@ def test_counts_of_what_went_wrong_and_what_moved() -> None:
     summarizer(Queued(0.0, 0, 0, 0, 10))
     summarizer(Started(0.0, 0, 0, 100, None, False))
     summarizer(Preempted(1.0, 0, 0))
+    summarizer(Stepped(1.5, 0, 4, 0.1, 8, 0, 8, 0, 0, num_preempted=2))  # an engine that does not say whose
     summarizer(Prefilling(2.0, 0, 0, 50, 40, 0))
     summarizer(Started(3.0, 0, 1, 100, 0, True))
     summarizer(Prefilling(3.0, 0, 1, 1, 0, 90))
     summarizer(Started(4.0, 0, 1, 100, 1, False))
     summarizer(Ended(5.0, 0, 300, "stop"))
     summary = summarizer.summary()
-    assert (summary.preemptions, summary.recomputed_tokens) == (1, 40)
+    assert (summary.preemptions, summary.recomputed_tokens) == (3, 40)
     assert (summary.migrations, summary.migrated_tokens) == (1, 90)
 
 

@@ -37,6 +37,7 @@ class StepCounts:
     """Seconds the engine's process has spent on learning and drafting."""
     on_step: StepListener | None = field(default=None, repr=False)
     _last_s: float = 0.0
+    _num_preempted: int = 0  # not in a report yet
 
     def take(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
         """One more step."""
@@ -57,9 +58,11 @@ class StepCounts:
         now_s = time.monotonic()
         if iteration is not None:
             self.num_preemptions += iteration.num_preempted_reqs
+            self._num_preempted += iteration.num_preempted_reqs
             # A step after an idle time has no beginning that could be seen here; only steps in a row are timed.
             if self.on_step is not None and was_running and iteration.num_generation_tokens:
                 emitted = iteration.num_generation_tokens
+                num_preempted, self._num_preempted = self._num_preempted, 0
                 self.on_step(
                     StepReport(
                         duration_s=now_s - self._last_s,
@@ -71,6 +74,7 @@ class StepCounts:
                         num_emitted=emitted,
                         num_drafted=drafted,
                         num_accepted=accepted,
+                        num_preempted=num_preempted,
                     )
                 )
         self._last_s = now_s
