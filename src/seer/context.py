@@ -30,9 +30,13 @@ class Context:
         longest = self._longest_finished.get(group.id)
         if longest is not None:
             return longest
-        if group.key is not None and group.key in self._priors:
+        if group.key is not None and group.key in self._priors:  # as has_prior, without its call
             return min(self._priors[group.key], group.sampling.max_tokens)
         return group.sampling.max_tokens
+
+    def has_prior(self, group: Group) -> bool:
+        """Whether an earlier epoch tells how long the group's responses are."""
+        return group.key is not None and group.key in self._priors
 
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""

@@ -5,7 +5,8 @@ finish is its shortest, and where tails are heavy a runaway hides in any group.
 
 * *Memory is scarce.* The request with the most tokens left to its limit goes first, that is the one least far along: it
   needs the least memory and may still become the longest. All are begun early, the short ones end and make room, and
-  what is left at the end runs side by side. Of equals, the one of the group expected to be longest.
+  what is left at the end runs side by side. Of equals, the one of the group expected to be longest. Where an earlier
+  epoch has told the group's length, that takes the limit's place: it is the longest of a whole group.
 * *Lanes are scarce.* A request takes one lane however long it is, so there is nothing to gain by running many short
   ones: the one expected to need the most goes first, and one that is further along is not displaced by its like.
 * *There is no pool.* A paused request is computed again, so one that was begun goes on before one that was not.
@@ -86,7 +87,9 @@ class ByScarcity:
         return self._by_lanes
 
     def _least_far_along(self, request: Request) -> Rank:
-        return (-request.remaining_limit, -self._context.expected_tokens(request.group), request.index, request.id)
+        context, group = self._context, request.group
+        left = expected_remaining_tokens(context, request) if context.has_prior(group) else request.remaining_limit
+        return (-left, -context.expected_tokens(group), request.index, request.id)
 
     def _longest_expected(self, request: Request) -> Rank:
         return rank_by_remaining(request, expected_remaining_tokens(self._context, request), LEVEL_RATIO)

@@ -6,7 +6,7 @@ Three departures from the paper, each measured in docs/design/0002-simulator.md:
    longest; while lanes are, the one expected to need the most (seer.scheduling.by_scarcity says why). Memory counts
    as the scarcer where the larger share of it is promised. Probes need no class of their own.
 2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
-   use. While memory is scarce a chunk is half of the request's context, within 128 to 1,024 tokens; where it is
+   use. While memory is scarce a chunk is half of the request's context, within 128 to 1,536 tokens; where it is
    plentiful, an eighth of the longest response.
 3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
    longest request would still end earliest: short ones pack together, long ones get room and speed.
@@ -28,7 +28,7 @@ from seer.scheduling.divided import Divided, Ordering
 MIN_CHUNK_TOKENS = 128
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
 CONTEXT_PER_CHUNK = 2
-TIGHT_CHUNK_TOKENS = (MIN_CHUNK_TOKENS, 1024)
+TIGHT_CHUNK_TOKENS = (MIN_CHUNK_TOKENS, 1536)
 """Shortest and longest chunk while memory is scarce: on average half of it is promised and not yet used."""
 CHUNKS_AT_LEAST = 8
 """A response of full length comes back this often however much memory there is, so that the tail can be spread anew."""
@@ -160,8 +160,9 @@ class Seer(ByTheSlowest):
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The best request by what is scarce now."""
-        limits, num_alive = fleet.limits[0], max(1, fleet.num_alive)
-        lane_share = len(self._turn) / (limits.max_running * num_alive)
-        memory_share = 1.0 - fleet.free_tokens / (limits.kv_tokens * num_alive)
-        self._scarcity.memory_is_scarce = memory_share >= lane_share
+        limits, num_alive = fleet.limits[0], fleet.num_alive
+        # Shares of lanes and of memory that are promised, both times instances, lanes and tokens.
+        kv_tokens = limits.kv_blocks * limits.block_tokens
+        promised_tokens = kv_tokens * num_alive - fleet.free_tokens
+        self._scarcity.memory_is_scarce = promised_tokens * limits.max_running >= len(self._turn) * kv_tokens
         return super().next(fleet)

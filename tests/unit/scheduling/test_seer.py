@@ -71,6 +71,19 @@ def test_limits_and_not_tokens_say_which_may_become_longest() -> None:
     assert ordering.peek() is long
 
 
+def test_what_an_earlier_epoch_told_takes_the_limit_s_place() -> None:
+    groups = [
+        Group(id=i, num_requests=1, num_prompt_tokens=64, sampling=Sampling(max_tokens=4096), key=key)
+        for i, key in enumerate(("short", "long", "new"))
+    ]
+    short, long, new = RequestBuffer().admit(groups, 0.0)
+    long.num_generated = 600  # further along than the others, and with more to do than the short one
+    ordering = ByScarcity(Context({"short": 400, "long": 3000}))
+    for request in (short, long, new):
+        ordering.push(request)
+    assert [ordering.pop().id for _ in range(3)] == [new.id, long.id, short.id]
+
+
 def test_without_a_pool_what_was_begun_goes_on() -> None:
     begun, further, fresh = requests_of(3, 1)
     begun.num_generated, further.num_generated = 500, 700
