@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("seer.drafting._index", reason="needs the native draft index")
 
+from seer.drafting.client import DraftClient
 from seer.engine.vllm import step_drafting
 from seer.engine.vllm.settings import Padding
 from seer.engine.vllm.step_drafting import FILLER_TOKEN, StepDrafting
@@ -90,6 +91,22 @@ def test_what_was_said_on_another_instance_is_learned_on_arrival() -> None:
     steps.add(1, SAID)
     steps.add(2, [])
     assert steps.step({2: [12]}) == [[13, 14, 15, 16]]
+
+
+def test_a_response_s_last_words_are_learned_with_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[int] = []
+    learn = DraftClient.observe_batch
+
+    def noted(client: DraftClient, requests: Any, tokens: Any, *rest: Any, **more: Any) -> None:
+        learned.extend(tokens.tolist())
+        learn(client, requests, tokens, *rest, **more)
+
+    monkeypatch.setattr(DraftClient, "observe_batch", noted)
+    monkeypatch.setattr("seer.engine.host.drafts.HOLD_S", 1e9)  # nobody drafts and nobody steps after it
+    steps = Steps(fixed_tokens=0)
+    steps.add(1, []).is_over = True
+    steps.step({1: SAID})
+    assert learned == SAID
 
 
 def test_a_draft_ends_with_its_chunk_and_with_the_context() -> None:

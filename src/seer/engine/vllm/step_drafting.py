@@ -36,11 +36,6 @@ PLACEHOLDER = -1
 class StepDrafter(GroupedDrafter):
     """`GroupedDrafter` for linear drafts, a whole step in one call."""
 
-    def observe_step(self, said: Sequence[tuple[int, int, Sequence[int], int]]) -> None:
-        """Learn (group, request, tokens, tokens before them) of every request of a step."""
-        for group, request, tokens, start in said:
-            self.observe(group, request, tokens, start=start)
-
     def draft_step(self, asks: Sequence[tuple[int, int, int]]) -> list[list[int]]:
         """The likeliest continuation of each (group, request, most tokens)."""
         self._learn()
@@ -98,7 +93,7 @@ class StepDrafting:
         self._followed[request.request_id] = followed
         if request.num_tokens > prompt:
             said = request.all_token_ids[prompt : request.num_tokens]
-            self._drafter.observe_step([(followed.group, followed.id, said, 0)])
+            self._drafter.observe(followed.group, followed.id, said, start=0)
         self.host_s += time.perf_counter() - began_s
 
     def begin_step(self) -> None:
@@ -115,7 +110,7 @@ class StepDrafting:
     def end_step(self, scheduled: dict[str, int], num_drafted: dict[str, list[int]]) -> None:
         """A step was computed and its tokens taken in: learn them, and what the step cost."""
         began_s = time.perf_counter()
-        said, num_emitted, num_prefill = [], 0, 0
+        num_saying = num_emitted = num_prefill = 0
         for key, rows in scheduled.items():
             one = self._followed.get(key)
             if one is None:
@@ -125,13 +120,13 @@ class StepDrafting:
             num_tokens = one.request.num_tokens
             if num_tokens > one.num_known:
                 tokens = one.request.all_token_ids[one.num_known : num_tokens]
-                said.append((one.group, one.id, tokens, one.num_known - one.num_prompt_tokens))
+                self._drafter.observe(one.group, one.id, tokens, start=one.num_known - one.num_prompt_tokens)
+                num_saying += 1
                 num_emitted += num_tokens - one.num_known
                 one.num_known = num_tokens
             if one.request.is_finished():
                 self._drafter.forget(one.id)
                 del self._followed[key]
-        self._drafter.observe_step(said)
         drafted = sum(map(len, num_drafted.values()))
         now_s = time.perf_counter()
         self._budget.on_step(
@@ -144,7 +139,7 @@ class StepDrafting:
                 mean_context_tokens=0,
                 num_emitted=num_emitted,
                 num_drafted=drafted,
-                num_accepted=max(0, num_emitted - len(said)),
+                num_accepted=max(0, num_emitted - num_saying),
             )
         )
         self.host_s += now_s - began_s
