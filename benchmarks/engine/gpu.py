@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
 from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
@@ -39,6 +39,7 @@ from seer.engine.local.tiny import make_tiny_model
 from seer.engine.local.tokenizer import Tokenizer
 from seer.engine.local.weights import expected_shapes
 from seer.types import Chunk, Sampling
+from turns import await_turn
 
 BUDGETED = -1
 """In the place of a depth: as much as measured costs and acceptance say pays, step by step."""
@@ -352,8 +353,7 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
         )
         params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, logprobs=0, detokenize=False)
         (args.out / "seven.ready").touch()
-        while args.go is not None and not args.go.exists():
-            time.sleep(0.1)
+        await_turn(args.go, args.limit_s)
         for batch in BATCHES:
             measure(
                 "seven",

@@ -35,13 +35,14 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from measure import Ledger, measure, table
 
 from seer import HostOptions, Rollout, Sampling
 from seer.prompts import EncodedPrompt, Prompt
 from seer.runs import machine
+from turns import await_turn
 
 POLICIES = "verl-sync,verl,divided,context,seer"
 BLOCK_TOKENS = 16
@@ -96,12 +97,6 @@ def sharing_the_gpu(num_instances: int) -> Iterator[dict[str, Any]]:
             os.environ.pop(name, None)
 
 
-def wait_for(go: Path | None, ledger: Ledger) -> None:
-    """Somebody else may be measuring while a fleet starts."""
-    while go is not None and not go.exists() and ledger.left_s > 0:
-        time.sleep(0.1)
-
-
 async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any], ledger: Ledger) -> None:
     prompts, recorded = read_trace(args.trace, args)
     context = max(len(prompt.token_ids) for prompt in prompts) + args.max_tokens
@@ -134,7 +129,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         }
         print(f"{num_instances} instances up in {label['start_s']:.0f} s, KV of {limits.kv_tokens} tokens", flush=True)
         (args.out / "fleet.ready").touch()
-        await asyncio.to_thread(wait_for, args.go, ledger)
+        await asyncio.to_thread(await_turn, args.go, ledger.left_s)
         lengths = recorded if args.lengths == "forced" else None
         await measure(
             rollout, prompts, args.policies.split(","), ledger, label=label, repeat=args.repeat, lengths=lengths

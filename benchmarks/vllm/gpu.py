@@ -37,18 +37,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "src"))
+sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
+
+from step_profile import SHAPES
 
 from seer.engine.vllm.folder import ModelFolder, read_folder
 from seer.engine.vllm.settings import VllmSettings, engine_arguments
 from seer.engine.vllm.version import require_vllm
+from turns import await_turn
 
-SEVEN = {
-    "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
-    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768,
-    "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "eos_token_id": 1,
-    "architectures": ["Qwen2ForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1,
-}  # fmt: skip
 LEAST_S = 20.0
 """A section that has less time left than this is not begun."""
 
@@ -76,10 +73,7 @@ class Bench:
     def wait_for_go(self) -> None:
         """Somebody else may be measuring while engines start."""
         (self.args.out / "engines.ready").touch()
-        while self.args.go is not None and not self.args.go.exists():
-            if self.left_s < LEAST_S:
-                raise TimeoutError(f"{self.args.go} did not appear before the limit")
-            time.sleep(0.1)
+        await_turn(self.args.go, self.left_s - LEAST_S)
 
     def note(self, section: str, name: str, value: Any) -> None:
         """Keep a number at once: the machine may be taken away."""
@@ -278,7 +272,7 @@ def migration(bench: Bench) -> None:
     else:
         home = bench.args.out / "seven"
         home.mkdir(exist_ok=True)
-        (home / "config.json").write_text(json.dumps(SEVEN))
+        (home / "config.json").write_text(json.dumps(SHAPES["qwen2.5-7b"]))
         folder = read_folder(home)
     engine = {} if bench.args.tiny else {"load_format": "dummy", "gpu_memory_utilization": 0.2}
     changes: dict[str, Any] = {"max_context_tokens": 440 if bench.args.tiny else 9000, "engine": engine}

@@ -27,6 +27,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from turns import await_turn
+
 WAYS = ("plain", "runner-v1", "synchronous", "none", "uniform", "ragged", "ngram")
 COMMON: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 32768,
@@ -192,8 +196,7 @@ def main() -> int:
             break
         time.sleep(0.2)
     (args.out / "engines.ready").touch()
-    while args.go is not None and not args.go.exists():
-        time.sleep(0.1)
+    await_turn(args.go, START_LIMIT_S)
     for way, process in processes.items():
         if process.poll() is not None or not (args.out / f"{way}.ready").exists():
             print(f"{way}: did not start; see its log", flush=True)
