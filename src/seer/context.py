@@ -30,13 +30,12 @@ class Context:
         longest = self._longest_finished.get(group.id)
         if longest is not None:
             return longest
-        if group.key is not None and group.key in self._priors:  # as has_prior, without its call
-            return min(self._priors[group.key], group.sampling.max_tokens)
-        return group.sampling.max_tokens
+        prior = self._prior(group)
+        return group.sampling.max_tokens if prior is None else min(prior, group.sampling.max_tokens)
 
     def has_prior(self, group: Group) -> bool:
         """Whether an earlier epoch tells how long the group's responses are."""
-        return group.key is not None and group.key in self._priors
+        return self._prior(group) is not None
 
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""
@@ -61,3 +60,6 @@ class Context:
         return {
             key: longest for group, longest in self._longest_finished.items() if (key := groups[group].key) is not None
         }
+
+    def _prior(self, group: Group) -> int | None:
+        return self._priors.get(group.key) if group.key is not None else None

@@ -22,6 +22,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
 from seer.kvpool.base import Pool, PoolStats
 from seer.transfer import TransferCosts, TransferEstimate
@@ -49,7 +50,7 @@ def enough_bytes(kv_bytes: int | None, num_instances: int) -> int:
     Memory is taken when it is first written to, so a pool that stays half empty costs half.
     """
     wanted = int((1.0 + PAUSED_SHARE) * num_instances * (kv_bytes or UNKNOWN_KV_BYTES))
-    free = min(shutil.disk_usage(DRAM_DIR).free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    free = min(shutil.disk_usage(DRAM_DIR).free, free_memory_bytes())
     return min(wanted, int(FREE_SHARE * free))
 
 

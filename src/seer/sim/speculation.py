@@ -41,15 +41,14 @@ class AcceptanceCurve:
             below_x, below_y = point_x, value
         return below_y
 
-    _rates: dict[float, float] = field(default_factory=dict, compare=False)
-    """By references, as asked for: few different numbers, asked for by every group of every batch."""
-
     def rate(self, num_references: float) -> float:
         """The constant acceptance rate α that gives this length with drafts of MAX_DEPTH tokens."""
-        found = self._rates.get(num_references)
-        if found is None:
-            found = self._rates[num_references] = acceptance_rate(round(self.length(num_references), 3))
-        return found
+        return _rate(self, num_references)
+
+
+@lru_cache(maxsize=4096)
+def _rate(curve: AcceptanceCurve, num_references: float) -> float:
+    return acceptance_rate(round(curve.length(num_references), 3))
 
 
 @lru_cache(maxsize=4096)
@@ -84,8 +83,8 @@ class GroupProgress:
 
     def references(self, group: int) -> float:
         """Finished siblings count whole; of those running, half are ahead of a given request on average."""
-        num_running = self.num_running.get(group, 0)
-        return self.num_finished.get(group, 0) + ((num_running - 1) / 2 if num_running > 1 else 0.0)
+        others_running = max(0, self.num_running.get(group, 0) - 1)
+        return self.num_finished.get(group, 0) + others_running / 2
 
 
 @dataclass(frozen=True, slots=True)

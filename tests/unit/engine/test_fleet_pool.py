@@ -15,9 +15,7 @@ Usage = namedtuple("Usage", "total used free")
 def free_bytes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     free = {"shared": 64 << 30, "memory": 64 << 30}
     monkeypatch.setattr(fleet_pool.shutil, "disk_usage", lambda _: Usage(1 << 40, 0, free["shared"]))
-    monkeypatch.setattr(
-        fleet_pool.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else free["memory"] // 4096
-    )
+    monkeypatch.setattr(fleet_pool, "free_memory_bytes", lambda: free["memory"])
     return free
 
 

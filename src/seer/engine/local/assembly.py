@@ -6,7 +6,6 @@ engine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from seer.engine.base import InstanceLimits, Weights
 from seer.engine.drafter import DraftBudget, Drafter, StepObserver
+from seer.engine.free_memory import free_memory_bytes
 from seer.engine.local import cpu_ops
 from seer.engine.local.cache import KVCache, block_bytes, model_identity
 from seer.engine.local.engine import Engine
@@ -180,4 +180,4 @@ def _choose_runner(model: Model, scheduler: Scheduler) -> Runner:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_memory_bytes()
