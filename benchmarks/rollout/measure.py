@@ -19,6 +19,7 @@ from seer import Rollout
 from seer.comparison import order_of_runs
 from seer.explain import explain
 from seer.metrics.events import Event
+from seer.metrics.jsonl import EventLog
 from seer.prompts import EncodedPrompt
 from seer.whatif import record, replay_under
 
@@ -41,6 +42,12 @@ class Ledger:
 
     def save(self) -> None:
         self._path.write_text(json.dumps(self.content, indent=1) + "\n")
+
+    def keep(self, name: str, events: Sequence[Event], about: dict[str, Any]) -> None:
+        """Write a run's event log beside the numbers."""
+        with EventLog(self._path.parent / f"events-{name}.jsonl", about) as log:
+            for event in events:
+                log(event)
 
     def add(self, run: dict[str, Any]) -> None:
         self.content["runs"].append(run)
@@ -84,6 +91,7 @@ async def measure(
         # In a thread of its own: the simulator has an event loop, and a thread has but one.
         numbers = await asyncio.to_thread(_numbers, rollout, policy, events, max_tokens=max_tokens, different=different)
         ledger.add(label | {"repetition": repetition} | numbers)
+        ledger.keep(f"{len(rollout.fleet.instances)}-{policy}-{repetition}", events, label)
         _say(ledger.content["runs"][-1])
         longest_s = max(longest_s, time.monotonic() - began_s)
     return [[len(first[(g, i)]) for i in range(prompt.n)] for g, prompt in enumerate(prompts)] if first else []

@@ -141,9 +141,14 @@ class TransferEstimate:
     MIN_MOVES = 4
     MIN_PREFILL_TOKENS = 256
     PREFILL_DECAY = 0.9
+    FORGET_AFTER = 64
+    """Reports of computing without a single move, after which the given cost of moving counts again: whoever computes
+    everything, because a few moves were slow, would never learn better."""
 
     def __init__(self, costs: TransferCosts | None = None) -> None:
         self.costs = costs or TransferCosts()
+        self._given_move = self.costs.move
+        self._num_unmoved = 0
         self._moves: deque[tuple[int, float]] = deque(maxlen=self.MOVES_KEPT)
         self._prefill_tokens = self._prefill_s = 0.0
 
@@ -151,6 +156,7 @@ class TransferEstimate:
         """So many bytes came from the pool, in that time."""
         if num_bytes <= 0 or seconds <= 0:
             return
+        self._num_unmoved = 0
         self._moves.append((num_bytes, seconds))
         sizes = [size for size, _ in self._moves]
         if len(sizes) < self.MIN_MOVES:
@@ -171,6 +177,10 @@ class TransferEstimate:
         if self._prefill_tokens >= self.MIN_PREFILL_TOKENS:
             prefill = PrefillCost(fixed_s=0.0, per_token_s=self._prefill_s / self._prefill_tokens)
             self.costs = dataclasses.replace(self.costs, prefill=prefill)
+        self._num_unmoved += 1
+        if self._num_unmoved == self.FORGET_AFTER:
+            self._moves.clear()
+            self.costs = dataclasses.replace(self.costs, move=self._given_move)
 
 
 def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveCost:

@@ -1,8 +1,8 @@
 """What would another policy have made of a recorded run? Its lengths again, in virtual time, at its own step cost.
 
-The rollout loop and the policies are the production code. Instances are the simulator's, with a step that
-costs what the recorded steps were measured to cost (base + slope·rows) instead of a roofline; KV that moves
-is free where there was a pool. Drafts are as deep and as good as they were in the recorded run at the same
+The rollout loop and the policies are the production code. Instances are the simulator's, with a step that costs what
+the recorded steps were measured to cost (base + slope·rows) instead of a roofline; KV that moves takes as long as it
+did there, and no time where none moved. Drafts are as deep and as good as they were in the recorded run at the same
 batch size, for policies that draft; where it drafted nothing, nothing is known of them and they are left out.
 Under the recorded policy the prediction can be held against what was measured.
 """
@@ -17,7 +17,7 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.errors import InputError
 from seer.explain import StepFit, explain
-from seer.metrics.events import Ended, Event, Queued, Stepped
+from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
 from seer.metrics.jsonl import read_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
@@ -51,6 +51,8 @@ class MeasuredCost(InstanceCost):
     fit: StepFit
     gains: dict[int, DraftGain] = field(default_factory=dict)
     """By batch size, as a power of two; empty without drafts."""
+    load_token_s: float = 0.0
+    """To bring the KV of a token in from the pool."""
 
     def step(self, num_requests: int, tokens_per_request: float = 1.0, prefill_tokens: float = 0.0) -> StepTime:
         """Base and slope, and the price of prompts.
@@ -62,14 +64,15 @@ class MeasuredCost(InstanceCost):
         return StepTime(self.fit.step_s(rows, prefill_tokens) / gain.tokens_per_step, 0.0)
 
     def transfer_s(self, num_tokens: int) -> float:
-        """Shared memory: next to nothing beside a step."""
-        return 0.0
+        """As measured."""
+        return num_tokens * self.load_token_s
 
     def transfer_costs(self) -> TransferCosts:
-        """As charged: moving is free, computing costs what rows were measured to cost."""
+        """As charged."""
         return TransferCosts(
-            move=MoveCost(latency_s=0.0, bandwidth_bytes_s=math.inf),
+            move=MoveCost(latency_s=0.0, bandwidth_bytes_s=1.0 / self.load_token_s if self.load_token_s else math.inf),
             prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.prefill_row_s),
+            bytes_per_token=1,
         )
 
     def _gain(self, num_requests: int) -> DraftGain:
@@ -93,6 +96,8 @@ class RecordedRun:
     makespan_s: float
     gains: dict[int, DraftGain] = field(default_factory=dict)
     """What drafting came to, by batch size; empty where nothing was drafted."""
+    load_token_s: float = 0.0
+    """To bring the KV of a token in from the pool; 0 where none was."""
 
 
 def read_recorded(folder: RunFolder) -> RecordedRun:
@@ -150,7 +155,18 @@ def record(
         fit=found.step,
         makespan_s=found.makespan_s,
         gains=draft_gains(event for event in events if isinstance(event, Stepped)),
+        load_token_s=_load_token_s(events),
     )
+
+
+def _load_token_s(events: Iterable[Event]) -> float:
+    num_tokens, seconds = 0, 0.0
+    for event in events:
+        if isinstance(event, Stepped):
+            seconds += event.load_s + event.load_aside_s
+        elif isinstance(event, Prefilling):
+            num_tokens += event.num_loaded
+    return seconds / num_tokens if num_tokens else 0.0
 
 
 def draft_gains(steps: Iterable[Stepped]) -> dict[int, DraftGain]:
@@ -180,7 +196,9 @@ def replay_under(recorded: RecordedRun, policy: str) -> Summary:
     """The recorded lengths under a policy."""
     spec = parse_policy(policy)
     gains = recorded.gains if spec.drafts != "none" else {}
-    cost = MeasuredCost(model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit, gains=gains)
+    cost = MeasuredCost(
+        model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit, gains=gains, load_token_s=recorded.load_token_s
+    )
     flat = [length for row in recorded.lengths for length in row]
     context = Context()
     summarizer = Summarizer(recorded.num_instances)

@@ -23,6 +23,7 @@ import torch
 from engines import a_chunk
 from inbox import OutputInbox
 from seer.certificate import PlainModel
+from seer.engine.drafter import StepReport
 from seer.engine.local.sampling import DrawRow, processed
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool.local import LocalPool
@@ -52,6 +53,7 @@ class Pair:
         from seer.engine.vllm.settings import Speculation
 
         self.folder, self.pool, self.thread = folder, pool, thread
+        self.load_async = options.get("load_async", False)
         settings = {"pool": pool, "pool_options": options, "speculation": Speculation(fixed_tokens=4)}
         self.engines = [SharedEngine(folder, thread, **settings) for _ in range(2)]
         self.inbox = OutputInbox()
@@ -160,6 +162,41 @@ def test_a_moving_group_with_drafts_says_what_one_uninterrupted_run_says(pair: P
     for moved, whole in pair.thread.run(scenario()):
         assert ids(moved) == ids(whole)
         assert raw(moved) == pytest.approx(raw(whole), abs=1e-5)
+
+
+@pytest.mark.parametrize("load_kv", [True, False])
+def test_steps_tell_what_they_computed_and_what_they_loaded(pair: Pair, load_kv: bool) -> None:
+    reports: list[StepReport] = []
+
+    async def scenario() -> tuple[int, float]:
+        await pair.begin("none")
+        before = await pair.counts("loaded_blocks")
+        pair.instances[1].counts.on_step = reports.append
+        request = pair.request()
+        first = await pair.chunk(0, request, (), max_tokens=100, variant=1, load_kv=False)
+        await pair.instances[0].settle_saves()
+        spans = tuple(o.span for o in first if o.span)
+        beside = pair.request()  # somebody else decodes there, so that every step is one of a row and is timed
+        task = asyncio.create_task(pair.chunk(1, beside, (), max_tokens=RESPONSE_TOKENS, variant=2, load_kv=False))
+        await pair.inbox.until(lambda: sum(o.num_tokens for o in pair.inbox.outputs if o.request == beside) > 8)
+        await pair.chunk(1, request, spans, max_tokens=8, variant=1, load_kv=load_kv)
+        await task
+        pair.instances[1].counts.on_step = None
+        return len(GROUP) + 1 + 100, await pair.counts("loaded_blocks") - before
+
+    num_context, num_loaded = pair.thread.run(scenario())
+    num_prefilled = sum(report.num_prefill_rows for report in reports)
+    seconds = [sum(report.load_s for report in reports), sum(report.load_aside_s for report in reports)]
+    assert sum(r.num_rows - r.num_prefill_rows for r in reports) == sum(r.num_emitted for r in reports)
+    assert sum(report.loaded_bytes for report in reports) == num_loaded * pair.pool["block_bytes"]
+    if load_kv:
+        assert num_loaded > 0
+        assert num_prefilled < BLOCK_TOKENS
+        assert [value > 0 for value in seconds] == [not pair.load_async, pair.load_async]
+    else:
+        assert num_loaded == 0
+        assert seconds == [0.0, 0.0]
+        assert num_context - len(GROUP) - BLOCK_TOKENS <= num_prefilled < num_context
 
 
 def test_an_abort_in_the_middle_goes_on_elsewhere(pair: Pair) -> None:

@@ -135,6 +135,20 @@ def test_an_estimate_follows_what_it_saw() -> None:
     assert estimate.costs.prefill.seconds(0, 500) == pytest.approx(2.0, rel=1e-3)
 
 
+def test_slow_moves_are_forgotten_when_nothing_has_moved_for_long() -> None:
+    estimate = TransferEstimate(TransferCosts(move=FAST_LINK, prefill=PREFILL))
+    for _ in range(TransferEstimate.MIN_MOVES):
+        estimate.saw_move(1 << 20, 10.0)
+    for _ in range(TransferEstimate.FORGET_AFTER - 1):
+        estimate.saw_prefill(1000, 2.0)
+        assert estimate.costs.move != FAST_LINK
+    estimate.saw_prefill(1000, 2.0)
+    assert estimate.costs.move == FAST_LINK
+    for _ in range(TransferEstimate.MIN_MOVES):
+        estimate.saw_move(1 << 20, 10.0)
+    assert estimate.costs.move.seconds(1 << 20) == pytest.approx(10.0)
+
+
 def test_transfers_of_one_size_tell_a_bandwidth() -> None:
     estimate = TransferEstimate()
     for _ in range(TransferEstimate.MIN_MOVES):

@@ -6,7 +6,7 @@ import pytest
 
 from seer.errors import InputError
 from seer.explain import StepFit
-from seer.metrics.events import Ended, Event, InstanceState, Queued, Stepped
+from seer.metrics.events import Ended, Event, InstanceState, Prefilling, Queued, Stepped
 from seer.sim.costs import H200, MODELS
 from seer.types import InstanceLimits
 from seer.whatif import NO_DRAFTS, DraftGain, MeasuredCost, draft_gains, record, replay_under
@@ -59,6 +59,19 @@ def test_gains_are_looked_up_by_the_nearest_batch_size() -> None:
     assert cost.step(20).base_s == pytest.approx(BASE_S + SLOPE_S * 20)
     assert draft_gains([some_steps(0.0, 4, 3)]) == {}
     assert MeasuredCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(1.0, 0.0))._gain(3) == NO_DRAFTS
+
+
+def test_kv_moves_as_fast_as_it_did() -> None:
+    events = a_run([200, 400])
+    few = {"policy": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
+    assert record(events, **few).load_token_s == 0.0
+    loaded = [Prefilling(0.1, 0, 0, 1, 0, 300), Prefilling(0.2, 1, 0, 1, 0, 100)]
+    told = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, load_aside_s=0.1, loaded_bytes=1)]
+    recorded = record([*events, *loaded, *told], **few)
+    assert recorded.load_token_s == pytest.approx(1e-3)
+    cost = MeasuredCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(1.0, 0.0), load_token_s=1e-3)
+    costs = cost.transfer_costs()
+    assert cost.transfer_s(50) == costs.move.seconds(50 * costs.bytes_per_token) == pytest.approx(0.05)
 
 
 def test_a_run_that_was_cut_cannot_be_replayed() -> None:

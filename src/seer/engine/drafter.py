@@ -115,7 +115,10 @@ class StepReport:
     num_accepted: int
     load_s: float = 0.0
     """Spent on KV from the pool before the step."""
+    load_aside_s: float = 0.0
+    """Spent on KV from the pool while steps went on."""
     loaded_bytes: int = 0
+    """In either time."""
     num_preempted: int = 0
     """Requests whose KV was dropped for others since the last report."""
 

@@ -23,6 +23,7 @@ def add_up(now_s: float, instance: int, steps: list[StepReport]) -> Stepped:
         num_drafted=sum(step.num_drafted for step in steps),
         num_accepted=sum(step.num_accepted for step in steps),
         load_s=sum(step.load_s for step in steps),
+        load_aside_s=sum(step.load_aside_s for step in steps),
         loaded_bytes=sum(step.loaded_bytes for step in steps),
         num_preempted=sum(step.num_preempted for step in steps),
     )

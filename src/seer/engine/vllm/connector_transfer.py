@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
 
@@ -85,6 +86,7 @@ class Transfer:
         self._failed: set[int] = set()
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._loads: defaultdict[str, float] = defaultdict(float)  # not told yet
         self._device = torch.device("cpu")
         self._streams: tuple[Any, Any] | None = None
 
@@ -185,7 +187,7 @@ class Transfer:
         if now:
             began_s = time.perf_counter()
             self._fill(now)
-            self._seconds["load_s"] += time.perf_counter() - began_s
+            self._note_load(now, LOAD_S, time.perf_counter() - began_s)
         if later:
             launched = None
             if self._streams is not None:
@@ -207,9 +209,15 @@ class Transfer:
         except Exception:  # the edge: what cannot be loaded is computed
             with self._lock:
                 self._failed.update(block for job in jobs for block in job.blocks)
+        self._note_load(jobs, LOAD_ASIDE_S, time.perf_counter() - began_s)
         with self._lock:
             self._loaded.update(job.request_id for job in jobs)
-            self._seconds["load_s"] += time.perf_counter() - began_s
+
+    def _note_load(self, jobs: Sequence[LoadJob], kind: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds["load_s"] += seconds
+            self._loads[kind] += seconds
+            self._loads[LOADED_BYTES] += self.block_bytes * sum(len(job.blocks) for job in jobs)
 
     def _fill(self, jobs: Sequence[LoadJob]) -> None:
         blocks = [block for job in jobs for block in job.blocks]
@@ -273,6 +281,14 @@ class Transfer:
         with self._lock:
             failed, self._failed = self._failed, set()
         return failed
+
+    def take_loads(self) -> dict[str, float]:
+        """Bytes loaded since the last call and the seconds that took, by whether a step waited for them."""
+        if not self._loads:
+            return {}
+        with self._lock:
+            loads, self._loads = self._loads, defaultdict(float)
+        return dict(loads)
 
     def counts(self) -> dict[str, float]:
         """Blocks moved, missed and dropped; seconds the worker spent on it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from seer.engine.drafter import StepReport
+from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES, PREFILL_ROWS, ROWS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +39,7 @@ class StepCounts:
     on_step: StepListener | None = field(default=None, repr=False)
     _last_s: float = 0.0
     _num_preempted: int = 0  # not in a report yet
+    _loads: dict[str, float] = field(default_factory=dict, repr=False)  # the same
 
     def take(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
         """One more step."""
@@ -47,7 +49,8 @@ class StepCounts:
         self.kv_usage = scheduler.kv_cache_usage
         self.num_steps += 1
         drafted = accepted = 0
-        own = (scheduler.kv_connector_stats or {}).get("seer")
+        stats = scheduler.kv_connector_stats or {}
+        own = stats.get("seer")
         if own is not None:
             self.draft_host_s = own["host_s"]
         if scheduler.spec_decoding_stats is not None:
@@ -56,24 +59,34 @@ class StepCounts:
             self.num_drafted += drafted
             self.num_accepted += accepted
         now_s = time.monotonic()
+        if self.on_step is not None:
+            for name in (LOADED_BYTES, LOAD_S, LOAD_ASIDE_S):
+                self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
         if iteration is not None:
             self.num_preemptions += iteration.num_preempted_reqs
             self._num_preempted += iteration.num_preempted_reqs
+            emitted = iteration.num_generation_tokens
+            # Without a connector there is nobody to count; vLLM says what contexts cost when they are complete.
+            num_prefill_rows = stats.get(PREFILL_ROWS, iteration.prompt_token_stats.computed)
+            num_rows = stats.get(ROWS, emitted - accepted + drafted + num_prefill_rows)
             # A step after an idle time has no beginning that could be seen here; only steps in a row are timed.
-            if self.on_step is not None and was_running and iteration.num_generation_tokens:
-                emitted = iteration.num_generation_tokens
+            if self.on_step is not None and was_running and num_rows:
                 num_preempted, self._num_preempted = self._num_preempted, 0
+                loads, self._loads = self._loads, {}
                 self.on_step(
                     StepReport(
-                        duration_s=now_s - self._last_s,
+                        duration_s=max(0.0, now_s - self._last_s - loads[LOAD_S]),
                         num_steps=1,
                         num_running=was_running,
-                        num_rows=emitted - accepted + drafted + iteration.num_prompt_tokens,
-                        num_prefill_rows=iteration.num_prompt_tokens,
+                        num_rows=num_rows,
+                        num_prefill_rows=num_prefill_rows,
                         mean_context_tokens=0,
                         num_emitted=emitted,
                         num_drafted=drafted,
                         num_accepted=accepted,
+                        load_s=loads[LOAD_S],
+                        load_aside_s=loads[LOAD_ASIDE_S],
+                        loaded_bytes=int(loads[LOADED_BYTES]),
                         num_preempted=num_preempted,
                     )
                 )
