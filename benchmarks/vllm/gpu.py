@@ -280,7 +280,7 @@ def migration(bench: Bench) -> None:
         settings = bench.settings(folder.path, pool=pool, **changes)
         orders = {
             "from": seer(settings),
-            "to": seer(settings),
+            "to": seer(settings | {"pool_options": {"load_async": False}}),
             "to-async": seer(settings | {"pool_options": {"load_async": True}}),
         }
         with engines(bench, "migration", orders) as served:
@@ -329,7 +329,7 @@ def measure_overhead(bench: Bench, model: str, folder: ModelFolder, served: dict
     prompt_tokens, new_tokens = (40, 32) if bench.args.tiny else (128, 256)
     for batch in (1, 4) if bench.args.tiny else (1, 32, 256):
         rates: dict[str, list[float]] = {"plain": [], "seer": []}
-        for repeat in range(2 if bench.args.tiny else 6):
+        for repeat in range(2 if bench.args.tiny else 13 if batch < 256 else 9):
             for name, found in rates.items():
                 asked = [
                     a_request(random_prompt(prompt_tokens, folder.vocab_size), new_tokens) for _ in range(batch)

@@ -138,7 +138,8 @@ uint32_t Arena::lookup(const uint8_t* keys, size_t num) {
   return held;
 }
 
-std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blocks, const RequestId* request) {
+std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blocks,
+                             const std::vector<RequestId>& requests) {
   const double started_s = now_s();
   Deadline deadline = Deadline::after(deadline_s_);
   std::vector<bool> held(blocks.size(), false);
@@ -147,7 +148,9 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
     uint32_t entry, slot;
     uint64_t generation, sum;
   };
-  auto acknowledge = [&](size_t i, uint32_t e) { held[i] = !request || index_.pin(e, *request); };
+  auto acknowledge = [&](size_t i, uint32_t e) {
+    held[i] = requests.empty() || index_.pin(e, requests[requests.size() == 1 ? 0 : i]);
+  };
   auto is_held = [&](size_t i) {  // already: equal keys name equal bytes
     const uint32_t e = index_.find(keys + i * kKeyBytes);
     if (e == kNone) return false;

@@ -31,7 +31,8 @@ class Arena {
   ~Arena();
 
   uint32_t lookup(const uint8_t* keys, size_t num);
-  std::vector<bool> put(const uint8_t* keys, const std::vector<Buffer>& blocks, const RequestId* request);
+  // Pins what it holds: for no request, for the one given, or each block for its own.
+  std::vector<bool> put(const uint8_t* keys, const std::vector<Buffer>& blocks, const std::vector<RequestId>& requests);
   std::vector<bool> get(const uint8_t* keys, const std::vector<Buffer>& blocks, bool promote);
   uint32_t pin(const RequestId& request, const uint8_t* keys, size_t num);
   uint32_t unpin(const RequestId& request, bool drop_blocks);

@@ -274,15 +274,16 @@ NB_MODULE(_arena, m) {
         const KeyView view(views, keys);
         return without_gil([&] { return self.lookup(view.data, view.num); });
       }, "keys"_a)
-      .def("put", [](Arena& self, nb::handle keys, nb::handle buffers, nb::object request) {
+      .def("put", [](Arena& self, nb::handle keys, nb::handle buffers, const std::vector<nb::bytes>& requests) {
         Views views;
         const KeyView view(views, keys);
         const std::vector<Buffer> blocks = views.add_all(buffers, view.num, false);
         check_lengths(self, blocks, self.file().config().slot_bytes);
-        RequestId id;
-        if (!request.is_none()) id = request_id(nb::cast<nb::bytes>(request));
-        return to_list(without_gil([&] { return self.put(view.data, blocks, request.is_none() ? nullptr : &id); }));
-      }, "keys"_a, "buffers"_a, "request"_a.none())
+        if (requests.size() > 1 && requests.size() != view.num) throw nb::value_error("none, one, or one request each");
+        std::vector<RequestId> ids;
+        for (const nb::bytes& request : requests) ids.push_back(request_id(request));
+        return to_list(without_gil([&] { return self.put(view.data, blocks, ids); }));
+      }, "keys"_a, "buffers"_a, "requests"_a)
       .def("get", [](Arena& self, nb::handle keys, nb::handle buffers, bool promote) {
         Views views;
         const KeyView view(views, keys);

@@ -186,10 +186,10 @@ def test_misuse_raises(pool: Pool) -> None:
 
 def test_free_drops_what_no_other_request_has_pinned(pool: Pool) -> None:
     prompt, tail_a, tail_b = keys_of(2), keys_of(3, first=1000), keys_of(3, first=2000)
-    pool.put_now(prompt, blocks_of(2), request_id="a")
+    pool.put_now(prompt, blocks_of(2), owners="a")
     assert pool.pin("b", prompt) == 2
-    pool.put_now(tail_a, blocks_of(3, 1), request_id="a")
-    pool.put_now(tail_b, blocks_of(3, 2), request_id="b")
+    pool.put_now(tail_a, blocks_of(3, 1), owners="a")
+    pool.put_now(tail_b, blocks_of(3, 2), owners="b")
 
     assert pool.free("a") == 3
     assert [pool.lookup_now(k) for k in (prompt, tail_a, tail_b)] == [2, 0, 3]
@@ -198,9 +198,19 @@ def test_free_drops_what_no_other_request_has_pinned(pool: Pool) -> None:
     assert pool.free("b") == 0
 
 
+def test_blocks_of_one_call_may_belong_to_different_requests(pool: Pool) -> None:
+    keys = keys_of(4)
+    assert pool.put_now(keys, blocks_of(4), owners=["a", "b", "b", "c"]) == [True] * 4
+    assert pool.free("b") == 2
+    assert [pool.lookup_now(keys[i : i + 1]) for i in range(4)] == [1, 0, 0, 1]
+    assert (pool.free("a"), pool.free("c")) == (1, 1)
+    with pytest.raises(ValueError):
+        pool.put_now(keys, blocks_of(4), owners=["a", "b"])
+
+
 def test_release_keeps_the_blocks(pool: Pool) -> None:
     keys = keys_of(3)
-    pool.put_now(keys, blocks_of(3), request_id="a")
+    pool.put_now(keys, blocks_of(3), owners="a")
     assert pool.release("a") == 3
     assert pool.lookup_now(keys) == 3
     assert pool.free("a") == 0
@@ -217,7 +227,7 @@ def test_pin_takes_the_leading_run_and_twice_is_once(pool: Pool) -> None:
 
 def test_dropping_an_epoch_ends_it_and_no_other(pool: Pool) -> None:
     old, new, blocks = keys_of(4, epoch=1), keys_of(4, epoch=2), blocks_of(4)
-    pool.put_now(old, blocks, request_id="a")
+    pool.put_now(old, blocks, owners="a")
     pool.put_now(new, blocks)
     assert pool.drop_epoch(1) == 4
     assert (pool.lookup_now(old), pool.lookup_now(new)) == (0, 4)

@@ -40,6 +40,14 @@ Buffers: TypeAlias = "Sequence[Any] | NDArray[np.generic]"
 """One buffer per key: anything with the buffer protocol or DLPack that is contiguous and in host memory
 (numpy, memoryview, bytearray, a CPU tensor of torch), or one array whose first axis has a row per key."""
 
+Owners: TypeAlias = "str | Sequence[str] | None"
+"""The requests that blocks are pinned for: nobody, one for all of them, or one each."""
+
+
+def owners_of(owners: Owners) -> list[str]:
+    """As a list: empty, of one, or as long as there are blocks."""
+    return [] if owners is None else [owners] if isinstance(owners, str) else list(owners)
+
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of one kind of call, over all processes that share the pool."""
@@ -115,8 +123,8 @@ class Pool(Protocol):
         """Count the leading keys that are held: the longest prefix that need not be computed."""
         ...
 
-    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
-        """Store one block per key, True where it is held, and pin them when `request_id` is given."""
+    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
+        """Store one block per key, True where it is held, and pin them for their owners."""
         ...
 
     async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
@@ -127,7 +135,7 @@ class Pool(Protocol):
         """`lookup`, in the calling thread."""
         ...
 
-    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    def put_now(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """`put`, in the calling thread."""
         ...
 

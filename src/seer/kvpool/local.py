@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 
 from seer.errors import PoolError
 from seer.kvpool import _arena
-from seer.kvpool.base import Buffers, Latency, PoolStats, PoolTroubles
+from seer.kvpool.base import Buffers, Latency, Owners, PoolStats, PoolTroubles, owners_of
 from seer.kvpool.keys import Keys, as_key_array
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, open_files, remove_files
 from seer.kvpool.offload import Offload
@@ -91,9 +91,9 @@ class LocalPool:
         """Count the leading keys that are held."""
         return await self._offload.run(self.lookup_now, keys)
 
-    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Store one block per key, True where it is held."""
-        return await self._offload.run(self.put_now, keys, buffers, request_id)
+        return await self._offload.run(self.put_now, keys, buffers, owners)
 
     async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
         """Fill one buffer per key, False where it is a miss."""
@@ -104,11 +104,11 @@ class LocalPool:
         array = as_key_array(keys)
         return self._or_failed(0, lambda arena: arena.lookup(array))
 
-    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    def put_now(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Store one block per key, True where it is held."""
         array = as_key_array(keys)
-        request = None if request_id is None else _digest(request_id)
-        return self._or_failed([False] * len(array), lambda arena: arena.put(array, _rows(buffers), request))
+        requests = [_digest(owner) for owner in owners_of(owners)]
+        return self._or_failed([False] * len(array), lambda arena: arena.put(array, _rows(buffers), requests))
 
     def get_now(self, keys: Keys, buffers: Buffers) -> list[bool]:
         """Fill one buffer per key, False where it is a miss."""

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seer.errors import ConfigError, DeadlineExceeded, MissingExtra, PoolError
-from seer.kvpool.base import Buffers, PoolStats, PoolTroubles
+from seer.kvpool.base import Buffers, Owners, PoolStats, PoolTroubles, owners_of
 from seer.kvpool.bounded import BoundedCalls
 from seer.kvpool.keys import KeyArray, Keys, as_key_array
 from seer.kvpool.mooncake_metrics import read_tiers
@@ -127,9 +127,9 @@ class MooncakePool:
         """Count the leading keys that are held."""
         return await self._offload.run(self.lookup_now, keys)
 
-    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Store one block per key, True where Mooncake took it."""
-        return await self._offload.run(self.put_now, keys, buffers, request_id)
+        return await self._offload.run(self.put_now, keys, buffers, owners)
 
     async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
         """Fill one buffer per key, False where it is a miss."""
@@ -145,7 +145,7 @@ class MooncakePool:
             held = self._answer(lambda: self._store.batch_is_exist(wanted), len(wanted), "lookup")
         return next((i for i, answer in enumerate(held) if answer != 1), len(held))
 
-    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    def put_now(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Store one block per key, True where Mooncake took it."""
         self._check_usable()
         array, blocks = as_key_array(keys), _rows(buffers)
@@ -158,9 +158,13 @@ class MooncakePool:
             for start in range(0, len(array), self._batch):
                 part = slice(start, start + self._batch)
                 done += self._put_batch(array[part], blocks[part])
-        if request_id is not None:
+        requests = owners_of(owners)
+        if requests:
+            each = requests if len(requests) > 1 else requests * len(array)
             with self._lock:
-                self._pins[request_id].update(bytes(k) for k, held in zip(array, done, strict=True) if held)
+                for request, key, held in zip(each, array, done, strict=True):
+                    if held:
+                        self._pins[request].add(bytes(key))
         self._tally.add(put=sum(done), refused=len(done) - sum(done))
         return done
 

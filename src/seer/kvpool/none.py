@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from seer.kvpool.base import Buffers, PoolStats, PoolTroubles
+from seer.kvpool.base import Buffers, Owners, PoolStats, PoolTroubles
 from seer.kvpool.keys import Keys, as_key_array
 
 
@@ -30,9 +30,9 @@ class NonePool:
         """Always 0."""
         return self.lookup_now(keys)
 
-    async def put(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Refuse every block."""
-        return self.put_now(keys, buffers, request_id)
+        return self.put_now(keys, buffers, owners)
 
     async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
         """Miss every block."""
@@ -43,7 +43,7 @@ class NonePool:
         as_key_array(keys)
         return 0
 
-    def put_now(self, keys: Keys, buffers: Buffers, request_id: str | None = None) -> list[bool]:
+    def put_now(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Refuse every block."""
         num = len(as_key_array(keys))
         self._num_refused += num

@@ -2,7 +2,7 @@
 
     save   gather all layers of all blocks on the device, one copy to pinned host memory on a stream of its own;
            a thread hands them to the pool when the copy is complete
-    load   threads fill pinned memory from the pool, each batch is copied and scattered when it is there
+    load   threads fill pinned memory from the pool, each a part of it; it is copied and scattered when all is there
 
 A block in the pool is its layers' bytes in order. Host memory is a few fixed buffers ("lanes"): when all are
 busy, saves wait a little and then let blocks go, which costs a recomputation later and nothing else.
@@ -44,13 +44,14 @@ class TransferOptions:
     lane_bytes: int = 64 << 20
     """Size of a pinned buffer; a block larger than that gets one of its own size."""
     num_save_lanes: int = 4
+    num_load_lanes: int = 2
     load_threads: int = 8
-    """Threads that read the pool at once, each with a buffer."""
+    """Threads that read the pool at once: one by itself checks and copies no more than a few GB/s."""
     load_async: bool = False
-    """Let others compute while a request's blocks are loaded."""
-    flush_blocks: int = 64
+    """Let others compute while a request's blocks are loaded; on a GPU that is the default."""
+    flush_blocks: int = 128
     """Save when so many blocks are pending ..."""
-    flush_steps: int = 16
+    flush_steps: int = 32
     """... or when the oldest has waited so many steps."""
     save_wait_s: float = 0.02
     """How long a step may be held up for a free buffer."""
@@ -100,10 +101,10 @@ class Transfer:
             self._streams = (cuda.Stream(self._device), cuda.Stream(self._device))
         lane_bytes = self._options.lane_bytes if self._device.type == "cuda" else self._options.lane_bytes // 8
         self._lane_blocks = max(1, lane_bytes // self.block_bytes)
-        num_readers = self._options.load_threads if self._device.type == "cuda" else 1
-        for lanes, count in ((self._save_lanes, self._options.num_save_lanes), (self._load_lanes, num_readers)):
-            for _ in range(count):
-                lanes.put(self._new_lane())
+        for _ in range(self._options.num_save_lanes):
+            self._save_lanes.put(self._new_lane())
+        for _ in range(self._options.num_load_lanes):
+            self._load_lanes.put(self._new_lane())
 
     # Saving
 
@@ -149,22 +150,18 @@ class Transfer:
             start = end
 
     def _put(self, lane: _Lane, owners: Sequence[tuple[str, bytes]]) -> None:
-        """In the saver's thread: hand a lane's blocks to the pool, request by request."""
+        """In the saver's thread: hand a lane's blocks to the pool, all in one call.
+
+        A call for each request would hold this process's interpreter for as long as several steps' scheduling.
+        """
         try:
             if lane.ready is not None:
                 lane.ready.synchronize()
             rows = lane.host.numpy()
-            start = 0
-            while start < len(owners):
-                end = start + 1
-                while end < len(owners) and owners[end][0] == owners[start][0]:
-                    end += 1
-                held = self._pool.put_now(
-                    [key for _, key in owners[start:end]], list(rows[start:end]), owners[start][0]
-                )
-                self._counts["saved_blocks"] += sum(held)
-                self._counts["refused_blocks"] += len(held) - sum(held)
-                start = end
+            requests, keys = zip(*owners, strict=True)
+            held = self._pool.put_now(keys, rows[: len(keys)], requests)
+            self._counts["saved_blocks"] += sum(held)
+            self._counts["refused_blocks"] += len(held) - sum(held)
         except Exception:  # the edge: a pool that breaks must not take the engine with it
             self._counts["save_errors"] += 1
         finally:
@@ -222,29 +219,37 @@ class Transfer:
     def _fill(self, jobs: Sequence[LoadJob]) -> None:
         blocks = [block for job in jobs for block in job.blocks]
         keys = [key for job in jobs for key in job.keys]
-        reading: deque[tuple[list[int], Future[tuple[_Lane, list[bool]]]]] = deque()
+        reading: deque[tuple[list[int], _Lane, list[Future[list[bool]]]]] = deque()
         for start in range(0, len(blocks), self._lane_blocks):
             part = slice(start, start + self._lane_blocks)
             if reading and self._load_lanes.empty():
                 self._scatter(*reading.popleft())
             lane = self._load_lanes.get()  # in order and here: a reader that waited could wait for one behind it
-            reading.append((blocks[part], self._readers.submit(self._read, lane, keys[part])))
+            reading.append((blocks[part], lane, self._read_all(lane, keys[part])))
         for read in reading:
             self._scatter(*read)
 
-    def _read(self, lane: _Lane, keys: list[bytes]) -> tuple[_Lane, list[bool]]:
-        """In a reader's thread: fill a lane from the pool."""
+    def _read_all(self, lane: _Lane, keys: list[bytes]) -> list[Future[list[bool]]]:
+        """Fill a lane from the pool, by as many threads as there are."""
         if lane.ready is not None:
             lane.ready.synchronize()
             lane.ready = None
         rows = lane.host.numpy()
-        try:
-            return lane, self._pool.get_now(keys, list(rows[: len(keys)]))
-        except Exception:  # the edge: a pool that breaks is a miss
-            return lane, [False] * len(keys)
+        size = -(-len(keys) // self._options.load_threads)
+        return [
+            self._readers.submit(self._read, keys[start : start + size], rows[start : start + size])
+            for start in range(0, len(keys), size)
+        ]
 
-    def _scatter(self, blocks: list[int], read: Future[tuple[_Lane, list[bool]]]) -> None:
-        lane, found = read.result()
+    def _read(self, keys: list[bytes], rows: Any) -> list[bool]:
+        """In a reader's thread."""
+        try:
+            return self._pool.get_now(keys, rows[: len(keys)])
+        except Exception:  # the edge: a pool that breaks is a miss
+            return [False] * len(keys)
+
+    def _scatter(self, blocks: list[int], lane: _Lane, reads: Sequence[Future[list[bool]]]) -> None:
+        found = [hit for read in reads for hit in read.result()]
         self._counts["loaded_blocks"] += sum(found)
         if not all(found):
             self._counts["missed_blocks"] += len(found) - sum(found)

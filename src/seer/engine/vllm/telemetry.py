@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from seer.engine.drafter import StepReport
-from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES, PREFILL_ROWS, ROWS
+from seer.engine.vllm.connector_stats import AT_S, LOAD_ASIDE_S, LOAD_S, LOADED_BYTES, PREFILL_ROWS, ROWS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,7 +58,7 @@ class StepCounts:
             accepted = scheduler.spec_decoding_stats.num_accepted_tokens
             self.num_drafted += drafted
             self.num_accepted += accepted
-        now_s = time.monotonic()
+        now_s = stats.get(AT_S) or time.monotonic()
         if self.on_step is not None:
             for name in (LOADED_BYTES, LOAD_S, LOAD_ASIDE_S):
                 self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
