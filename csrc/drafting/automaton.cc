@@ -157,36 +157,45 @@ State SuffixAutomaton::step(State state, Token token) const {
   return after != kNone && spine_[after].token == token ? after : kNone;
 }
 
-int SuffixAutomaton::followers(State state, Follower* out, std::uint32_t* total) const {
-  *total = 0;
-  if (!is_branch(state)) {
-    const State after = next(state);
-    if (after == kNone) return 0;
-    out[0] = Follower{spine_[after].token, 1};
-    *total = 1;
-    return 1;
-  }
-  const Branch& from = branch(state);
-  int size = 0;
-  if (from.edges.wide()) {
+void SuffixAutomaton::spine_followers(State position, Followers* out) const {
+  const State after = next(position);
+  out->next.token = after == kNone ? kNoToken : spine_[after].token;
+  out->next.target = after;
+  out->edges = &out->next;
+  out->size = after == kNone ? 0 : 1;
+  out->wide = false;
+  out->degree = static_cast<std::uint32_t>(out->size);
+  out->seen = 1;
+  out->total = out->size;
+  out->count[0] = 1;
+}
+
+void SuffixAutomaton::branch_followers(const Branch& from, Followers* out) const {
+  out->wide = from.edges.wide();
+  out->degree = from.edges.degree;
+  out->seen = from.count;
+  std::int32_t total = 0;
+  if (out->wide) {
     const Edge* top = edges_.top(from.edges);
-    for (int i = 0; i < EdgeStore::kTop; ++i) {
-      if (top[i].target == 0) continue;
-      out[size++] = Follower{top[i].token, static_cast<std::uint32_t>(top[i].target)};
-      *total += static_cast<std::uint32_t>(top[i].target);
-    }
+    for (int i = 0; i < EdgeStore::kTop; ++i) total += out->count[i] = top[i].target;
+    out->edges = top;
+    out->size = EdgeStore::kTop;
     // The rest of the followers are not listed but they did follow; at most the ends of responses are miscounted.
-    *total = std::max(*total, from.count > 1 ? from.count - 1 : 1);
-    return size;
+    out->total = std::max(total, static_cast<std::int32_t>(from.count) - 1);
+    return;
   }
-  if (from.edges.degree == 0) return 0;
-  const Edge* edge = edges_.narrow(from.edges);
-  for (std::uint32_t i = 0; i < from.edges.degree; ++i) {
-    const std::uint32_t seen = count(edge[i].target);
-    out[size++] = Follower{edge[i].token, seen};
-    *total += seen;
+  // No branch on what an edge leads to, which is a coin toss; so the targets' cache misses overlap.
+  const Edge* edges = edges_.narrow(from.edges);
+  const int degree = static_cast<int>(from.edges.degree);
+  for (int i = 0; i < degree; ++i) {
+    const State target = edges[i].target;
+    const State or_root = is_branch(target) ? target : kRoot;
+    const std::int32_t if_branch = static_cast<std::int32_t>(branch(or_root).count);
+    total += out->count[i] = is_branch(target) ? if_branch : 1;
   }
-  return size;
+  out->edges = edges;
+  out->size = degree;
+  out->total = total;
 }
 
 void SuffixAutomaton::copy_tokens(const Sequence& sequence, std::uint32_t from, std::uint32_t count,

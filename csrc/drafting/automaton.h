@@ -108,17 +108,40 @@ class SuffixAutomaton {
     const State after = next(state);
     return after == kNone ? Successor() : Successor{spine_[after].token, after};
   }
+  // Have a state's memory, or that of its edges, on its way before it is read. The second reads the state.
+  void prefetch(State state) const {
+    if (is_branch(state)) {
+      __builtin_prefetch(&branch(state));
+    } else {
+      __builtin_prefetch(&spine_[state]);
+    }
+  }
+  void prefetch_edges(State state) const {
+    if (is_branch(state)) __builtin_prefetch(edges_.narrow(branch(state).edges));
+  }
   // State reached by one token, or kNone.
   State step(State state, Token token) const;
 
-  struct Follower {
-    Token token;
-    std::uint32_t count;
-  };
-  // Most followers `followers` writes: a narrow list's length, or a wide one's header.
+  // Most followers listed of a state: a narrow list's length, or a wide one's header.
   static constexpr int kMaxFollowers = 16;
-  // The followers of a state, or the most frequent ones of a wide state; `total` is the count of all.
-  int followers(State state, Follower* out, std::uint32_t* total) const;
+  // What a state says about the next token. Valid until the next append, and where it is.
+  struct Followers {
+    const Edge* edges;     // `size` of them: tokens, and unless `wide` what they lead to
+    int size;              // all followers, or the most frequent ones of a wide state
+    bool wide;
+    std::uint32_t degree;  // followers, listed or not
+    std::uint32_t seen;    // occurrences of the state itself
+    std::int32_t total;    // count of all followers
+    std::int32_t count[kMaxFollowers];  // of each one listed
+    Edge next;                          // the edge of a spine position
+  };
+  void followers(State state, Followers* out) const {
+    if (is_branch(state)) {
+      branch_followers(branch(state), out);
+    } else {
+      spine_followers(state, out);
+    }
+  }
 
   // Copies tokens [from, from + count) of a response.
   void copy_tokens(const Sequence& sequence, std::uint32_t from, std::uint32_t count, Token* out) const;
@@ -153,6 +176,8 @@ class SuffixAutomaton {
   Branch& branch(State state) { return branches_[static_cast<std::size_t>(~state)]; }
   const Branch& branch(State state) const { return branches_[static_cast<std::size_t>(~state)]; }
 
+  void branch_followers(const Branch& from, Followers* out) const;
+  void spine_followers(State position, Followers* out) const;
   State new_position(Sequence& sequence, Token token);
   void insert_edge(State from, Token token, State to);
   State clone(State original, std::uint32_t length);

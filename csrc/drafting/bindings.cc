@@ -8,8 +8,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "draft_index.h"
 
@@ -77,6 +79,9 @@ struct DraftArrays {
     }
     return width;
   }
+  DraftRow row(std::size_t item, std::size_t width) const {
+    return {tokens.data() + item * width, parents.data() + item * width, confidence.data() + item * width};
+  }
 };
 
 DraftOptions options(std::int32_t paths, float min_confidence, std::int64_t match_min, std::int64_t match_max) {
@@ -121,12 +126,12 @@ void speculate(DraftIndex& index, Ids groups, Ids requests, Array<const std::int
   const DraftOptions chosen = options(paths, min_confidence, match_min, match_max);
   nb::gil_scoped_release unlocked;
   Drafter drafter(index.hits(), index.calibration());
-  DraftIndex::Cursor cursor;
+  std::vector<DraftIndex::DraftItem> batch(items);
   for (std::size_t i = 0; i < items; ++i) {
-    out_counts.data()[i] = index.speculate(cursor, drafter, groups.data()[i], requests.data()[i], budgets.data()[i],
-                                           chosen, learn, out_tokens.data() + i * width,
-                                           out_parents.data() + i * width, out_confidence.data() + i * width);
+    batch[i] = {groups.data()[i], requests.data()[i], budgets.data()[i], out.row(i, width), 0};
   }
+  index.speculate(drafter, batch.data(), items, chosen, learn);
+  for (std::size_t i = 0; i < items; ++i) out_counts.data()[i] = batch[i].size;
 }
 
 void speculate_context(DraftIndex& index, Ids groups, Tokens contexts, Array<const std::int64_t> offsets,
@@ -145,7 +150,7 @@ void speculate_context(DraftIndex& index, Ids groups, Tokens contexts, Array<con
   for (std::size_t i = 0; i < items; ++i) {
     out_counts.data()[i] = index.speculate_context(
         drafter, groups.data()[i], contexts.data() + o[i], static_cast<std::size_t>(o[i + 1] - o[i]), budgets.data()[i],
-        chosen, out_tokens.data() + i * width, out_parents.data() + i * width, out_confidence.data() + i * width);
+        chosen, out.row(i, width));
   }
 }
 
@@ -222,13 +227,12 @@ NB_MODULE(_index, module) {
                        Tokens pattern) { return index.count(group, pattern.data(), pattern.size()); })
       .def("followers",
            [](const DraftIndex& index, std::uint64_t group, Tokens pattern) {
-             std::vector<std::pair<std::int32_t, std::uint32_t>> pairs;
-             for (const auto& f : index.followers(group, pattern.data(), pattern.size())) {
-               pairs.emplace_back(f.token, f.count);
-             }
-             return pairs;
+             return index.followers(group, pattern.data(), pattern.size());
            })
       .def("anchor_length", &DraftIndex::anchor_length)
-      .def("correct", [](const DraftIndex& index, float raw) { return index.calibration().correct(raw); })
+      .def("correct",
+           [](const DraftIndex& index, float raw) {
+             return index.calibration().map().correct(std::clamp(raw, 0.0f, 1.0f));
+           })
       .def("check_integrity", &DraftIndex::check_integrity);
 }

@@ -69,14 +69,19 @@ void Calibration::rebuild() {
   y_[kKnots - 1].store(y + kSlope / kKnots, kRelaxed);
 }
 
-float Calibration::interpolate(const Knots& from, const Knots& to, int guess, float value) {
-  int k = std::min(guess, kKnots - 1);
-  while (k > 1 && from[k - 1].load(kRelaxed) >= value) --k;
-  while (k < kKnots - 1 && from[k].load(kRelaxed) < value) ++k;
-  const float low = from[k - 1].load(kRelaxed), high = from[k].load(kRelaxed);
-  const float part = high > low ? std::clamp((value - low) / (high - low), 0.0f, 1.0f) : 1.0f;
-  const float start = to[k - 1].load(kRelaxed);
-  return start + part * (to[k].load(kRelaxed) - start);
+Calibration::Map Calibration::map() const {
+  Map copy;
+  for (int k = 0; k < kKnots; ++k) {
+    copy.x_[k] = x_[k].load(kRelaxed);
+    copy.y_[k] = y_[k].load(kRelaxed);
+  }
+  return copy;
+}
+
+float Calibration::Map::invert(float corrected) const {
+  int k = 1;
+  while (k < kKnots - 1 && y_[k] < corrected) ++k;
+  return between(y_, x_, k, corrected);
 }
 
 }  // namespace seer::drafting

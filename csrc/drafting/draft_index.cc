@@ -106,47 +106,102 @@ void DraftIndex::score(OpenDraft& draft, Token token) {
   if (reached == -1) nodes.clear();
 }
 
-int DraftIndex::speculate(Drafter& drafter, GroupId group, RequestId request, int budget, const DraftOptions& options,
-                          bool learn, Token* out_tokens, std::int32_t* out_parents, float* out_confidence) {
-  Cursor cursor;
-  return speculate(cursor, drafter, group, request, budget, options, learn, out_tokens, out_parents, out_confidence);
+void DraftIndex::speculate(Drafter& drafter, DraftItem* items, std::size_t count, const DraftOptions& options,
+                           bool learn) {
+  for (std::size_t done = 0; done < count;) {
+    done += speculate_together(drafter, items + done, count - done, options, learn);
+  }
 }
 
-int DraftIndex::speculate(Cursor& cursor, Drafter& drafter, GroupId group_id, RequestId request, int budget,
-                          const DraftOptions& options, bool learn, Token* out_tokens, std::int32_t* out_parents,
-                          float* out_confidence) {
-  if (!seek(cursor, group_id)) return 0;
-  Group& group = *cursor.group_;
-  std::lock_guard<std::mutex> lock(group.mutex);
-  const auto member = group.members.find(request);
-  if (member == group.members.end()) return 0;
-  const std::vector<DraftNode>& nodes = drafter.draft(group.text, member->second.sequence, budget, options);
-  if (learn) {
-    member->second.draft.nodes = nodes;
-    member->second.draft.reached = -1;
+// The groups of the drafts made together, locked until the end.
+class DraftIndex::Window {
+ public:
+  // The group, locked, or null if there is none. If another thread has it locked, `wait` is set instead: waiting might
+  // be for ever while we hold other locks.
+  Group* enter(const DraftIndex& index, GroupId id, bool* wait) {
+    for (int i = size_; --i >= 0;) {
+      if (ids_[i] == id) return groups_[i].get();
+    }
+    GroupPtr group = index.find(id);
+    if (group == nullptr) return nullptr;
+    if (size_ == 0) {
+      group->mutex.lock();
+    } else if (!group->mutex.try_lock()) {
+      *wait = true;
+      return nullptr;
+    }
+    index.touch(*group);
+    ids_[size_] = id;
+    groups_[size_] = std::move(group);
+    return groups_[size_++].get();
   }
-  return write(nodes, out_tokens, out_parents, out_confidence);
+  ~Window() {
+    while (--size_ >= 0) groups_[size_]->mutex.unlock();
+  }
+
+ private:
+  int size_ = 0;
+  GroupId ids_[Drafter::kTogether];
+  GroupPtr groups_[Drafter::kTogether];
+};
+
+// Drafts for the first items, as many as can be drafted together; returns how many.
+std::size_t DraftIndex::speculate_together(Drafter& drafter, DraftItem* items, std::size_t count,
+                                           const DraftOptions& options, bool learn) {
+  // Trees are made one by one anyway: they need not hold each other's locks.
+  const std::size_t most = std::min<std::size_t>(count, options.paths > 1 ? 1 : Drafter::kTogether);
+  Window window;
+  Drafter::Job jobs[Drafter::kTogether];
+  Member* members[Drafter::kTogether];
+  DraftItem* drafted[Drafter::kTogether];
+  int size = 0;
+  std::size_t done = 0;
+  for (; done < most; ++done) {
+    DraftItem& item = items[done];
+    bool wait = false;
+    Group* const group = window.enter(*this, item.group, &wait);
+    if (wait) break;
+    item.size = 0;
+    if (group == nullptr) continue;
+    const auto member = group->members.find(item.request);
+    if (member == group->members.end()) continue;
+    members[size] = &member->second;
+    drafted[size] = &item;
+    jobs[size++] = {&group->text, &member->second.sequence, item.budget, item.out, 0};
+  }
+  drafter.draft(jobs, size, options);
+  for (int i = 0; i < size; ++i) {
+    if (learn) remember(jobs[i].out, jobs[i].size, &members[i]->draft);
+    correct(drafter.calibration(), jobs[i].size, jobs[i].out.confidence);
+    drafted[i]->size = jobs[i].size;
+  }
+  return done;
 }
 
 int DraftIndex::speculate_context(Drafter& drafter, GroupId group_id, const Token* context, std::size_t size,
-                                  int budget, const DraftOptions& options, Token* out_tokens,
-                                  std::int32_t* out_parents, float* out_confidence) {
+                                  int budget, const DraftOptions& options, const DraftRow& out) {
   const GroupPtr group = find(group_id);
   if (group == nullptr) return 0;
   touch(*group);
   std::lock_guard<std::mutex> lock(group->mutex);
-  const std::vector<DraftNode>& nodes = drafter.draft_after(group->text, context, size, budget, options);
-  return write(nodes, out_tokens, out_parents, out_confidence);
+  const int drafted = drafter.draft_after(group->text, context, size, budget, options, out);
+  correct(drafter.calibration(), drafted, out.confidence);
+  return drafted;
 }
 
-int DraftIndex::write(const std::vector<DraftNode>& nodes, Token* out_tokens, std::int32_t* out_parents,
-                      float* out_confidence) const {
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    out_tokens[i] = nodes[i].token;
-    out_parents[i] = nodes[i].parent;
-    out_confidence[i] = calibration_.correct(nodes[i].raw);
+void DraftIndex::remember(const DraftRow& drafted, int size, OpenDraft* out) {
+  out->nodes.resize(static_cast<std::size_t>(size));
+  out->reached = -1;
+  for (int i = 0; i < size; ++i) {
+    DraftNode& node = out->nodes[static_cast<std::size_t>(i)];
+    node.token = drafted.tokens[i];
+    node.parent = drafted.parents[i];
+    node.raw = drafted.confidence[i];
   }
-  return static_cast<int>(nodes.size());
+}
+
+void DraftIndex::correct(const Calibration::Map& map, int size, float* confidence) {
+  for (int i = 0; i < size; ++i) confidence[i] = map.correct(confidence[i]);
 }
 
 bool DraftIndex::drop(GroupId group_id) {
@@ -285,18 +340,20 @@ std::uint32_t DraftIndex::count(GroupId group_id, const Token* pattern, std::siz
   return state == kNone ? 0 : group->text.count(state);
 }
 
-std::vector<SuffixAutomaton::Follower> DraftIndex::followers(GroupId group_id, const Token* pattern,
-                                                             std::size_t size) const {
-  std::vector<SuffixAutomaton::Follower> found;
+std::vector<std::pair<Token, std::uint32_t>> DraftIndex::followers(GroupId group_id, const Token* pattern,
+                                                                   std::size_t size) const {
+  std::vector<std::pair<Token, std::uint32_t>> found;
   const GroupPtr group = find(group_id);
   if (group == nullptr || size == 0) return found;
   std::lock_guard<std::mutex> lock(group->mutex);
   State state = kRoot;
   for (std::size_t i = 0; i < size && state != kNone; ++i) state = group->text.step(state, pattern[i]);
   if (state == kNone) return found;
-  found.resize(SuffixAutomaton::kMaxFollowers);
-  std::uint32_t total;
-  found.resize(static_cast<std::size_t>(group->text.followers(state, found.data(), &total)));
+  SuffixAutomaton::Followers followers;
+  group->text.followers(state, &followers);
+  for (int i = 0; i < followers.size; ++i) {
+    found.emplace_back(followers.edges[i].token, static_cast<std::uint32_t>(followers.count[i]));
+  };
   return found;
 }
 

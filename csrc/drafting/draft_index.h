@@ -2,7 +2,8 @@
 //
 // Locking. A shared mutex guards the table of groups; each group has one small mutex. A long append gives the group's
 // lock up every kQuantum tokens (about 20 us), so a draft never waits for a whole rebuild. Groups are shared pointers:
-// dropping one while another thread reads it only unlinks it.
+// dropping one while another thread reads it only unlinks it. Drafts made together hold the locks of all their groups;
+// only the first is waited for, so that two batches cannot wait for each other.
 //
 // Appending is idempotent by position. `previous_count` says how many tokens of the response came before these: what is
 // known already is skipped, a gap is refused. The result is the number of tokens held afterwards, so a caller that
@@ -20,6 +21,7 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "automaton.h"
@@ -54,19 +56,23 @@ class DraftIndex {
   std::int64_t append(Cursor& cursor, GroupId group, RequestId request, std::uint64_t previous_count,
                       const Token* tokens, std::size_t size);
 
-  // Drafts into out_* (room for `budget` entries each) and returns the number of nodes; 0 for an unknown response.
-  // With `learn`, the index remembers the draft and scores it when the response grows.
-  int speculate(Drafter& drafter, GroupId group, RequestId request, int budget, const DraftOptions& options, bool learn,
-                Token* out_tokens, std::int32_t* out_parents, float* out_confidence);
-  int speculate(Cursor& cursor, Drafter& drafter, GroupId group, RequestId request, int budget,
-                const DraftOptions& options, bool learn, Token* out_tokens, std::int32_t* out_parents,
-                float* out_confidence);
+  // One response to draft for.
+  struct DraftItem {
+    GroupId group;
+    RequestId request;
+    int budget;
+    DraftRow out;
+    int size;  // nodes drafted, written here; 0 for an unknown response
+  };
+  // Drafts for a batch. With `learn`, the index remembers each draft and scores it when the response grows.
+  void speculate(Drafter& drafter, DraftItem* items, std::size_t count, const DraftOptions& options, bool learn);
   int speculate_context(Drafter& drafter, GroupId group, const Token* context, std::size_t size, int budget,
-                        const DraftOptions& options, Token* out_tokens, std::int32_t* out_parents,
-                        float* out_confidence);
+                        const DraftOptions& options, const DraftRow& out);
 
   // A node that was given this confidence was, or was not, accepted.
-  void feedback(float confidence, bool accepted) { calibration_.observe(calibration_.invert(confidence), accepted); }
+  void feedback(float confidence, bool accepted) {
+    calibration_.observe(calibration_.map().invert(confidence), accepted);
+  }
 
   // Whether the group was there.
   bool drop(GroupId group);
@@ -77,7 +83,7 @@ class DraftIndex {
   std::vector<RequestId> requests(GroupId group) const;
   std::vector<Token> tokens(GroupId group, RequestId request, std::uint64_t from) const;
   std::uint32_t count(GroupId group, const Token* pattern, std::size_t size) const;
-  std::vector<SuffixAutomaton::Follower> followers(GroupId group, const Token* pattern, std::size_t size) const;
+  std::vector<std::pair<Token, std::uint32_t>> followers(GroupId group, const Token* pattern, std::size_t size) const;
   std::uint32_t anchor_length(GroupId group, RequestId request) const;
   std::string check_integrity(GroupId group) const;
 
@@ -90,6 +96,11 @@ class DraftIndex {
   // siblings yet; with the whole prompt in front of each response its counts drown theirs (-2.5% with 15 siblings).
   static constexpr std::size_t kLead = 4;
 
+  struct DraftNode {
+    Token token;
+    std::int32_t parent;
+    float raw;  // confidence before correction
+  };
   // A draft waiting to be scored against what the response really became.
   struct OpenDraft {
     std::vector<DraftNode> nodes;
@@ -124,8 +135,11 @@ class DraftIndex {
   void recount(Group& group);
   void unlink(const GroupPtr& group);
   bool enforce_limit(GroupId keep);
-  int write(const std::vector<DraftNode>& nodes, Token* out_tokens, std::int32_t* out_parents,
-            float* out_confidence) const;
+  class Window;
+  std::size_t speculate_together(Drafter& drafter, DraftItem* items, std::size_t count, const DraftOptions& options,
+                                 bool learn);
+  static void remember(const DraftRow& drafted, int size, OpenDraft* out);
+  static void correct(const Calibration::Map& map, int size, float* confidence);
 
   const std::uint64_t memory_limit_bytes_;
   HitTable hits_;

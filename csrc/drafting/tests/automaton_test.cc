@@ -103,15 +103,16 @@ void wide_states_keep_their_top(std::mt19937& rng) {
   std::vector<std::uint32_t> largest;
   for (const auto& entry : truth) largest.push_back(entry.second);
   std::sort(largest.rbegin(), largest.rend());
-  SuffixAutomaton::Follower found[SuffixAutomaton::kMaxFollowers];
-  std::uint32_t total;
+  SuffixAutomaton::Followers found;
   const Token zero = 0;
-  const int size = automaton.followers(walk(automaton, &zero, 1), found, &total);
-  CHECK(size == EdgeStore::kTop);
+  automaton.followers(walk(automaton, &zero, 1), &found);
+  CHECK(found.wide && found.size == EdgeStore::kTop);
+  CHECK(found.degree == truth.size());
   std::vector<std::uint32_t> listed;
-  for (int i = 0; i < size; ++i) {
-    CHECK(truth.at(found[i].token) == found[i].count);
-    listed.push_back(found[i].count);
+  for (int i = 0; i < found.size; ++i) {
+    const std::uint32_t count = static_cast<std::uint32_t>(found.count[i]);
+    CHECK(truth.at(found.edges[i].token) == count);
+    listed.push_back(count);
   }
   std::sort(listed.rbegin(), listed.rend());
   CHECK(std::equal(listed.begin(), listed.end(), largest.begin()));
@@ -138,10 +139,10 @@ void a_lead_is_context_but_not_response() {
   Token copy[2];
   automaton.copy_tokens(first, 0, 2, copy);
   CHECK(copy[0] == 1 && copy[1] == 2);
-  SuffixAutomaton::Follower found[SuffixAutomaton::kMaxFollowers];
-  std::uint32_t total;
-  CHECK(automaton.followers(automaton.link(second.tail), found, &total) == 1);
-  CHECK(found[0].token == 1);
+  SuffixAutomaton::Followers found;
+  automaton.followers(automaton.link(second.tail), &found);
+  CHECK(found.size == 1 && found.total == 1);
+  CHECK(found.edges[0].token == 1);
 }
 
 void long_responses_cross_blocks() {

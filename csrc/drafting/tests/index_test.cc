@@ -34,9 +34,17 @@ void appends_are_idempotent() {
   CHECK(index.check_integrity(1).empty());
 }
 
+// One draft; the number of its nodes.
+int speculate(DraftIndex& index, GroupId group, RequestId request, int budget, const DraftOptions& options,
+              const DraftRow& out) {
+  Drafter drafter(index.hits(), index.calibration());
+  DraftIndex::DraftItem item{group, request, budget, out, 0};
+  index.speculate(drafter, &item, 1, options, true);
+  return item.size;
+}
+
 void a_batch_survives_the_loss_of_its_group() {
   DraftIndex index(kPlenty);
-  Drafter drafter(index.hits(), index.calibration());
   DraftIndex::Cursor cursor;
   const std::vector<Token> text = range(0, 10);
   CHECK(index.append(cursor, 1, 1, 0, text.data(), 5) == 5);
@@ -51,9 +59,9 @@ void a_batch_survives_the_loss_of_its_group() {
   Token tokens[2];
   std::int32_t parents[2];
   float confidence[2];
-  CHECK(index.speculate(cursor, drafter, 1, 3, 2, DraftOptions(), true, tokens, parents, confidence) == 2);
+  CHECK(speculate(index, 1, 3, 2, DraftOptions(), {tokens, parents, confidence}) == 2);
   CHECK(tokens[0] == 3 && tokens[1] == 4);
-  CHECK(index.speculate(cursor, drafter, 9, 3, 2, DraftOptions(), true, tokens, parents, confidence) == 0);
+  CHECK(speculate(index, 9, 3, 2, DraftOptions(), {tokens, parents, confidence}) == 0);
 }
 
 void memory_is_limited_and_returned() {
@@ -81,7 +89,7 @@ void memory_is_limited_and_returned() {
 
 void calibration_learns_what_is_accepted() {
   Calibration calibration;
-  CHECK(std::abs(calibration.correct(0.5f) - 0.5f) < 0.02f);
+  CHECK(std::abs(calibration.map().correct(0.5f) - 0.5f) < 0.02f);
   std::mt19937 rng(2);
   std::uniform_real_distribution<float> uniform(0, 1);
   for (int i = 0; i < 60000; ++i) {
@@ -90,10 +98,10 @@ void calibration_learns_what_is_accepted() {
   }
   float last = -1;
   for (float raw = 0.01f; raw < 1; raw += 0.01f) {
-    const float corrected = calibration.correct(raw);
+    const float corrected = calibration.map().correct(raw);
     CHECK(corrected > last);
     CHECK(std::abs(corrected - raw * raw) < 0.05f);
-    CHECK(std::abs(calibration.invert(corrected) - raw) < 0.01f);
+    CHECK(std::abs(calibration.map().invert(corrected) - raw) < 0.01f);
     last = corrected;
   }
 }
@@ -105,14 +113,13 @@ void calibration_pools_what_is_not_monotone() {
     calibration.observe(0.55f, i % 10 < 2);
   }
   // Nodes at 0.45 were accepted more often than those at 0.55: the best monotone answer is the mean for both.
-  CHECK(std::abs(calibration.correct(0.45f) - 0.4f) < 0.02f);
-  CHECK(std::abs(calibration.correct(0.55f) - 0.4f) < 0.02f);
+  CHECK(std::abs(calibration.map().correct(0.45f) - 0.4f) < 0.02f);
+  CHECK(std::abs(calibration.map().correct(0.55f) - 0.4f) < 0.02f);
 }
 
 void drafts_are_scored_when_the_response_grows() {
   // A sibling that is always wrong from the second token on: confidence in second tokens must fall.
   DraftIndex index(kPlenty);
-  Drafter drafter(index.hits(), index.calibration());
   Token tokens[4];
   std::int32_t parents[4];
   float before[4] = {}, after[4] = {};
@@ -123,7 +130,7 @@ void drafts_are_scored_when_the_response_grows() {
     index.append(group, 0, 0, sibling, 4);
     index.append(group, 1, 0, own, 0);
     float* confidence = round == 0 ? before : after;
-    CHECK(index.speculate(drafter, group, 1, 4, DraftOptions(), true, tokens, parents, confidence) == 4);
+    CHECK(speculate(index, group, 1, 4, DraftOptions(), {tokens, parents, confidence}) == 4);
     index.append(group, 1, 0, own, 4);
     index.drop(group);
   }
@@ -139,9 +146,10 @@ void threads_share_groups() {
   const auto work = [&](unsigned seed) {
     std::mt19937 rng(seed);
     Drafter drafter(index.hits(), index.calibration());
-    Token tokens[16];
-    std::int32_t parents[16];
-    float confidence[16];
+    constexpr int kBatch = 20, kBudget = 16;  // more than are drafted together
+    Token tokens[kBatch * kBudget];
+    std::int32_t parents[kBatch * kBudget];
+    float confidence[kBatch * kBudget];
     for (int i = 0; i < 1500; ++i) {
       const GroupId group = rng() % 6;
       const RequestId request = rng() % 4;
@@ -154,7 +162,7 @@ void threads_share_groups() {
           break;
         case 1: {
           const Token context[] = {1, 2, 3};
-          index.speculate_context(drafter, group, context, 3, 16, options, tokens, parents, confidence);
+          index.speculate_context(drafter, group, context, 3, kBudget, options, {tokens, parents, confidence});
           index.feedback(0.5f, rng() % 2 == 0);
           break;
         }
@@ -166,9 +174,16 @@ void threads_share_groups() {
           index.append(group, request, index.length(group, request), more.data(), more.size());
           break;
         }
-        default:
-          drafted += static_cast<std::uint64_t>(
-              index.speculate(drafter, group, request, 16, options, true, tokens, parents, confidence));
+        default: {
+          // Groups in any order, some twice: batches that hold several locks must not wait for each other.
+          DraftIndex::DraftItem items[kBatch];
+          for (int k = 0; k < kBatch; ++k) {
+            const int at = k * kBudget;
+            items[k] = {rng() % 7, rng() % 5, kBudget, {tokens + at, parents + at, confidence + at}, 0};
+          }
+          index.speculate(drafter, items, kBatch, options, true);
+          for (const DraftIndex::DraftItem& item : items) drafted += static_cast<std::uint64_t>(item.size);
+        }
       }
     }
   };

@@ -37,6 +37,32 @@ def test_a_batch_over_groups_fills_the_callers_arrays() -> None:
     assert out[0][3, 0] == 8
 
 
+@pytest.mark.parametrize("paths", [1, 4])
+def test_drafts_made_together_are_those_made_one_by_one(paths: int) -> None:
+    # More requests than are drafted together, of many groups and of one, in any order, some twice, some unknown.
+    rng = np.random.default_rng(5)
+    index = DraftIndex()
+    texts = rng.integers(0, 3, (40, 200))
+    for group in range(10):
+        for request in range(4):
+            index.append_one(group, request, texts[4 * group + request, : rng.integers(0, 200)])
+    groups = rng.integers(0, 11, 70).astype(np.uint64)
+    groups[20:40] = 3
+    requests = rng.integers(0, 5, 70).astype(np.uint64)
+    budgets = rng.integers(0, 9, 70).astype(np.int32)
+    tokens, parents = np.zeros((70, 8), np.int32), np.zeros((70, 8), np.int32)
+    confidence, counts = np.zeros((70, 8), np.float32), np.zeros(70, np.int32)
+    options = DraftOptions(paths=paths, min_confidence=0.01)
+    index.speculate(groups, requests, budgets, tokens, parents, confidence, counts, options=options, learn=False)
+    assert counts.max() > 4
+    assert counts.min() == 0
+    for i, size in enumerate(counts):
+        alone = index.speculate_one(int(groups[i]), int(requests[i]), int(budgets[i]), options=options, learn=False)
+        assert alone.tokens.tolist() == tokens[i, :size].tolist()
+        assert alone.parents.tolist() == parents[i, :size].tolist()
+        assert alone.confidence.tolist() == confidence[i, :size].tolist()
+
+
 def test_the_prompt_speaks_before_the_first_token() -> None:
     index = DraftIndex()
     assert index.set_prompt(1, [5, 6, 7, 8, 5, 6])
