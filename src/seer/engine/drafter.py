@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,10 @@ class DraftTree:
 
     def pruned(self, max_tokens: int, max_depth: int) -> DraftTree:
         """The tree without nodes too deep to be used, cut to its first `max_tokens` nodes."""
+        if len(self.tokens) <= min(max_tokens, max_depth):  # no node is deeper than there are nodes
+            return self
         depths = self.depths()
-        if len(depths) <= max_tokens and max(depths, default=0) <= max_depth:
+        if len(depths) <= max_tokens and max(depths) <= max_depth:
             return self
         kept = [node for node, depth in enumerate(depths) if depth <= max_depth][:max_tokens]
         place: dict[int | None, int | None] = {node: index for index, node in enumerate(kept)}
@@ -93,6 +95,14 @@ class Drafter(Protocol):
         """The request left this instance; what the group learnt from it may stay."""
 
 
+@runtime_checkable
+class LearnsAside(Protocol):
+    """A drafter that puts off work it can do while a device computes."""
+
+    def learn(self) -> None:
+        """Do it now; called between a step's start and its end, as often as the engine likes."""
+
+
 DraftBudget = Callable[[int, int], Allowance]
 """`budget(num_running, mean_context_tokens)`: asked once per step, answered from measured step costs."""
 
@@ -113,6 +123,8 @@ class StepReport:
     """Tokens that became part of a response."""
     num_drafted: int
     num_accepted: int
+    num_allowed: int = 0
+    """Draft tokens that each request could have had; 0 where the drafter was not asked."""
     load_s: float = 0.0
     """Spent on KV from the pool before the step."""
     load_aside_s: float = 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from seer.engine.base import InstanceLimits, Weights
-from seer.engine.drafter import DraftBudget, Drafter, StepObserver
+from seer.engine.drafter import DraftBudget, Drafter, LearnsAside, StepObserver
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.local import cpu_ops
 from seer.engine.local.cache import KVCache, block_bytes, model_identity
@@ -174,6 +174,8 @@ def _choose_runner(model: Model, scheduler: Scheduler) -> Runner:
         return PlainRunner(model, scheduler)
     from seer.engine.local.gpu_runner import GpuRunner
 
+    if isinstance(scheduler.drafter, LearnsAside):
+        return GpuRunner(model, scheduler, meanwhile=scheduler.drafter.learn)
     return GpuRunner(model, scheduler)
 
 

@@ -32,8 +32,9 @@ from seer.engine.local.sampling import MASK64, NEAR_TIE, Draws, draw, mix64
 from seer.engine.local.scheduler import Scheduler
 
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-ROW_SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-"""Rows per chunk of verification graphs: its last token and up to 31 nodes."""
+ROW_SIZES = (2, 3, 5, 9, 12, 16, 24, 32)
+"""Rows per chunk of verification graphs: its last token and up to 31 nodes. Few, because each costs a capture for every
+batch size it meets; the deepest draft a budget allows, 8 tokens, fits without padding."""
 BURST = 8
 """Decoding steps per burst: host work per token falls to an eighth; a stopped chunk wastes 3.5 rows on
 average.
@@ -57,10 +58,19 @@ class Graph:
 class GpuRunner:
     """Replays captured graphs; implements `Runner`."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, *, capture: bool = True) -> None:
+    def __init__(
+        self,
+        model: Model,
+        scheduler: Scheduler,
+        *,
+        capture: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         assert isinstance(model.ops, GpuOps), "a GPU runner needs the GPU's kernels"
         self.model, self.ops, self.scheduler, self.capture = model, model.ops, scheduler, capture
         self.device = model.ops.device
+        self.meanwhile = meanwhile
+        """Called once the device has its work and before the host waits for it."""
         num_lanes, width = scheduler.tables.shape
         self.spare_lane = num_lanes
         self.spare_slot = scheduler.cache.spare_slot
@@ -105,6 +115,7 @@ class GpuRunner:
             graph.replay()
             results[index].copy_(graph.drawn)
         self._positions[lanes[: len(works)]] += num_steps
+        self.meanwhile()
         host = results.cpu().numpy()
         return [_to_draws(host[index, : len(works)]) for index in range(num_steps)]
 
@@ -133,6 +144,7 @@ class GpuRunner:
         rows = self._lay_out(works, size, per_chunk)
         graph.step.rows.copy_(_pinned(rows, self.device), non_blocking=True)
         graph.replay()
+        self.meanwhile()
         return _to_draws(graph.drawn.cpu().numpy())
 
     def _lay_out(self, works: list[Work], size: int, per_chunk: int) -> NDArray[np.int32]:

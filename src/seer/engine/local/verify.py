@@ -32,18 +32,16 @@ class Walk:
 
 def walk(tree: DraftTree | None, drawn: Sequence[int], max_tokens: int, stop_ids: Collection[int]) -> Walk:
     """Follow the drawn tokens; `drawn[0]` is the root's, `drawn[1 + i]` node i's."""
-    children: dict[tuple[int | None, int], int] = {}
+    rows, nodes, token = [0], [], drawn[0]
     if tree is not None:
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            children.setdefault((parent, token), node)
-    rows = [0]
-    nodes: list[int] = []
-    at: int | None = None
-    while drawn[rows[-1]] not in stop_ids and len(rows) < max_tokens:
-        child = children.get((at, drawn[rows[-1]]))
-        if child is None:
-            return Walk(rows, nodes, stopped=False)
-        nodes.append(child)
-        rows.append(1 + child)
-        at = child
-    return Walk(rows, nodes, stopped=drawn[rows[-1]] in stop_ids)
+        at: int | None = None
+        # Children come after their parent and siblings differ, so the way down is found in one pass.
+        for node, parent in enumerate(tree.parents):
+            if parent != at or tree.tokens[node] != token:
+                continue
+            if token in stop_ids or len(rows) >= max_tokens:
+                break
+            nodes.append(node)
+            rows.append(1 + node)
+            at, token = node, drawn[1 + node]
+    return Walk(rows, nodes, stopped=token in stop_ids)

@@ -17,7 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.platforms import current_platform
 
 from seer.engine.fleet_pool import open_pool
 from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_layout
@@ -49,8 +48,7 @@ class SeerPoolConnector(KVConnectorBase_V1):
         config = vllm_config.kv_transfer_config
         assert config is not None, "a connector is made because there is a kv_transfer_config"
         extra = config.kv_connector_extra_config
-        on_gpu = {"load_async": current_platform.device_type == "cuda"}
-        options = TransferOptions(**on_gpu | extra.get("options", {}))
+        options = TransferOptions(**extra.get("options", {}))
         self._pool = open_pool(extra["pool"])
         self._num_blocks = kv_cache_config.num_blocks
         self._plan: Plan | None = None

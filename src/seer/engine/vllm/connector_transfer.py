@@ -48,7 +48,8 @@ class TransferOptions:
     load_threads: int = 8
     """Threads that read the pool at once: one by itself checks and copies no more than a few GB/s."""
     load_async: bool = False
-    """Let others compute while a request's blocks are loaded; on a GPU that is the default."""
+    """Let others compute while a request's blocks are loaded. It costs the request three steps more, and made no
+    difference to a rollout on four GPU engines (docs/log.md)."""
     flush_blocks: int = 128
     """Save when so many blocks are pending ..."""
     flush_steps: int = 32
