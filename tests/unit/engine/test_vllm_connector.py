@@ -38,7 +38,7 @@ class MemoryPool(NonePool):
     def pin(self, request_id: str, keys: Any) -> int:
         return self.lookup_now(keys)
 
-    def put_now(self, keys: Any, buffers: Any, request_id: str | None = None) -> list[bool]:
+    def put_now(self, keys: Any, buffers: Any, owners: Any = None) -> list[bool]:
         self.blocks.update({key: bytes(buffer) for key, buffer in zip(keys, buffers, strict=True)})
         return [True] * len(keys)
 

@@ -1,7 +1,7 @@
 """The memory that KV blocks live in, and the way their bytes go out to the pool and come back.
 
-One tensor, [block][layer][key, value][...]: a block's bytes are contiguous, so exporting a block is handing
-out a view of it (on a CPU) or one copy (on a GPU). Keys are [head_dim][block_tokens] and values
+One tensor, [block][layer][key, value][...]: a block's bytes are contiguous, so exporting blocks is handing
+out views of them (on a CPU) or one copy of all (on a GPU). Keys are [head_dim][block_tokens] and values
 [block_tokens][head_dim] within a KV head. Behind the blocks lie scratch blocks, in which draft nodes keep
 their KV until they are accepted.
 
@@ -53,7 +53,9 @@ class KVCache:
         # Zeros, not garbage: implementations that mask by weight 0 must not meet a NaN. Untouched pages cost
         # nothing.
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
-        if device.type == "cpu":
+        self.is_host_memory = device.type == "cpu"
+        """Whether the pool can read and write the blocks where they are."""
+        if self.is_host_memory:
             huge_pages.ask(self.tensor.data_ptr(), self.tensor.nbytes, touched=False)
 
     @property
@@ -94,24 +96,36 @@ class KVCache:
 
     def export(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int], request_id: str) -> list[bool]:
         """Offer blocks to the pool; what it takes is pinned for the request."""
-        return pool.put_now(list(keys), self._bytes(blocks), request_id)
+        if self.is_host_memory:
+            return pool.put_now(list(keys), self._views(blocks), request_id)
+        gathered = self._rows.index_select(0, self._index(blocks))
+        return pool.put_now(list(keys), gathered.cpu().numpy(), request_id)
 
     def fetch(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
         """Fill blocks from the pool; returns how many leading ones it had."""
-        buffers = self._bytes(blocks)
-        found = pool.get_now(list(keys), buffers)
-        count = found.index(False) if False in found else len(found)
-        if self.tensor.device.type != "cpu":
-            for block, buffer in zip(blocks[:count], buffers[:count], strict=True):
-                self._flat(block).copy_(torch.from_numpy(buffer))
+        if self.is_host_memory:
+            return _num_leading(pool.get_now(list(keys), self._views(blocks)))
+        on_gpu = self.tensor.device.type == "cuda"
+        host = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, pin_memory=on_gpu)
+        count = _num_leading(pool.get_now(list(keys), host.numpy()))
+        self._rows.index_copy_(0, self._index(blocks[:count]), host[:count].to(self.tensor.device, non_blocking=True))
         return count
 
-    def _flat(self, block: int) -> torch.Tensor:
-        return self.tensor[block].view(torch.uint8).view(-1)
+    @property
+    def _rows(self) -> torch.Tensor:
+        """All of it as [block, byte]."""
+        return self.tensor.view(len(self.tensor), -1).view(torch.uint8)
 
-    def _bytes(self, blocks: Sequence[int]) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
-        """The bytes of each block in host memory; on a CPU the memory itself."""
-        return [self._flat(block).cpu().numpy() for block in blocks]
+    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self.tensor.device)
+
+    def _views(self, blocks: Sequence[int]) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+        rows = self._rows
+        return [rows[block].numpy() for block in blocks]
+
+
+def _num_leading(found: Sequence[bool]) -> int:
+    return found.index(False) if False in found else len(found)
 
 
 def block_bytes(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
