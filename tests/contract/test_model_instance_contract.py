@@ -97,6 +97,21 @@ def play(request: pytest.FixtureRequest, folder: Path) -> Iterator[Play]:
     engine.thread.run(engine.restore())
 
 
+def test_more_contexts_at_once_than_one_step_takes(play: Play) -> None:
+    """Drawn with noise: vLLM's noise is a generator for each request, and what it does while a context is computed is
+    not the same on every device.
+    """
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        for i in range(24):
+            prompt = [3 + (7 * i + j) % 90 for j in range(200)]
+            instance.submit(a_chunk(i, prompt, max_tokens=3, temperature=1.0, ignore_eos=True))
+        await inbox.ends(*range(24))
+
+    inbox = play(scenario, **({"kv_blocks": 2048} if play.temperature else {}))
+    assert [(inbox.end(i).end, len(inbox.tokens(i))) for i in range(24)] == [(ChunkEnd.LIMIT, 3)] * 24
+
+
 def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Play, folder: Path) -> None:
     sampling = {"temperature": 0.8 * play.temperature, "top_k": 50}
 

@@ -27,7 +27,12 @@ DEFAULT_CPU_KV_BYTES = 1 << 30
 CPU_ARGUMENTS: dict[str, Any] = {
     "gpu_memory_utilization": 0.02,  # on a CPU the share of memory that must be free; KV memory is given in bytes
     "enforce_eager": True,  # compiling takes longer than most runs on a CPU
+    # A seeded request whose context is computed in pieces ends vLLM's engine on a CPU: it turns the request's generator
+    # back after each piece, which generators of a CPU cannot do.
+    "enable_chunked_prefill": False,
 }
+CPU_STEP_TOKENS = 4096
+"""Of one step, unless a single context may be longer."""
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -112,6 +117,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = settings.kv_memory_bytes
     if settings.device == "cpu":
         arguments |= CPU_ARGUMENTS
+        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, arguments["max_model_len"])
     if speculation is not None:
         arguments["scheduler_cls"] = "seer.engine.vllm.scheduler.SeerScheduler"
         arguments["async_scheduling"] = False
