@@ -479,7 +479,9 @@ def main() -> int:
     options.add_argument("--drafters", default="", help="of the section drafting, comma separated (all)")
     options.add_argument("--batches", default="", help="of the section drafting, comma separated (all)")
     options.add_argument("--questions", type=Path, help="JSON list of token lists; see benchmarks/engine/gpu.py")
-    options.add_argument("--go", type=Path, help="of the sections together and overhead: measure only once this file is there")
+    options.add_argument(
+        "--go", type=Path, help="of the sections together and overhead: measure only once this file is there"
+    )
     options.add_argument("--device", default="cuda")
     options.add_argument("--dram-dir", default="/dev/shm", help="where pools lie (%(default)s)")
     options.add_argument("--tiny", action="store_true", help="toys: checks that everything runs")
