@@ -208,6 +208,16 @@ def test_blocks_of_one_call_may_belong_to_different_requests(pool: Pool) -> None
         pool.put_now(keys, blocks_of(4), owners=["a", "b"])
 
 
+def test_a_block_that_comes_twice_in_one_call_is_held_once_for_both_its_owners(pool: Pool) -> None:
+    key, block = keys_of(1), blocks_of(1)
+    twice = pool.put_now(np.concatenate([key, key]), np.concatenate([block, block]), owners=["a", "b"])
+    assert twice == [True, True]
+    assert pool.free("a") == 0
+    assert pool.lookup_now(key) == 1
+    assert pool.free("b") == 1
+    assert pool.lookup_now(key) == 0
+
+
 def test_release_keeps_the_blocks(pool: Pool) -> None:
     keys = keys_of(3)
     pool.put_now(keys, blocks_of(3), owners="a")

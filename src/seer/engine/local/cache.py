@@ -21,7 +21,7 @@ import torch
 
 from seer.engine.local import huge_pages
 from seer.engine.local.folder import ModelConfig
-from seer.kvpool.base import Pool
+from seer.kvpool.base import Owners, Pool
 from seer.kvpool.keys import KVLayout, Namespace
 
 
@@ -94,12 +94,12 @@ class KVCache:
         )
         return Namespace(model=model, epoch=epoch, layout=layout, salt="local/keys-transposed")
 
-    def export(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int], request_id: str) -> list[bool]:
-        """Offer blocks to the pool; what it takes is pinned for the request."""
+    def export(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int], owners: Owners) -> list[bool]:
+        """Offer blocks to the pool; what it takes is pinned for their owners."""
         if self.is_host_memory:
-            return pool.put_now(list(keys), self._views(blocks), request_id)
+            return pool.put_now(list(keys), self._views(blocks), owners)
         gathered = self._rows.index_select(0, self._index(blocks))
-        return pool.put_now(list(keys), gathered.cpu().numpy(), request_id)
+        return pool.put_now(list(keys), gathered.cpu().numpy(), owners)
 
     def fetch(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
         """Fill blocks from the pool; returns how many leading ones it had."""

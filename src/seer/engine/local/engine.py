@@ -123,6 +123,7 @@ class Engine:
             self.model.ops.move(source, target)
         for work in works:
             self._seal(work.active)
+        self._export(works)
         self.num_near_ties += draws.num_near_ties
         return emitted
 
@@ -144,6 +145,7 @@ class Engine:
             active.num_computed += count
             self._seal(active)
             emitted += count
+        self._export(works)
         self.num_near_ties += sum(draws.num_near_ties for draws in steps)
         return emitted
 
@@ -198,12 +200,23 @@ class Engine:
         for index in range(active.num_sealed, num_full):
             self.scheduler.blocks.seal(active.blocks[index], active.keys[index])
         active.num_sealed = max(active.num_sealed, num_full)
-        if self.scheduler.pool is not None and active.num_sealed > active.num_exported:
+
+    def _export(self, works: Sequence[Work]) -> None:
+        """Offer the pool what was sealed, all chunks' in one call: on a GPU each call waits for the device."""
+        if self.scheduler.pool is None:
+            return
+        keys: list[bytes] = []
+        blocks: list[int] = []
+        owners: list[str] = []
+        for active in (work.active for work in works):
             fresh = slice(active.num_exported, active.num_sealed)
-            self.scheduler.cache.export(
-                self.scheduler.pool, active.keys[fresh], active.blocks[fresh], str(active.chunk.request)
-            )
-            active.num_exported = active.num_sealed
+            if fresh.start < fresh.stop:
+                keys += active.keys[fresh]
+                blocks += active.blocks[fresh]
+                owners += [str(active.chunk.request)] * (fresh.stop - fresh.start)
+                active.num_exported = active.num_sealed
+        if keys:
+            self.scheduler.cache.export(self.scheduler.pool, keys, blocks, owners)
 
     # Reporting
 
