@@ -3,8 +3,8 @@
 # (Triton's dialect of Python: kernels have no types, and capitals mark what is fixed at compile time.)
 """The embedded engine's Triton kernels: everything on a GPU but the matrix products.
 
-Rows are described by one int32 array, `rows` [6][capacity], so that a step needs one copy to the device, or
-none:
+Rows are described by one int32 array, `rows` [6][capacity] (uniform_rows.py has the order), so that a step needs one
+copy to the device, or none:
 
     TOKEN     its token id             VISIBLE   leading positions of its lane's table that it sees
     POSITION  its absolute position    NODES     bit j: it sees row `node_first + j` of its tile's tree
@@ -19,7 +19,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TOKEN, POSITION, SLOT, VISIBLE, NODES, LANE = range(6)
 FIRST, COUNT, NODE_FIRST = range(3)
 MAX_NODES = 31
 """Bits of NODES that are used."""

@@ -19,6 +19,7 @@ from seer.engine.local.batch import Batch, Work
 from seer.engine.local.cache import KVCache
 from seer.engine.local.ops import Linear, PlainLinear
 from seer.engine.local.rotary import RotaryTable
+from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE
 from seer.errors import ConfigError
 
 triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
@@ -107,15 +108,15 @@ class GpuOps:
         num_nodes = max((len(work.tree.tokens) for work in batch.works if work.tree), default=0)
         assert num_nodes <= kernels.MAX_NODES, f"a tree of {num_nodes} nodes, {kernels.MAX_NODES} are possible"
         rows = np.zeros((6, batch.num_rows), np.int32)
-        rows[kernels.TOKEN], rows[kernels.POSITION] = batch.tokens, batch.positions
-        rows[kernels.SLOT], rows[kernels.VISIBLE] = batch.slots, batch.num_visible
+        rows[TOKEN], rows[POSITION] = batch.tokens, batch.positions
+        rows[SLOT], rows[VISIBLE] = batch.slots, batch.num_visible
         tiles: list[tuple[int, int, int]] = []
         longest = 1
         for index, work in enumerate(batch.works):
             first, last = int(batch.segment_rows[index]), int(batch.segment_rows[index + 1])
-            rows[kernels.LANE, first:last] = work.active.lane
+            rows[LANE, first:last] = work.active.lane
             node_first = last - (len(work.tree.tokens) if work.tree else 0)
-            rows[kernels.NODES, node_first:last] = node_masks(work)
+            rows[NODES, node_first:last] = node_masks(work)
             tiles += [(at, min(TILE_TOKENS, last - at), node_first) for at in range(first, last, TILE_TOKENS)]
             longest = max(longest, min(TILE_TOKENS, last - first))
         self.step = GpuStep(

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Work, build
-from seer.engine.local.gpu_ops import GpuOps, GpuStep, LaneState, node_masks
+from seer.engine.local.gpu_ops import GpuOps, GpuStep, LaneState
 from seer.engine.local.model import Model
 from seer.engine.local.runner import draw_rows
 from seer.engine.local.sampling import MASK64, NEAR_TIE, Draws, draw, mix64
 from seer.engine.local.scheduler import Scheduler
+from seer.engine.local.uniform_rows import LANE, SLOT, TOKEN, VISIBLE, lay_out
 
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 ROW_SIZES = (2, 3, 5, 9, 12, 16, 24, 32)
@@ -141,42 +142,20 @@ class GpuRunner:
         per_chunk = _bucket(most, (1, *ROW_SIZES))
         size = _bucket(len(works), BATCH_SIZES)
         graph = self._graph(size, per_chunk, from_lanes=False)
-        rows = self._lay_out(works, size, per_chunk)
+        cache = self.scheduler.cache
+        rows = lay_out(
+            works,
+            size=size,
+            per_chunk=per_chunk,
+            block_tokens=cache.block_tokens,
+            first_scratch_slot=cache.first_scratch_slot,
+            spare_lane=self.spare_lane,
+            spare_slot=self.spare_slot,
+        )
         graph.step.rows.copy_(_pinned(rows, self.device), non_blocking=True)
         graph.replay()
         self.meanwhile()
         return _to_draws(graph.drawn.cpu().numpy())
-
-    def _lay_out(self, works: list[Work], size: int, per_chunk: int) -> NDArray[np.int32]:
-        tokens = self.scheduler.cache.block_tokens
-        rows = np.zeros((6, size, per_chunk), np.int32)
-        rows[kernels.LANE] = self.spare_lane
-        rows[kernels.SLOT] = self.spare_slot
-        rows[kernels.VISIBLE] = 1
-        scratch = self.scheduler.cache.first_scratch_slot
-        for index, work in enumerate(works):
-            active = work.active
-            work.first_draw = index * per_chunk
-            root = active.num_computed
-            row = rows[:, index]
-            row[kernels.LANE] = active.lane
-            row[kernels.VISIBLE] = root + 1
-            row[:4, 0] = (
-                active.tokens[-1],
-                root,
-                active.blocks[root // tokens] * tokens + root % tokens,
-                root + 1,
-            )
-            if work.tree is not None:
-                count = len(work.tree.tokens)
-                nodes = row[:, 1 : 1 + count]
-                nodes[kernels.TOKEN] = work.tree.tokens
-                nodes[kernels.POSITION] = np.asarray(work.tree.depths()) + root
-                nodes[kernels.NODES] = node_masks(work)
-                work.node_slots = list(range(scratch, scratch + count))
-                nodes[kernels.SLOT] = work.node_slots
-                scratch += count
-        return rows.reshape(6, -1)
 
     def _graph(self, size: int, per_chunk: int, *, from_lanes: bool = True) -> Graph:
         key = (size, per_chunk if not from_lanes else 0)
@@ -187,7 +166,7 @@ class GpuRunner:
     def _make_graph(self, size: int, per_chunk: int, from_lanes: bool) -> Graph:
         num_rows = size * per_chunk
         rows = torch.zeros((6, num_rows), dtype=torch.int32)
-        rows[kernels.LANE], rows[kernels.SLOT], rows[kernels.VISIBLE] = self.spare_lane, self.spare_slot, 1
+        rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
         first = torch.arange(0, num_rows, per_chunk, dtype=torch.int32)
         tiles = torch.stack((first, torch.full_like(first, per_chunk), first + 1))
         step = GpuStep(
@@ -205,7 +184,7 @@ class GpuRunner:
             self.ops.step = step
             if from_lanes:
                 self._next_rows(step, lanes)
-            hidden = self.model.weights.embedding[step.rows[kernels.TOKEN].long()]
+            hidden = self.model.weights.embedding[step.rows[TOKEN].long()]
             logits = self.model.logits(hidden, self.model.run_layers(hidden))
             return self.ops.draw(logits, draw_index, self.lanes, advance=from_lanes)
 

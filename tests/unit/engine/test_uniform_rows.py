@@ -1,0 +1,71 @@
+"""Rows of a step in which all chunks are alike, against the same rows made one by one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from seer.engine.drafter import DraftTree
+from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE, lay_out
+
+BLOCK_TOKENS, SCRATCH, SPARE_LANE, SPARE_SLOT = 4, 1000, 99, 777
+PER_CHUNK = 6
+
+
+@st.composite
+def works(draw: st.DrawFn) -> list[Any]:
+    made = []
+    for lane in range(draw(st.integers(1, 4))):
+        num_computed = draw(st.integers(0, 30))
+        size = draw(st.integers(0, PER_CHUNK - 1))
+        parents = [draw(st.sampled_from([None, *range(node)])) for node in range(size)]
+        tokens = draw(st.lists(st.integers(0, 500), min_size=size, max_size=size))
+        active = SimpleNamespace(
+            tokens=[7] * num_computed + [draw(st.integers(0, 500))], num_computed=num_computed, lane=lane,
+            blocks=draw(st.permutations(range(8))),
+        )  # fmt: skip
+        tree = DraftTree(tokens, parents, [0.5] * size) if size else None
+        made.append(SimpleNamespace(active=active, tree=tree, first_draw=-1, node_slots=None))
+    return made
+
+
+@given(works(), st.integers(0, 2))
+def test_every_row_is_what_its_token_or_node_says(made: list[Any], num_spare: int) -> None:
+    size = len(made) + num_spare
+    rows = lay_out(
+        made, size=size, per_chunk=PER_CHUNK, block_tokens=BLOCK_TOKENS, first_scratch_slot=SCRATCH,
+        spare_lane=SPARE_LANE, spare_slot=SPARE_SLOT,
+    )  # fmt: skip
+    assert rows.shape == (6, size * PER_CHUNK)
+    assert rows.dtype == np.int32
+    table = rows.reshape(6, size, PER_CHUNK)
+    next_scratch = SCRATCH
+    for index, work in enumerate(made):
+        active, root = work.active, work.active.num_computed
+        assert work.first_draw == index * PER_CHUNK
+        at = table[:, index]
+        assert (at[LANE] == active.lane).all()
+        assert (at[VISIBLE] == root + 1).all()
+        slot = active.blocks[root // BLOCK_TOKENS] * BLOCK_TOKENS + root % BLOCK_TOKENS
+        assert at[[TOKEN, POSITION, SLOT, NODES], 0].tolist() == [active.tokens[-1], root, slot, 0]
+        count = len(work.tree.tokens) if work.tree else 0
+        for node in range(count):
+            way, parent = [node], work.tree.parents[node]
+            while parent is not None:
+                way.append(parent)
+                parent = work.tree.parents[parent]
+            expected = [work.tree.tokens[node], root + len(way), next_scratch, sum(1 << one for one in way)]
+            assert at[[TOKEN, POSITION, SLOT, NODES], 1 + node].tolist() == expected
+            assert work.node_slots[node] == next_scratch
+            next_scratch += 1
+        assert (at[SLOT, 1 + count :] == SPARE_SLOT).all()
+    assert (table[LANE, len(made) :] == SPARE_LANE).all()
+    assert (table[SLOT, len(made) :] == SPARE_SLOT).all()
+    assert (table[VISIBLE, len(made) :] == 1).all()
