@@ -139,11 +139,11 @@ def token_bytes(token_ids: Tokens) -> bytes:
 class KeyChain:
     """The keys of one growing sequence: feed it tokens, it returns the keys of the blocks they completed."""
 
-    __slots__ = ("_block_token_bytes", "_hash", "_prefix", "_rest", "num_blocks")
+    __slots__ = ("_block_token_bytes", "_hash", "_prefix", "_rest", "block_tokens", "num_blocks")
 
     def __init__(self, namespace: Namespace, block_tokens: int | None = None) -> None:
-        tokens = _block_tokens(namespace, block_tokens)
-        self._block_token_bytes = 4 * tokens
+        self.block_tokens = _block_tokens(namespace, block_tokens)
+        self._block_token_bytes = 4 * self.block_tokens
         self._prefix = key_prefix(namespace)
         self._hash = namespace_digest(namespace)
         self._rest = b""

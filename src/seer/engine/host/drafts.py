@@ -127,11 +127,11 @@ class GroupedDrafter:
             options=DraftOptions(paths=paths),
         )
         trees = []
-        for row, ask in enumerate(asks):
-            draft = batch.draft(row)
-            parents = [None if parent < 0 else int(parent) for parent in draft.parents]
-            tree = DraftTree(draft.tokens.tolist(), parents, draft.confidence.tolist())
-            self._offer(ask.request, ask.max_tokens, tree.tokens, parents)
+        rows = (array.tolist() for array in batch)  # at once: an array of a few values costs more than the values
+        for ask, tokens, parents, confidence, count in zip(asks, *rows, strict=True):
+            ways = [None if parent < 0 else parent for parent in parents[:count]]
+            tree = DraftTree(tokens[:count], ways, confidence[:count])
+            self._offer(ask.request, ask.max_tokens, tree.tokens, ways)
             trees.append(tree)
         self.draft_s = time.perf_counter() - began_s
         return trees

@@ -89,11 +89,15 @@ class ActiveChunk:
         self.tokens.extend(tokens)
         self.logprobs.extend(logprobs)
         self.raw_logprobs.extend(raw_logprobs)
-        self._name_blocks(tokens)
+        self.name_blocks()
 
-    def _name_blocks(self, tokens: list[int]) -> None:
-        keys = self.chain.extend(tokens)
-        self.keys.extend(key.tobytes() for key in keys)
+    def name_blocks(self) -> None:
+        """Name the blocks that have become full. The chain is fed whole blocks: a token costs it as much as a block."""
+        size = self.chain.block_tokens
+        named, full = len(self.keys), len(self.tokens) // size
+        if full > named:
+            keys = self.chain.extend(self.tokens[named * size : full * size])
+            self.keys.extend(key.tobytes() for key in keys)
 
     def take_output(self, instance: int, epoch: int) -> ChunkOutput:
         """Everything not yet reported, as news; the end too, once there is one."""
@@ -128,5 +132,5 @@ def activate(chunk: Chunk, namespace: Namespace, eos_token_ids: tuple[int, ...])
         stop_ids=frozenset((*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids))),
         chain=KeyChain(namespace),
     )
-    active._name_blocks(tokens)
+    active.name_blocks()
     return active
