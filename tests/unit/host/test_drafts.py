@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("seer.drafting._index")
 
 from seer.drafting.client import DraftClient
 from seer.engine.drafter import DraftAsk, StepReport
-from seer.engine.host.drafts import FIRST_DEPTH, MIN_PLAIN_REPORTS, Drafts, GroupedDrafter, MeasuredBudget
+from seer.engine.host.drafts import TRIAL_PERIOD, TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget
 
 SENTENCE = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -127,63 +128,51 @@ def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:
     drafter.observe(5, 1, [SENTENCE[3], SENTENCE[4], 99], start=3)
     after = drafter.acceptance.survival()
     assert after[1] > before[1]
-    assert after[3] < after[2] * after[2] / after[1]  # the third was tried and refused
-    assert drafted(drafter, 6, 2, [1]) == []
-    drafter.observe(6, 2, [5], start=0)
-    assert drafter.acceptance.survival()[1] < after[1]  # allowed and not there: nothing gained
+    assert after[3] / after[2] < before[3] / before[2]  # the third was tried and refused
 
 
-def test_a_tree_s_acceptance_counts_the_branch_that_was_taken(drafter: GroupedDrafter) -> None:
+def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> StepReport:
+    return StepReport(
+        duration_s=seconds,
+        num_steps=1,
+        num_running=running,
+        num_rows=rows,
+        num_prefill_rows=prefill,
+        mean_context_tokens=100,
+        num_emitted=running,
+        num_drafted=rows - running,
+        num_accepted=0,
+    )
+
+
+def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float) -> MeasuredBudget:
     begin(drafter, "grouped")
-    drafter.observe(5, 0, [1, 2, 3, 4], start=0)
-    drafter.observe(5, 1, [1, 2, 3, 4], start=0)
-    drafter.observe(5, 2, [1, 2, 7, 8], start=0)
-    drafter.observe(5, 3, [1, 2], start=0)
-    (tree,) = drafter.draft([DraftAsk(5, 3, [0, 1, 2], 1, 4, 2)])
-    taken = list(tree.tokens).index(7)
-    assert {3, 7} <= set(tree.tokens)
-    assert taken > 0
-    before = drafter.acceptance.survival()
-    drafter.observe(5, 3, [7], start=2)
-    after = drafter.acceptance.survival()
-    assert after[1 + taken] > before[1 + taken]
-    assert after[1] < before[1]
-
-
-def a_step(seconds: float, depth: int = 0) -> StepReport:
-    return StepReport(seconds, 1, 4, 4 * (1 + depth), 0, 100, 4, 4 * depth, 0, num_allowed=depth)
-
-
-def asked(budget: MeasuredBudget, step_s: Callable[[int], float], times: int) -> list[int]:
-    answers = []
-    for _ in range(times):
-        answers.append(budget(4, 100).max_tokens)
-        budget.on_step(a_step(step_s(answers[-1]), answers[-1]))
-    return answers
-
-
-def test_it_sees_plain_steps_first_and_then_what_drafting_costs(drafter: GroupedDrafter) -> None:
-    begin(drafter, "grouped")
-    first = asked(MeasuredBudget(drafter), lambda depth: 0.1, MIN_PLAIN_REPORTS + 1)
-    assert first == [0] * MIN_PLAIN_REPORTS + [FIRST_DEPTH]
+    budget = MeasuredBudget(drafter)
+    for i in range(40):
+        rows = 4 + i % 8
+        budget.on_step(a_step(rows, base_s + slope_s * rows))
+    return budget
 
 
 def test_where_rows_are_free_it_drafts_and_where_they_cost_a_step_it_does_not(drafter: GroupedDrafter) -> None:
-    begin(drafter, "grouped")
-    free = asked(MeasuredBudget(drafter), lambda depth: 0.1, 100)
-    assert free[-20:].count(0) <= 1
-    assert max(free) > FIRST_DEPTH
-    dear = asked(MeasuredBudget(drafter), lambda depth: 0.1 * (1 + depth), 1000)
-    assert 1 <= sum(depth > 0 for depth in dear[10:]) <= 20  # a trial now and then
+    assert a_budget(drafter, 0.1, 0.0)(4, 100).max_tokens > TRIAL_TOKENS
+    dear = a_budget(drafter, 0.0, 0.1)
+    asked = [dear(4, 100).max_tokens for _ in range(16 * TRIAL_PERIOD)]
+    assert set(asked) == {0, TRIAL_TOKENS}
+    trials = [step for step, tokens in enumerate(asked) if tokens]
+    gaps = [later - earlier for earlier, later in pairwise(trials)]
+    assert gaps == [16, 32, 64, 128, 128, 128]  # rarer and rarer, up to four requests' worth of the period
 
 
 def test_a_budget_for_trees_lets_every_draft_fork_and_one_for_lines_none(drafter: GroupedDrafter) -> None:
     begin(drafter, "grouped")
     for max_paths in (1, 2):
         budget = MeasuredBudget(drafter, max_paths=max_paths)
-        asked(budget, lambda depth: 0.1, MIN_PLAIN_REPORTS)
         trial = budget(4, 100)
-        asked(budget, lambda depth: 0.1, 20)
+        assert trial.max_tokens == TRIAL_TOKENS
+        for rows in range(4, 44):
+            budget.on_step(a_step(4 + rows % 8, 0.1))
+        assert budget(4, 100).max_tokens > TRIAL_TOKENS
         assert trial.max_paths == budget(4, 100).max_paths == max_paths
 
 

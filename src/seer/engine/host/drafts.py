@@ -1,15 +1,15 @@
 """Drafts inside an instance's process: the drafter over a draft client, and the budget that prices them.
 
 The engine asks `budget` how much to draft, `draft` for the drafts, and tells `observe` what became final.
-Seeing both the drafts and what followed, this is also where acceptance is measured, node by node.
+Seeing both the drafts and what followed, this is also where acceptance is measured, position by position.
 
 Invariants
   1. Nothing here waits: the draft client does its talking in a thread of its own.
   2. Groups of two runs never share an index: their names carry the run. What `recall` brings along is all they know.
   3. What was observed is in the index before the next draft, and within HOLD_S while the engine steps; an engine that
      waits for its device has it learned meanwhile.
-  4. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for the trials
-     that keep the measurement alive (`seer.speculation.choice`).
+  4. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
+     small, regular trial that keeps the measurement alive.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from seer.drafting.index import DraftOptions
 from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
 from seer.engine.step_cost import MeasuredCost
 from seer.speculation.acceptance import AcceptanceTracker
-from seer.speculation.budget import MAX_DEPTH
-from seer.speculation.choice import DepthChoice
+from seer.speculation.budget import best_depth, time_per_token_s
 
 Drafts = Literal["none", "own", "grouped"]
 
 HOLD_S = 0.02
 """Tokens wait this long for others to be learned with them: learning a token by itself costs a thousand times what it
 costs among many, which shows where steps take two milliseconds and draft nothing."""
-MIN_PLAIN_REPORTS = 2
-"""Before anything is drafted: drafts are priced against steps without them."""
-FIRST_DEPTH = 2
-"""Drafted once those are known, until it is known what drafting costs."""
+FIRST_TRIAL_STEPS = 8
+TRIAL_PERIOD = 32
+"""Where drafting does not pay, a step now and then drafts a little all the same, so that a change of fortune is seen:
+soon at first, then after twice as long each time, up to so many steps times the requests in them (about a sixteenth of
+a row per step, whatever the batch)."""
+TRIAL_TOKENS = 2
 
 
 @dataclass(slots=True)
@@ -50,29 +51,6 @@ class _Held:
     tokens: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Offered:
-    """A request's newest draft; without parents it is a line."""
-
-    num_allowed: int
-    tokens: Sequence[int]
-    parents: Sequence[int | None] | None
-
-    def accepted(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The nodes that these tokens, which followed, went through."""
-        if self.parents is None:
-            return range(_num_equal(self.tokens, tokens))
-        nodes: list[int] = []
-        at: int | None = None
-        for node, parent in enumerate(self.parents):  # parents first, and siblings differ: one pass finds the way
-            if parent == at and self.tokens[node] == tokens[len(nodes)]:
-                nodes.append(node)
-                if len(nodes) == len(tokens):
-                    break
-                at = node
-        return nodes
-
-
 class GroupedDrafter:
     """Implements `seer.engine.drafter.Drafter` over the group's suffix index."""
 
@@ -82,8 +60,8 @@ class GroupedDrafter:
         self._client = DraftClient(ClientConfig(servers=servers, secret=secret))
         self._run = ""
         self.mode: Drafts = "none"
-        self.acceptance = AcceptanceTracker()
-        self._offered: dict[int, _Offered] = {}  # by request
+        self.acceptance = _fresh_acceptance()
+        self._offered: dict[int, Sequence[int]] = {}  # request -> first path of its newest draft
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
         self.draft_s = 0.0
@@ -94,7 +72,7 @@ class GroupedDrafter:
         self._client.close()
         self._client = DraftClient(ClientConfig(servers=self._servers, secret=self._secret, epoch=epoch))
         self._run, self.mode = run, mode
-        self.acceptance = AcceptanceTracker()
+        self.acceptance = _fresh_acceptance()
         self._offered.clear()
         self._held.clear()
 
@@ -110,8 +88,11 @@ class GroupedDrafter:
         if self.mode == "none":
             return
         offered = self._offered.pop(request, None)
-        if offered is not None and tokens:
-            self.acceptance.observe(offered.num_allowed, offered.accepted(tokens))
+        if offered:
+            num_accepted = 0
+            while num_accepted < min(len(offered), len(tokens)) and offered[num_accepted] == tokens[num_accepted]:
+                num_accepted += 1
+            self.acceptance.observe(len(offered), num_accepted)
         self._hold(group, request, tokens, start)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Sequence[DraftTree]:
@@ -131,7 +112,7 @@ class GroupedDrafter:
         for ask, tokens, parents, confidence, count in zip(asks, *rows, strict=True):
             ways = [None if parent < 0 else parent for parent in parents[:count]]
             tree = DraftTree(tokens[:count], ways, confidence[:count])
-            self._offer(ask.request, ask.max_tokens, tree.tokens, ways)
+            self._offered[ask.request] = _first_path(tree)
             trees.append(tree)
         self.draft_s = time.perf_counter() - began_s
         return trees
@@ -159,11 +140,6 @@ class GroupedDrafter:
         self.learn()
         self._client.close()
 
-    def _offer(
-        self, request: int, num_allowed: int, tokens: Sequence[int], parents: Sequence[int | None] | None = None
-    ) -> None:
-        self._offered[request] = _Offered(num_allowed, tokens, parents)
-
     def _hold(self, group: int, request: int, tokens: Sequence[int], start: int) -> None:
         now_s = time.perf_counter()
         if not self._held:
@@ -184,13 +160,20 @@ class GroupedDrafter:
         return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    count = 0
-    for mine, its in zip(one, other, strict=False):
-        if mine != its:
-            break
-        count += 1
-    return count
+def _fresh_acceptance() -> AcceptanceTracker:
+    # Low and light: drafts have to earn their depth, and a few good ones are enough to do so.
+    return AcceptanceTracker(prior_acceptance=0.25, prior_weight=4.0)
+
+
+def _first_path(tree: DraftTree) -> list[int]:
+    """The most likely path: the first child of the root, its first child, and so on."""
+    path: list[int] = []
+    at: int | None = None
+    for node, parent in enumerate(tree.parents):
+        if parent == at and (parent is not None or not path):
+            path.append(tree.tokens[node])
+            at = node
+    return path
 
 
 class MeasuredBudget:
@@ -199,27 +182,38 @@ class MeasuredBudget:
     def __init__(self, drafter: GroupedDrafter, *, only_depth: int | None = None, max_paths: int = 1) -> None:
         self._drafter = drafter
         self._max_paths = max_paths
-        """Of a tree of as many tokens as the budget allows."""
-        self._depths = range(MAX_DEPTH + 1) if only_depth is None else (0, only_depth)
-        """One besides none for engines whose steps cost the same whatever part of it is drafted."""
-        self._first_depth = only_depth or FIRST_DEPTH
+        """Of a tree of as many tokens as the budget allows. Acceptance is measured along its likeliest path, so what
+        the others add comes on top of what the budget counts on."""
+        self._only_depth = only_depth
+        """For engines whose steps cost the same whatever part of this depth is drafted."""
         self._cost = MeasuredCost()
-        self._choice = DepthChoice(self._depths)
+        self._num_idle = 0  # steps since drafts were last made
+        self._patience_steps = FIRST_TRIAL_STEPS
 
     def __call__(self, num_running: int, mean_context_tokens: int) -> Allowance:
         """How much each request of the next step may draft."""
-        if self._drafter.mode == "none" or self._cost.num_plain < MIN_PLAIN_REPORTS:
+        if self._drafter.mode == "none":
             return Allowance(0)
-        if not self._cost.num_drafting:
-            return Allowance(self._first_depth, self._max_paths)
-        survival = self._drafter.acceptance.survival()
-        return Allowance(self._choice.depth(self._cost, num_running, survival), self._max_paths)
+        depth = self._best_depth(num_running)
+        if depth:
+            self._num_idle, self._patience_steps = 0, FIRST_TRIAL_STEPS
+            return Allowance(depth, self._max_paths)
+        self._num_idle += 1
+        if self._num_idle >= self._patience_steps or not self._cost.is_known:
+            self._num_idle, depth = 0, TRIAL_TOKENS
+            self._patience_steps = min(2 * self._patience_steps, TRIAL_PERIOD * num_running)
+        return Allowance(depth, self._max_paths)
 
     def on_step(self, report: StepReport) -> None:
         """Learn what a step cost."""
         self._cost.learn(report)
-        if not report.num_allowed:
-            self._choice.burst_steps = report.num_steps
+
+    def _best_depth(self, num_running: int) -> int:
+        survival = self._drafter.acceptance.survival()
+        if self._only_depth is None:
+            return best_depth(self._cost, num_running, survival)
+        on_s, off_s = (time_per_token_s(self._cost, num_running, survival, d) for d in (self._only_depth, 0))
+        return self._only_depth if on_s < off_s else 0
 
 
 __all__ = ["Drafts", "GroupedDrafter", "MeasuredBudget"]

@@ -42,8 +42,8 @@ class StepDrafter(GroupedDrafter):
         names = [(self._name(group, request), f"{self._run}/{request}") for group, request, _ in asks]
         batch = self._client.draft(names, [most for _, _, most in asks], options=LINEAR)
         drafts = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
-        for (_, request, most), draft in zip(asks, drafts, strict=True):
-            self._offer(request, most, draft)
+        for (_, request, _), draft in zip(asks, drafts, strict=True):
+            self._offered[request] = draft
         return drafts
 
 
@@ -77,7 +77,7 @@ class StepDrafting:
         self._followed: dict[str, _Followed] = {}
         self._run: tuple[str, str, int] | None = None
         self._began_s = 0.0
-        self._num_allowed = 0  # to each request of the step under way
+        self._accepted_before = 0
         self.host_s = 0.0
         """Seconds that learning and drafting have taken in all."""
         self.num_filled = 0
@@ -140,7 +140,6 @@ class StepDrafting:
                 num_emitted=num_emitted,
                 num_drafted=drafted,
                 num_accepted=max(0, num_emitted - num_saying),
-                num_allowed=self._num_allowed,
             )
         )
         self.host_s += now_s - began_s
@@ -156,7 +155,7 @@ class StepDrafting:
             for row, one in enumerate(map(self._followed.get, keys))
             if one is not None and one.request.num_computed_tokens >= one.request.num_tokens - 1
         }
-        allowed = self._num_allowed = self._allowed(len(decoding))
+        allowed = self._allowed(len(decoding))
         for row, one in decoding.items():
             most = min(allowed, self._room(one))
             if most > 0:
