@@ -275,7 +275,6 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
                         "step_ms": statistics.median(decoding) * 1e3,
                         "drafted": sum(step.num_drafted for step in steps),
                         "accepted": sum(step.num_accepted for step in steps),
-                        "steps by tokens allowed": _count_depths(steps),
                         "longest step, ms": max(step.duration_s for step in steps) * 1e3,
                     }
                 )
@@ -288,14 +287,6 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
         ) / best_off  # fmt: skip
         found[f"batch {batch}"] = row
     return found
-
-
-def _count_depths(steps: Sequence[StepReport]) -> dict[int, int]:
-    """How many steps the budget gave each depth."""
-    counts: dict[int, int] = {}
-    for step in steps:
-        counts[step.num_allowed] = counts.get(step.num_allowed, 0) + step.num_steps
-    return dict(sorted(counts.items()))
 
 
 def _allow(allowance: Allowance, num_running: int, mean_context_tokens: int) -> Allowance:

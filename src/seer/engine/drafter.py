@@ -123,8 +123,6 @@ class StepReport:
     """Tokens that became part of a response."""
     num_drafted: int
     num_accepted: int
-    num_allowed: int = 0
-    """Draft tokens that each request could have had; 0 where the drafter was not asked."""
     load_s: float = 0.0
     """Spent on KV from the pool before the step."""
     load_aside_s: float = 0.0

@@ -83,7 +83,7 @@ class Engine:
 
     def _burst_length(self, works: Sequence[Work]) -> int:
         """More than 1 when all there is to do is to decode, without drafts."""
-        busy_otherwise = self.scheduler.waiting or self.scheduler.num_allowed
+        busy_otherwise = self.scheduler.waiting or self.scheduler.drafting
         if busy_otherwise or any(work.num_tokens > 1 or not work.draws for work in works):
             return 1
         return self.runner.burst_length(works)
@@ -269,7 +269,6 @@ class Engine:
             num_emitted=num_emitted,
             num_drafted=num_drafted,
             num_accepted=num_accepted,
-            num_allowed=self.scheduler.num_allowed,
             load_s=loads.seconds,
             loaded_bytes=loads.num_bytes,
         )

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from seer.engine.local import gpu_kernels as kernels
-from seer.engine.local.batch import Batch, Work
+from seer.engine.local.batch import Batch
 from seer.engine.local.cache import KVCache
 from seer.engine.local.ops import Linear, PlainLinear
 from seer.engine.local.rotary import RotaryTable
-from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE
+from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE, ways
 from seer.errors import ConfigError
 
 triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
@@ -115,8 +115,9 @@ class GpuOps:
         for index, work in enumerate(batch.works):
             first, last = int(batch.segment_rows[index]), int(batch.segment_rows[index + 1])
             rows[LANE, first:last] = work.active.lane
-            node_first = last - (len(work.tree.tokens) if work.tree else 0)
-            rows[NODES, node_first:last] = node_masks(work)
+            parents = work.tree.parents if work.tree else ()
+            node_first = last - len(parents)
+            rows[NODES, node_first:last] = ways(parents, 0)[1]
             tiles += [(at, min(TILE_TOKENS, last - at), node_first) for at in range(first, last, TILE_TOKENS)]
             longest = max(longest, min(TILE_TOKENS, last - first))
         self.step = GpuStep(
@@ -265,12 +266,3 @@ def num_splits(num_programs: int) -> int:
     """Into how many parts a context is cut: a power of two that about fills the GPU."""
     wanted = PROGRAMS // num_programs
     return max(1, min(MAX_SPLITS, 1 << wanted.bit_length() >> 1))
-
-
-def node_masks(work: Work) -> list[int]:
-    """For each node of a tree, the bits of its ancestors and itself."""
-    masks: list[int] = []
-    if work.tree is not None:
-        for node, parent in enumerate(work.tree.parents):
-            masks.append((masks[parent] if parent is not None else 0) | 1 << node)
-    return masks

@@ -66,8 +66,8 @@ class Scheduler:
         self.budget = budget
         self.loads = Loads()
         self.num_draft_failures = 0
-        self.num_allowed = 0
-        """Draft tokens that the last plan asked of the drafter for each chunk; 0 where it did not ask."""
+        self.drafting = False
+        """Whether the last plan asked the drafter."""
         self.tables_version = 0
         """Counts changes of `tables`, for whoever keeps a copy."""
         width = -(-max_context_tokens // cache.block_tokens)
@@ -167,7 +167,7 @@ class Scheduler:
     def _draft(self, decoding: Sequence[ActiveChunk]) -> Sequence[DraftTree]:
         """Ask the drafter for one tree per chunk, within what the budget and the step allow."""
         none = [NO_DRAFT] * len(decoding)
-        self.num_allowed = 0
+        self.drafting = False
         if self.drafter is None or not decoding:
             return none
         mean_context = sum(len(active.tokens) for active in decoding) // len(decoding)
@@ -176,7 +176,7 @@ class Scheduler:
         most = min(allowance.max_tokens, room)
         if most < 1:
             return none
-        self.num_allowed = most
+        self.drafting = True
         asks = [
             DraftAsk(
                 active.chunk.group,

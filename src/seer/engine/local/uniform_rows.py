@@ -47,14 +47,14 @@ def lay_out(
             continue
         first, last = at + 1, at + 1 + len(work.tree.tokens)
         token[first:last] = work.tree.tokens
-        position[first:last], nodes[first:last] = _ways(work.tree.parents, root)
+        position[first:last], nodes[first:last] = ways(work.tree.parents, root)
         work.node_slots = list(range(scratch, scratch + last - first))
         slot[first:last] = work.node_slots
         scratch += last - first
     return np.array((token, position, slot, visible, nodes, lane), np.int32)
 
 
-def _ways(parents: Sequence[int | None], root: int) -> tuple[list[int], list[int]]:
+def ways(parents: Sequence[int | None], root: int) -> tuple[list[int], list[int]]:
     """For each node its position, and the bits of its ancestors and itself."""
     positions: list[int] = []
     masks: list[int] = []

@@ -87,7 +87,7 @@ class VllmSettings:
     pool: dict[str, Any] | None = None
     """`backend` (local or mooncake) and that pool's settings."""
     pool_options: dict[str, Any] = field(default_factory=dict)
-    """Of the connector: see `connector_worker.TransferOptions`."""
+    """Of the connector: see `connector_transfer.TransferOptions`."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments, handed to vLLM as they are."""
 
