@@ -23,17 +23,21 @@ PER_CHUNK = 6
 def works(draw: st.DrawFn) -> list[Any]:
     made = []
     for lane in range(draw(st.integers(1, 4))):
-        num_computed = draw(st.integers(0, 30))
+        num_computed = draw(st.integers(0, 26))
         size = draw(st.integers(0, PER_CHUNK - 1))
         parents = [draw(st.sampled_from([None, *range(node)])) for node in range(size)]
         tokens = draw(st.lists(st.integers(0, 500), min_size=size, max_size=size))
         active = SimpleNamespace(
             tokens=[7] * num_computed + [draw(st.integers(0, 500))], num_computed=num_computed, lane=lane,
-            blocks=draw(st.permutations(range(8))),
+            blocks=draw(st.permutations(range(8 * lane, 8 * lane + 8))),
         )  # fmt: skip
         tree = DraftTree(tokens, parents, [0.5] * size) if size else None
         made.append(SimpleNamespace(active=active, tree=tree, first_draw=-1, node_slots=None))
     return made
+
+
+def first_child(parents: list[int | None], parent: int | None) -> int:
+    return parents.index(parent)
 
 
 @given(works(), st.integers(0, 2))
@@ -46,7 +50,7 @@ def test_every_row_is_what_its_token_or_node_says(made: list[Any], num_spare: in
     assert rows.shape == (6, size * PER_CHUNK)
     assert rows.dtype == np.int32
     table = rows.reshape(6, size, PER_CHUNK)
-    next_scratch = SCRATCH
+    next_scratch, written = SCRATCH, []
     for index, work in enumerate(made):
         active, root = work.active, work.active.num_computed
         assert work.first_draw == index * PER_CHUNK
@@ -61,11 +65,17 @@ def test_every_row_is_what_its_token_or_node_says(made: list[Any], num_spare: in
             while parent is not None:
                 way.append(parent)
                 parent = work.tree.parents[parent]
-            expected = [work.tree.tokens[node], root + len(way), next_scratch, sum(1 << one for one in way)]
+            place = root + len(way)
+            likeliest = all(one == first_child(work.tree.parents, work.tree.parents[one]) for one in way)
+            slot = active.blocks[place // BLOCK_TOKENS] * BLOCK_TOKENS + place % BLOCK_TOKENS
+            slot = slot if likeliest else next_scratch
+            expected = [work.tree.tokens[node], place, slot, sum(1 << one for one in way)]
             assert at[[TOKEN, POSITION, SLOT, NODES], 1 + node].tolist() == expected
-            assert work.node_slots[node] == next_scratch
+            assert work.node_slots[node] == slot
             next_scratch += 1
+        written += at[SLOT, : 1 + count].tolist()
         assert (at[SLOT, 1 + count :] == SPARE_SLOT).all()
+    assert len(set(written)) == len(written), "two rows share a slot"
     assert (table[LANE, len(made) :] == SPARE_LANE).all()
     assert (table[SLOT, len(made) :] == SPARE_SLOT).all()
     assert (table[VISIBLE, len(made) :] == 1).all()

@@ -7,7 +7,8 @@ followed by the nodes of its draft tree.
     context, last token   its own place (table)   the table's positions up to its own
     draft node            a scratch slot          the table up to the tree's root, then its ancestors and itself
 
-So a rejected draft is never in a chunk's blocks, and an accepted node is moved there (engine.py, `settle`).
+So a rejected draft is never in a chunk's blocks, and an accepted node is moved there (engine.py, `settle`). (On a GPU
+uniform_rows.py lays out steps that repeat, and puts the likeliest path into the chunk's blocks at once.)
 
 Invariants
   1. Rows that are drawn from come in the order of `works`, and within one in tree order (root first).
@@ -39,7 +40,7 @@ class Work:
     first_draw: int = 0
     """Index of its first drawn row among all drawn rows; filled by `build`."""
     node_slots: list[int] | None = None
-    """Scratch slots of the tree's nodes; filled by `build`."""
+    """Where the KV of the tree's nodes is computed; filled by `build`."""
 
     draws: bool = field(init=False)
     """Its last known token is among the rows, so that the next one can be drawn."""

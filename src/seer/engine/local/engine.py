@@ -7,7 +7,8 @@ Invariants
   1. Every chunk added leads to exactly one output with `end` set, and its tokens are reported once, in order.
   2. A block is registered, and offered to the pool, only when all its tokens are final and their KV computed
      under the current epoch.
-  3. The KV of a rejected draft node is in scratch only.
+  3. The KV of a rejected draft node is in scratch, or in its chunk's own blocks behind what was computed: never in a
+     sealed block, and never seen.
 """
 
 from __future__ import annotations
@@ -159,8 +160,10 @@ class Engine:
         for depth, node in enumerate(way.nodes):
             position = len(active.tokens) + depth
             assert work.node_slots is not None, "a walked tree was laid out"
-            source.append(work.node_slots[node])
-            target.append(active.blocks[position // tokens] * tokens + position % tokens)
+            computed, own = work.node_slots[node], active.blocks[position // tokens] * tokens + position % tokens
+            if computed != own:
+                source.append(computed)
+                target.append(own)
         self._append(
             active,
             [drawn[row] for row in way.rows],

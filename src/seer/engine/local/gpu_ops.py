@@ -19,7 +19,7 @@ from seer.engine.local.batch import Batch
 from seer.engine.local.cache import KVCache
 from seer.engine.local.ops import Linear, PlainLinear
 from seer.engine.local.rotary import RotaryTable
-from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE, ways
+from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE, form_of
 from seer.errors import ConfigError
 
 triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
@@ -117,7 +117,7 @@ class GpuOps:
             rows[LANE, first:last] = work.active.lane
             parents = work.tree.parents if work.tree else ()
             node_first = last - len(parents)
-            rows[NODES, node_first:last] = ways(parents, 0)[1]
+            rows[NODES, node_first:last] = form_of(tuple(parents)).masks
             tiles += [(at, min(TILE_TOKENS, last - at), node_first) for at in range(first, last, TILE_TOKENS)]
             longest = max(longest, min(TILE_TOKENS, last - first))
         self.step = GpuStep(

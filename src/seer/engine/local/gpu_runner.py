@@ -1,17 +1,18 @@
 """Carry out steps on a GPU: captured graphs for the shapes that repeat, bursts of decoding without the host.
 
-    kind of step                              how every chunk decodes, no drafts            burst: a graph per
-    batch size, replayed several times; each replay lays
+    kind of step                              how
+    every chunk decodes, no drafts            burst: a graph per batch size, replayed several times; each replay lays
                                               out its rows from the lanes' own state on the device
-    every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy
-    out anything else (pieces of contexts)        kernel by kernel
+    every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out
+    anything else (pieces of contexts)        kernel by kernel
 
 Chunks that use top-k, top-p, min-p or are still below `min_tokens` draw through sampling.py, row by row;
 everything else is drawn on the device, and a step waits for the host once however many chunks it has.
 
 Invariants
   1. Padding rows belong to a spare lane whose only slot nobody reads.
-  2. `LaneState` equals the host's view of a lane whenever a step starts; lanes that differ are sent again.
+  2. A lane's seed and temperature on the device are its chunk's whenever a step starts; its token and position are
+     the host's whenever a burst starts: steps with drafts bring their own rows, so lanes lag behind meanwhile.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ BURST = 8
 average.
 """
 
+NOT_SENT = -1
+"""In the place of a lane's position."""
+
 
 @dataclass(slots=True)
 class Graph:
@@ -54,6 +58,10 @@ class Graph:
     """Output, see `GpuOps.draw`."""
     draw_index: torch.Tensor
     """Read by the captured kernels, so it must live as long as the graph."""
+    host_rows: torch.Tensor
+    """As `step.rows`, in memory the device can copy from by itself."""
+    host_drawn: torch.Tensor
+    """As `drawn`, the other way."""
 
 
 class GpuRunner:
@@ -93,9 +101,9 @@ class GpuRunner:
     def run(self, works: list[Work]) -> Draws:
         """One step, by graph where its shape repeats."""
         self._send_tables()
+        self._send_owners(works)
         uniform = all(work.num_tokens == 1 and work.draws for work in works)
         if uniform and all(_plain_sampling(work) for work in works):
-            self._send_lanes(works)
             return self._run_uniform(works)
         return self._run_any(works)
 
@@ -106,7 +114,8 @@ class GpuRunner:
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
         """Replay the decoding graph; the host looks at all results at the end."""
         self._send_tables()
-        self._send_lanes(works)
+        self._send_owners(works)
+        self._send_positions(works)
         graph = self._graph(_bucket(len(works), BATCH_SIZES), 1)
         lanes = [work.active.lane for work in works]
         lanes += [self.spare_lane] * (graph.step.num_rows - len(lanes))
@@ -125,7 +134,6 @@ class GpuRunner:
     def _run_any(self, works: list[Work]) -> Draws:
         cache = self.scheduler.cache
         batch = build(works, cache.block_tokens, cache.first_scratch_slot)
-        self._send_lanes(works)
         logits = self.model.forward(batch, self.tables)
         if not len(batch.draw_rows):
             return Draws([], [], [])
@@ -152,10 +160,14 @@ class GpuRunner:
             spare_lane=self.spare_lane,
             spare_slot=self.spare_slot,
         )
-        graph.step.rows.copy_(_pinned(rows, self.device), non_blocking=True)
+        graph.host_rows.numpy()[:] = rows  # the device has read the last ones: their draws have been waited for
+        graph.step.rows.copy_(graph.host_rows, non_blocking=True)
         graph.replay()
+        graph.host_drawn.copy_(graph.drawn, non_blocking=True)
         self.meanwhile()
-        return _to_draws(graph.drawn.cpu().numpy())
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return _to_draws(graph.host_drawn.numpy())
 
     def _graph(self, size: int, per_chunk: int, *, from_lanes: bool = True) -> Graph:
         key = (size, per_chunk if not from_lanes else 0)
@@ -188,14 +200,16 @@ class GpuRunner:
             logits = self.model.logits(hidden, self.model.run_layers(hidden))
             return self.ops.draw(logits, draw_index, self.lanes, advance=from_lanes)
 
+        is_cuda = self.device.type == "cuda"
+        host_rows = torch.empty_like(rows, pin_memory=is_cuda)
+        host_drawn = torch.empty((num_rows, 4), pin_memory=is_cuda)
         if self._pool is None:
-            graph = Graph(lambda: None, step, lanes, torch.empty((num_rows, 4), device=self.device), draw_index)
+            drawn = torch.empty((num_rows, 4), device=self.device)
 
             def replay() -> None:
-                graph.drawn.copy_(forward())
+                drawn.copy_(forward())
 
-            graph.replay = replay
-            return graph
+            return Graph(replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -205,7 +219,7 @@ class GpuRunner:
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
             drawn = forward()
-        return Graph(captured.replay, step, lanes, drawn, draw_index)
+        return Graph(captured.replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
 
     def _next_rows(self, step: GpuStep, lanes: torch.Tensor) -> None:
         state = self.lanes
@@ -221,33 +235,33 @@ class GpuRunner:
             self._tables_version = self.scheduler.tables_version
             self.tables[:-1].copy_(self.scheduler.tables)
 
-    def _send_lanes(self, works: Sequence[Work]) -> None:
-        """Bring the lanes' state up to date where the host knows better."""
-        stale = [
-            work
-            for work in works
-            if self._owners[work.active.lane] is not work.active
-            or self._positions[work.active.lane] != len(work.active.tokens) - 1
-        ]
+    def _send_owners(self, works: Sequence[Work]) -> None:
+        """What a draw needs to know of a lane: once for each chunk that has it."""
+        fresh = [work.active for work in works if self._owners[work.active.lane] is not work.active]
+        if not fresh:
+            return
+        at = torch.tensor([active.lane for active in fresh], device=self.device)
+        seeds = [_signed(mix64(active.chunk.seed & MASK64)) for active in fresh]
+        self.lanes.seeds[at] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
+        inverse = [_inverse(active.chunk.sampling.temperature) for active in fresh]
+        self.lanes.inverse_temperature[at] = torch.tensor(inverse, dtype=torch.float32, device=self.device)
+        for active in fresh:
+            self._owners[active.lane] = active
+            self._positions[active.lane] = NOT_SENT
+
+    def _send_positions(self, works: Sequence[Work]) -> None:
+        """Where each lane stands, where the host knows better."""
+        stale = [work.active for work in works if self._positions[work.active.lane] != len(work.active.tokens) - 1]
         if not stale:
             return
-        lanes = [work.active.lane for work in stale]
-        last = [len(work.active.tokens) - 1 for work in stale]
-        limits = [work.active.num_context + work.active.chunk.max_tokens - 1 for work in stale]
-        ints = np.array([lanes, [work.active.tokens[-1] for work in stale], last, limits], np.int32)
+        lanes = [active.lane for active in stale]
+        last = [len(active.tokens) - 1 for active in stale]
+        limits = [active.num_context + active.chunk.max_tokens - 1 for active in stale]
+        ints = np.array([lanes, [active.tokens[-1] for active in stale], last, limits], np.int32)
         sent = _pinned(ints, self.device).to(self.device, non_blocking=True)
         at = sent[0].long()
         self.lanes.tokens[at], self.lanes.positions[at], self.lanes.limits[at] = sent[1], sent[2], sent[3]
         self._positions[lanes] = last
-        fresh = [work.active for work in stale if self._owners[work.active.lane] is not work.active]
-        if fresh:
-            at = torch.tensor([active.lane for active in fresh], device=self.device)
-            seeds = [_signed(mix64(active.chunk.seed & MASK64)) for active in fresh]
-            self.lanes.seeds[at] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
-            inverse = [_inverse(active.chunk.sampling.temperature) for active in fresh]
-            self.lanes.inverse_temperature[at] = torch.tensor(inverse, dtype=torch.float32, device=self.device)
-            for active in fresh:
-                self._owners[active.lane] = active
 
 
 def _plain_sampling(work: Work) -> bool:

@@ -1,12 +1,19 @@
 """Lay out a step in which every chunk has as many rows: its last token, the nodes of its draft, and padding.
 
 The host does this while the device waits, so it is written for speed: plain lists, one per field, and one array in the
-end. Filling arrays piece by piece takes two to four times as long at a few rows for each chunk.
+end (filling arrays piece by piece takes two to four times as long at a few rows for each chunk), and the form of a
+tree, of which there are few, is worked out once.
+
+A tree's likeliest path, the first child and its first child and so on, is computed where its tokens would have their
+KV anyway: accepted, it need not be moved; rejected, nobody looks there until the true token has been written over it.
+The other nodes go to scratch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,25 +53,41 @@ def lay_out(
         if work.tree is None:
             continue
         first, last = at + 1, at + 1 + len(work.tree.tokens)
+        form = form_of(tuple(work.tree.parents))
         token[first:last] = work.tree.tokens
-        position[first:last], nodes[first:last] = ways(work.tree.parents, root)
-        work.node_slots = list(range(scratch, scratch + last - first))
-        slot[first:last] = work.node_slots
+        position[first:last] = [root + depth for depth in form.depths]
+        nodes[first:last] = form.masks
+        slots = list(range(scratch, scratch + last - first))
+        for own, node in enumerate(form.likeliest, root + 1):
+            slots[node] = active.blocks[own // block_tokens] * block_tokens + own % block_tokens
+        work.node_slots = slot[first:last] = slots
         scratch += last - first
     return np.array((token, position, slot, visible, nodes, lane), np.int32)
 
 
-def ways(parents: Sequence[int | None], root: int) -> tuple[list[int], list[int]]:
-    """For each node its position, and the bits of its ancestors and itself."""
-    positions: list[int] = []
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What follows from a tree's parents alone."""
+
+    depths: list[int]
+    """Of each node; 1 for the root's children."""
+    masks: list[int]
+    """The bits of each node's ancestors and itself."""
+    likeliest: list[int]
+    """The nodes of the first path."""
+
+
+@lru_cache(maxsize=4096)
+def form_of(parents: tuple[int | None, ...]) -> Form:
+    """The form of a tree whose nodes have these parents."""
+    depths: list[int] = []
     masks: list[int] = []
-    bit = 1
-    for parent in parents:
-        if parent is None:
-            positions.append(root + 1)
-            masks.append(bit)
-        else:
-            positions.append(positions[parent] + 1)
-            masks.append(masks[parent] | bit)
-        bit <<= 1
-    return positions, masks
+    likeliest: list[int] = []
+    tip: int | None = None
+    for node, parent in enumerate(parents):
+        depths.append(1 if parent is None else depths[parent] + 1)
+        masks.append((0 if parent is None else masks[parent]) | 1 << node)
+        if parent == tip:
+            likeliest.append(node)
+            tip = node
+    return Form(depths, masks, likeliest)
