@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from engines import a_chunk, an_engine, generate
 from inbox import OutputInbox
 from seer.engine.base import Instance
+from seer.engine.drafter import StepReport
 from seer.engine.local import LocalInstance
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.errors import InstanceError, Overloaded
@@ -222,6 +223,24 @@ def test_weights_that_do_not_fit_change_nothing(play: Play) -> None:
         await inbox.ends(0)
 
     assert play(scenario).end(0).end is ChunkEnd.LIMIT
+
+
+@pytest.mark.parametrize("_", [pytest.param("vllm", marks=needs_vllm)])
+def test_steps_are_counted_without_a_pool(_: str, vllm_engine: SharedEngine) -> None:
+    reports: list[StepReport] = []
+
+    async def scenario(instance: Any, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, PROMPT, max_tokens=200, ignore_eos=True))
+        await inbox.until(lambda: bool(inbox.outputs))  # so that every step from here on is one of a row
+        instance.counts.on_step = reports.append
+        for i in range(1, 5):
+            instance.submit(a_chunk(i, [20 + i] * (10 * i), max_tokens=5, ignore_eos=True))
+        await inbox.ends(*range(5))
+
+    Play(vllm_engine.instance, vllm_engine.thread.run, temperature=0.0)(scenario)
+    assert sum(report.num_prefill_rows for report in reports) == sum(10 * i - 1 for i in range(1, 5))
+    assert sum(r.num_rows - r.num_prefill_rows for r in reports) == sum(r.num_emitted for r in reports) > 100
+    assert all(report.duration_s > 0 for report in reports)
 
 
 def test_a_step_that_breaks_fails_its_chunks_by_name_and_not_the_instance(folder: Path) -> None:

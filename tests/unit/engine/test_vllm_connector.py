@@ -98,9 +98,8 @@ def a_plan(pool: Any, *, drafts: int = 0, **options: Any) -> Any:
     return Plan(pool, (LAYOUT, ""), tokens_per_step=1 + drafts, options=TransferOptions(**defaults | options))
 
 
-def step(plan: Any, *, new: Any = (), cached: Any = (), resumed: Any = (), rows: Any = None, drafts: Any = None) -> Any:
+def step(plan: Any, *, new: Any = (), cached: Any = (), resumed: Any = ()) -> Any:
     """One step of the scheduler: `new` and `cached` are (request id, blocks it was given)."""
-    scheduled = rows or {}
     output = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id=name, block_ids=(blocks,)) for name, blocks in new],
         scheduled_cached_reqs=SimpleNamespace(
@@ -108,17 +107,8 @@ def step(plan: Any, *, new: Any = (), cached: Any = (), resumed: Any = (), rows:
             new_block_ids=[(blocks,) if blocks else None for _, blocks in cached],
             resumed_req_ids=set(resumed),
         ),
-        num_scheduled_tokens=scheduled,
-        total_num_scheduled_tokens=sum(scheduled.values()),
-        scheduled_spec_decode_tokens=drafts or {},
     )
     return plan.step(output)
-
-
-def test_rows_that_only_fill_memory_are_told_from_those_that_draw_and_from_drafts() -> None:
-    plan = a_plan(MemoryPool())
-    meta = step(plan, rows={"computes its context": 100, "draws": 1, "drafts": 4}, drafts={"drafts": [7, 8, 9]})
-    assert (meta.num_rows, meta.num_prefill_rows) == (105, 99)
 
 
 def enter(plan: Any, request: ARequest, blocks: list[int]) -> Any:

@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from seer.engine.fleet_pool import open_pool
 from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_layout
-from seer.engine.vllm.connector_stats import StepStats, step_stats
+from seer.engine.vllm.connector_stats import LoadStats
 from seer.engine.vllm.connector_transfer import Transfer, TransferOptions
 from seer.errors import ConfigError
 
@@ -125,18 +125,15 @@ class SeerPoolConnector(KVConnectorBase_V1):
         """Blocks that must be computed after all."""
         return self._moving().take_failed()
 
-    def get_kv_connector_stats(self) -> StepStats | None:
-        """What this step computed and loaded; the scheduler's side has nothing to add."""
-        if self._transfer is None or not self.has_connector_metadata():
-            return None
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, PoolMetadata), type(metadata)
-        return step_stats(metadata.num_rows, metadata.num_prefill_rows, self._transfer.take_loads())
+    def get_kv_connector_stats(self) -> LoadStats | None:
+        """What was loaded since the last step; the scheduler's side has nothing to add."""
+        loads = self._transfer.take_loads() if self._transfer is not None else None
+        return LoadStats(loads) if loads else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StepStats:
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LoadStats:
         """As they arrive where vLLM logs them."""
-        return StepStats(data or {})
+        return LoadStats(data or {})
 
     def shutdown(self) -> None:
         """Let go of the pool."""

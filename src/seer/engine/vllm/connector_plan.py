@@ -73,10 +73,6 @@ class PoolMetadata(KVConnectorMetadata):
     saves: list[SaveJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     frees: list[str] = field(default_factory=list)
-    num_rows: int = 0
-    """Tokens the step computes."""
-    num_prefill_rows: int = 0
-    """Of them, those that only fill KV memory: parts of contexts, but for the row a token is drawn from."""
 
 
 def pool_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[KVLayout, str]:
@@ -196,9 +192,6 @@ class Plan:
         ):
             self._flush()
         now, self._next = self._next, PoolMetadata()
-        now.num_rows = output.total_num_scheduled_tokens
-        num_drafted = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-        now.num_prefill_rows = now.num_rows - num_drafted - len(output.num_scheduled_tokens)
         return now
 
     def _enter(self, tracked: _Tracked, blocks: Sequence[int]) -> None:

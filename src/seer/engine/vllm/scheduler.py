@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
 from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.step_counting import CountingScheduler
 from seer.engine.vllm.step_drafting import StepDrafting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ HOST_STATS = "seer"
 """Key of our numbers in `SchedulerStats.kv_connector_stats`, the one field of it that takes any."""
 
 
-class SeerScheduler(Scheduler):
+class SeerScheduler(CountingScheduler):
     """Drafts in the scheduler's process, where requests, groups and batch size are known."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

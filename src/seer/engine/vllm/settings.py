@@ -3,7 +3,8 @@
 Plain values: they travel to child processes, and `engine_arguments` can be read without vLLM.
 
 Invariants
-  1. Without speculation vLLM runs as it would alone: its own scheduler, runner and asynchronous scheduling.
+  1. Without speculation vLLM runs as it would alone: its own runner, asynchronous scheduling, and its own scheduler,
+     which also counts its steps.
   2. Log-probabilities are those of the distribution a token was drawn from.
   3. Every engine of a fleet hashes blocks alike: PYTHONHASHSEED is fixed.
 """
@@ -108,6 +109,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         "stream_interval": settings.stream_tokens,
         "disable_log_stats": True,
         "worker_extension_cls": "seer.engine.vllm.worker.SeerWorker",
+        "scheduler_cls": "seer.engine.vllm.step_counting.counting_scheduler",
     }
     if settings.block_tokens is not None:
         arguments["block_size"] = settings.block_tokens

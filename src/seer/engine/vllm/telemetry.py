@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from seer.engine.drafter import StepReport
-from seer.engine.vllm.connector_stats import AT_S, LOAD_ASIDE_S, LOAD_S, LOADED_BYTES, PREFILL_ROWS, ROWS
+from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES
+from seer.engine.vllm.step_counting import DONE_S, PREFILL_ROWS, ROWS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,7 +37,7 @@ class StepCounts:
     draft_host_s: float = 0.0
     """Seconds the engine's process has spent on learning and drafting."""
     on_step: StepListener | None = field(default=None, repr=False)
-    _last_s: float = 0.0
+    _done_s: float = 0.0  # the last step that computed anything
     _num_preempted: int = 0  # not in a report yet
     _loads: dict[str, float] = field(default_factory=dict, repr=False)  # the same
 
@@ -48,7 +48,7 @@ class StepCounts:
         self.num_waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
         self.kv_usage = scheduler.kv_cache_usage
         self.num_steps += 1
-        drafted = accepted = 0
+        emitted = drafted = accepted = 0
         stats = scheduler.kv_connector_stats or {}
         own = stats.get("seer")
         if own is not None:
@@ -58,39 +58,38 @@ class StepCounts:
             accepted = scheduler.spec_decoding_stats.num_accepted_tokens
             self.num_drafted += drafted
             self.num_accepted += accepted
-        now_s = stats.get(AT_S) or time.monotonic()
         if self.on_step is not None:
             for name in (LOADED_BYTES, LOAD_S, LOAD_ASIDE_S):
                 self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
         if iteration is not None:
+            emitted = iteration.num_generation_tokens
             self.num_preemptions += iteration.num_preempted_reqs
             self._num_preempted += iteration.num_preempted_reqs
-            emitted = iteration.num_generation_tokens
-            # Without a connector there is nobody to count; vLLM says what contexts cost when they are complete.
-            num_prefill_rows = stats.get(PREFILL_ROWS, iteration.prompt_token_stats.computed)
-            num_rows = stats.get(ROWS, emitted - accepted + drafted + num_prefill_rows)
-            # A step after an idle time has no beginning that could be seen here; only steps in a row are timed.
-            if self.on_step is not None and was_running and num_rows:
-                num_preempted, self._num_preempted = self._num_preempted, 0
-                loads, self._loads = self._loads, {}
-                self.on_step(
-                    StepReport(
-                        duration_s=max(0.0, now_s - self._last_s - loads[LOAD_S]),
-                        num_steps=1,
-                        num_running=was_running,
-                        num_rows=num_rows,
-                        num_prefill_rows=num_prefill_rows,
-                        mean_context_tokens=0,
-                        num_emitted=emitted,
-                        num_drafted=drafted,
-                        num_accepted=accepted,
-                        load_s=loads[LOAD_S],
-                        load_aside_s=loads[LOAD_ASIDE_S],
-                        loaded_bytes=int(loads[LOADED_BYTES]),
-                        num_preempted=num_preempted,
-                    )
+        done_s = stats.get(DONE_S)
+        if done_s is None:
+            return  # nothing was computed
+        # A step after an idle time has no beginning that could be seen here; only steps in a row are timed.
+        if self.on_step is not None and was_running:
+            num_preempted, self._num_preempted = self._num_preempted, 0
+            loads, self._loads = self._loads, {}
+            self.on_step(
+                StepReport(
+                    duration_s=max(0.0, done_s - self._done_s - loads[LOAD_S]),
+                    num_steps=1,
+                    num_running=was_running,
+                    num_rows=stats[ROWS],
+                    num_prefill_rows=stats[PREFILL_ROWS],
+                    mean_context_tokens=0,
+                    num_emitted=emitted,
+                    num_drafted=drafted,
+                    num_accepted=accepted,
+                    load_s=loads[LOAD_S],
+                    load_aside_s=loads[LOAD_ASIDE_S],
+                    loaded_bytes=int(loads[LOADED_BYTES]),
+                    num_preempted=num_preempted,
                 )
-        self._last_s = now_s
+            )
+        self._done_s = done_s
 
 
 def stat_logger(counts: StepCounts) -> Callable[[VllmConfig, int], StatLoggerBase]:

@@ -1,0 +1,69 @@
+"""What a step of vLLM computed and when it was done, counted by the scheduler that ordered it.
+
+vLLM's own numbers count a context as a whole when its first token is drawn, cached parts included, say nothing of what
+a preempted request computes again, and reach the front end when it has time to listen. The scheduler knows the rows of
+every step and is told the moment its output is there; the counts travel with vLLM's statistics of the step to our stat
+logger (telemetry.py).
+
+Everything else is vLLM's own; what is overridden here has the same signature from 0.26 to 0.32.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.outputs import ModelRunnerOutput
+
+ROWS, PREFILL_ROWS = "seer_rows", "seer_prefill_rows"
+"""Tokens the step computed; of them, those that only fill KV memory: parts of contexts, but for the row a token is
+drawn from."""
+DONE_S = "seer_done_s"
+"""When the step's output was there: what lies between two of these is a step, however late it is heard of."""
+
+
+def count_rows(output: SchedulerOutput) -> dict[str, int]:
+    """The rows of one step."""
+    num_rows = output.total_num_scheduled_tokens
+    num_drafted = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+    return {ROWS: num_rows, PREFILL_ROWS: num_rows - num_drafted - len(output.num_scheduled_tokens)}
+
+
+class CountingScheduler(Scheduler):
+    """vLLM's scheduler, which also counts."""
+
+    _counted: dict[str, Any] | None = None  # of the step whose output is being taken in
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Also count."""
+        if scheduler_output.total_num_scheduled_tokens:
+            self._counted = count_rows(scheduler_output) | {DONE_S: time.monotonic()}
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Also say what was counted: in the one field that takes anything."""
+        stats = super().make_stats(*args, **kwargs)
+        counted, self._counted = self._counted, None
+        if stats is not None and counted is not None:
+            stats.kv_connector_stats = (stats.kv_connector_stats or {}) | counted
+        return stats
+
+
+class CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
+    """The same for asynchronous scheduling."""
+
+
+def counting_scheduler(vllm_config: VllmConfig, **kwargs: Any) -> CountingScheduler:
+    """For `scheduler_cls`, in the place of a class: vLLM settles on asynchronous scheduling after we have named one."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return (CountingAsyncScheduler if is_async else CountingScheduler)(vllm_config=vllm_config, **kwargs)
