@@ -4,6 +4,7 @@
     every chunk decodes, no drafts            burst: a graph per batch size, replayed several times; each replay lays
                                               out its rows from the lanes' own state on the device
     every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out
+                                              (graph_shapes.py says which graph)
     anything else (pieces of contexts)        kernel by kernel
 
 Chunks that use top-k, top-p, min-p or are still below `min_tokens` draw through sampling.py, row by row;
@@ -27,16 +28,13 @@ from numpy.typing import NDArray
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Work, build
 from seer.engine.local.gpu_ops import GpuOps, GpuStep, LaneState
+from seer.engine.local.graph_shapes import GraphShapes, Shape
 from seer.engine.local.model import Model
 from seer.engine.local.runner import draw_rows
 from seer.engine.local.sampling import MASK64, NEAR_TIE, Draws, draw, mix64
 from seer.engine.local.scheduler import Scheduler
 from seer.engine.local.uniform_rows import LANE, SLOT, TOKEN, VISIBLE, lay_out
 
-BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-ROW_SIZES = (2, 3, 5, 9, 12, 16, 24, 32)
-"""Rows per chunk of verification graphs: its last token and up to 31 nodes. Few, because each costs a capture for every
-batch size it meets; the deepest draft a budget allows, 8 tokens, fits without padding."""
 BURST = 8
 """Decoding steps per burst: host work per token falls to an eighth; a stopped chunk wastes 3.5 rows on
 average.
@@ -50,6 +48,7 @@ NOT_SENT = -1
 class Graph:
     """A captured step."""
 
+    shape: Shape
     replay: Callable[[], None]
     step: GpuStep
     lanes: torch.Tensor
@@ -93,7 +92,8 @@ class GpuRunner:
         self._positions: NDArray[np.int64] = np.zeros(num_lanes + 1, np.int64)
         self._owners: list[object] = [None] * num_lanes
         self._tables_version = -1
-        self._graphs: dict[tuple[int, int], Graph] = {}
+        self._decoding, self._verifying = GraphShapes(), GraphShapes()
+        self._graphs: dict[tuple[Shape, bool], Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if capture and self.device.type == "cuda" else None
 
     # The protocol
@@ -116,7 +116,7 @@ class GpuRunner:
         self._send_tables()
         self._send_owners(works)
         self._send_positions(works)
-        graph = self._graph(_bucket(len(works), BATCH_SIZES), 1)
+        graph = self._graph(self._decoding.choose(len(works), 1, num_steps), from_lanes=True)
         lanes = [work.active.lane for work in works]
         lanes += [self.spare_lane] * (graph.step.num_rows - len(lanes))
         graph.lanes.copy_(_pinned(np.array(lanes, np.int32), self.device), non_blocking=True)
@@ -147,14 +147,12 @@ class GpuRunner:
     def _run_uniform(self, works: list[Work]) -> Draws:
         """Each chunk's last token and its draft nodes, padded to one shape."""
         most = max(1 + (len(work.tree.tokens) if work.tree else 0) for work in works)
-        per_chunk = _bucket(most, (1, *ROW_SIZES))
-        size = _bucket(len(works), BATCH_SIZES)
-        graph = self._graph(size, per_chunk, from_lanes=False)
+        graph = self._graph(self._verifying.choose(len(works), most), from_lanes=False)
         cache = self.scheduler.cache
         rows = lay_out(
             works,
-            size=size,
-            per_chunk=per_chunk,
+            size=graph.shape.num_chunks,
+            per_chunk=graph.shape.rows_per_chunk,
             block_tokens=cache.block_tokens,
             first_scratch_slot=cache.first_scratch_slot,
             spare_lane=self.spare_lane,
@@ -169,14 +167,14 @@ class GpuRunner:
             torch.cuda.current_stream(self.device).synchronize()
         return _to_draws(graph.host_drawn.numpy())
 
-    def _graph(self, size: int, per_chunk: int, *, from_lanes: bool = True) -> Graph:
-        key = (size, per_chunk if not from_lanes else 0)
+    def _graph(self, shape: Shape, *, from_lanes: bool) -> Graph:
+        key = shape, from_lanes
         if key not in self._graphs:
-            self._graphs[key] = self._make_graph(size, per_chunk, from_lanes)
+            self._graphs[key] = self._make_graph(shape, from_lanes)
         return self._graphs[key]
 
-    def _make_graph(self, size: int, per_chunk: int, from_lanes: bool) -> Graph:
-        num_rows = size * per_chunk
+    def _make_graph(self, shape: Shape, from_lanes: bool) -> Graph:
+        num_rows, per_chunk = shape.num_rows, shape.rows_per_chunk
         rows = torch.zeros((6, num_rows), dtype=torch.int32)
         rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
         first = torch.arange(0, num_rows, per_chunk, dtype=torch.int32)
@@ -189,7 +187,7 @@ class GpuRunner:
             tile_tokens=per_chunk,
             num_node_rows=0 if per_chunk == 1 else 16 if per_chunk <= 17 else 32,
         )
-        lanes = torch.full((size,), self.spare_lane, dtype=torch.int32, device=self.device)
+        lanes = torch.full((shape.num_chunks,), self.spare_lane, dtype=torch.int32, device=self.device)
         draw_index = torch.arange(num_rows, dtype=torch.int32, device=self.device)
 
         def forward() -> torch.Tensor:
@@ -209,17 +207,16 @@ class GpuRunner:
             def replay() -> None:
                 drawn.copy_(forward())
 
-            return Graph(replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
+            return Graph(shape, replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
-                forward()
+            forward()  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
         torch.cuda.current_stream().wait_stream(side)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
             drawn = forward()
-        return Graph(captured.replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
+        return Graph(shape, captured.replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
 
     def _next_rows(self, step: GpuStep, lanes: torch.Tensor) -> None:
         state = self.lanes
@@ -278,14 +275,6 @@ def _to_draws(drawn: NDArray[np.float32]) -> Draws:
         drawn[:, 2].tolist(),
         int((drawn[:, 3] < NEAR_TIE).sum()),
     )
-
-
-def _bucket(size: int, sizes: tuple[int, ...]) -> int:
-    """The least of `sizes` that is enough."""
-    for candidate in sizes:
-        if candidate >= size:
-            return candidate
-    return -(-size // sizes[-1]) * sizes[-1]
 
 
 def _pinned(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
