@@ -103,7 +103,7 @@ class Bench:
     def plain_arguments(self, folder: Path, **changes: Any) -> dict[str, Any]:
         """The same engine without anything of ours, and with vLLM's own log-probabilities."""
         arguments = engine_arguments(VllmSettings(**self.settings(folder)), "")
-        del arguments["worker_extension_cls"], arguments["logprobs_mode"]
+        del arguments["worker_extension_cls"], arguments["scheduler_cls"], arguments["logprobs_mode"]
         return arguments | changes
 
     @contextmanager

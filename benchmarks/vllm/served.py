@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own, driven by gpu.py over lines of JSON; started by it, not by hand.
 
-Two kinds: `plain` is `AsyncLLM` and nothing of ours; `seer` is `VllmInstance`. Both generate the same requests, at
-most `at_once` of them in flight.
+Two kinds: `plain` is `AsyncLLM` and nothing of ours but a stat logger that counts drafts; `seer` is `VllmInstance`.
+Both generate the same requests, at most `at_once` of them in flight, in a process settled as a server's is.
 """
 
 from __future__ import annotations
@@ -67,9 +67,16 @@ class Plain(Served):
         self._llm: Any = None
 
     async def start(self) -> None:
-        from seer.engine.vllm.instance import start_engine
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._llm = await asyncio.to_thread(start_engine, self._arguments, self._counts)
+        from seer.engine.vllm.instance import settle_process
+        from seer.engine.vllm.telemetry import stat_logger
+
+        args = AsyncEngineArgs(**self._arguments)
+        loggers: Any = [stat_logger(self._counts)]
+        self._llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args, stat_loggers=loggers)
+        settle_process()
 
     async def one(self, request: dict[str, Any]) -> tuple[list[int], list[float]]:
         from vllm import SamplingParams
@@ -108,7 +115,10 @@ class Seer(Served):
         self._attempts = 0
 
     async def start(self) -> None:
+        from seer.engine.vllm.instance import settle_process
+
         await self.instance.start(self._take)
+        settle_process()
 
     async def begin(self, drafts: str) -> None:
         await self.instance.begin_run(uuid.uuid4().hex, drafts, 0)

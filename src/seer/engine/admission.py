@@ -39,5 +39,5 @@ def refuse_unfit(
         )
     if len(in_hand) >= limits.max_running + max_waiting:
         raise Overloaded(f"{who} already holds {len(in_hand)} chunks")
-    if not all(0 <= token < vocab_size for token in chunk.prompt):
+    if chunk.prompt and not 0 <= min(chunk.prompt) <= max(chunk.prompt) < vocab_size:
         raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,13 +48,22 @@ def test_seeds_differ_between_chunks_and_repeat_between_runs() -> None:
     assert seed((), temperature=0.0) is None
 
 
-def span_of(chunk: Any) -> TokenSpan:
+def flat(ids: list[int], values: list[float]) -> Any:
+    """What vLLM's front end gathers: the sampled token of each position."""
+    from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
+
+    gathered = create_sample_logprobs(flat_logprobs=True)
+    for token, value in zip(ids, values, strict=True):
+        append_logprobs_for_next_position(gathered, [token], [value], [None], 1, 0)
+    return gathered
+
+
+def span_of(chunk: Any, ids: Sequence[int] = (3,), logprobs: Any = None) -> TokenSpan | None:
     from seer.engine.vllm.chunks import token_span
 
-    entry = {3: SimpleNamespace(logprob=-1.5)}
-    span = token_span(chunk, 0, SimpleNamespace(token_ids=[3], logprobs=[entry]))  # type: ignore[arg-type]
-    assert span is not None
-    return span
+    if logprobs is None:
+        logprobs = flat([3], [-1.5])
+    return token_span(chunk, 0, SimpleNamespace(token_ids=ids, logprobs=logprobs))  # type: ignore[arg-type]
 
 
 def test_the_models_own_log_probability_is_reported_where_vllm_gives_it() -> None:
@@ -61,7 +71,35 @@ def test_the_models_own_log_probability_is_reported_where_vllm_gives_it() -> Non
     assert span_of(a_chunk(0, [1], temperature=0.7)) == TokenSpan([3], [-1.5], 0, None)
     assert span_of(a_chunk(0, [1], top_k=5)) == TokenSpan([3], [-1.5], 0, None)
     assert span_of(a_chunk(0, [1], temperature=0.0)) == TokenSpan([3], [0.0], 0, [-1.5])
-    assert span_of(a_chunk(0, [1], min_tokens=2)).raw_logprobs is None, "stop tokens were cut from the distribution"
+    # Stop tokens were cut from the distribution.
+    assert span_of(a_chunk(0, [1], min_tokens=2)) == TokenSpan([3], [-1.5], 0, None)
+
+
+def test_each_token_of_an_output_comes_with_its_own_log_probability() -> None:
+    ids, values = [3, 9, 3, 4, 3], [-1.5, -0.25, -2.0, -0.125, -3.5]
+    gathered, chunk = flat(ids, values), a_chunk(0, [1])
+    assert span_of(chunk, ids, gathered) == TokenSpan(ids, values, 0, values)
+    assert span_of(chunk, ids[-3:], gathered[-3:]) == TokenSpan(ids[-3:], values[-3:], 0, values[-3:]), "the newest"
+    merged = gathered[-3:]
+    merged.extend(gathered[:2])  # vLLM merges outputs that nobody has taken yet
+    expected = TokenSpan(ids[-3:] + ids[:2], values[-3:] + values[:2], 0)
+    assert span_of(a_chunk(0, [1], top_k=5), [*ids[-3:], *ids[:2]], merged) == expected
+    # vLLM 0.26 hands everything gathered so far to an output without tokens.
+    assert span_of(chunk, [], gathered) is None
+    assert span_of(chunk, [], flat([], [])) is None
+
+
+def test_log_probabilities_of_other_tokens_are_refused() -> None:
+    for ids, gathered in (([3, 9], flat([3], [-1.5])), ([9], flat([3], [-1.5])), ([3], flat([3, 3], [-1.5, -1.0]))):
+        with pytest.raises(AssertionError, match="other tokens"):
+            span_of(a_chunk(0, [1]), ids, gathered)
+    with pytest.raises(AssertionError, match="flat"):
+        span_of(a_chunk(0, [1]), [3], [{3: SimpleNamespace(logprob=-1.5)}])
+
+
+def test_log_probabilities_are_asked_for_flat() -> None:
+    params = params_of(a_chunk(0, [1]))
+    assert (params.logprobs, params.flat_logprobs) == (0, True)
 
 
 def test_ends_are_told_apart() -> None:

@@ -15,17 +15,19 @@ from vllm_engines import needs_vllm
 pytestmark = needs_vllm
 
 
-def a_state(num_running: int, *, rows: int = 1, prefill: int = 0, done_s: float | None = 1.0, **stats: float) -> Any:
+def a_state(
+    num_running: int, *, rows: int = 1, prefill: int = 0, emitted: int = 0, done_s: float | None = 1.0, **stats: float
+) -> Any:
     if done_s is not None:
-        stats |= {"seer_rows": rows, "seer_prefill_rows": prefill, "seer_done_s": done_s}
+        stats |= {"seer_rows": rows, "seer_prefill_rows": prefill, "seer_emitted": emitted, "seer_done_s": done_s}
     return SimpleNamespace(
         num_running_reqs=num_running, num_waiting_reqs=0, kv_cache_usage=0.5, kv_connector_stats=stats or None,
         spec_decoding_stats=None,
     )  # fmt: skip
 
 
-def an_iteration(*, generated: int, preempted: int = 0) -> Any:
-    return SimpleNamespace(num_generation_tokens=generated, num_preempted_reqs=preempted)
+def an_iteration(preempted: int = 0) -> Any:
+    return SimpleNamespace(num_preempted_reqs=preempted)
 
 
 def test_every_preemption_is_in_one_report_also_those_of_steps_that_computed_nothing() -> None:
@@ -33,11 +35,11 @@ def test_every_preemption_is_in_one_report_also_those_of_steps_that_computed_not
 
     reported: list[int] = []
     counts = StepCounts(on_step=lambda report: reported.append(report.num_preempted))
-    counts.take(a_state(4), an_iteration(generated=0, preempted=0))  # nothing ran before it
-    counts.take(a_state(3), an_iteration(generated=4, preempted=1))
-    counts.take(a_state(1, done_s=None), an_iteration(generated=0, preempted=2))  # no rows, no report
-    counts.take(a_state(1), an_iteration(generated=1, preempted=0))
-    counts.take(a_state(1), an_iteration(generated=1, preempted=0))
+    counts.take(a_state(4), an_iteration())  # nothing ran before it
+    counts.take(a_state(3), an_iteration(1))
+    counts.take(a_state(1, done_s=None), an_iteration(2))  # no rows, no report
+    counts.take(a_state(1), an_iteration())
+    counts.take(a_state(1), an_iteration())
     assert reported == [1, 2, 0]
     assert counts.num_preemptions == 3
 
@@ -47,10 +49,10 @@ def test_a_step_is_what_lies_between_its_end_and_that_of_the_step_before() -> No
 
     reports: list[StepReport] = []
     counts = StepCounts(on_step=reports.append)
-    counts.take(a_state(1, done_s=5.0), an_iteration(generated=1))
+    counts.take(a_state(1, done_s=5.0), an_iteration())
     counts.take(a_state(1, done_s=None, seer_loaded_bytes=64, seer_load_aside_s=0.5), None)
     counts.take(a_state(1, done_s=6.5, rows=41, prefill=40, seer_load_s=0.5), None)  # part of a context: no output
-    counts.take(a_state(2, done_s=6.75, rows=9, prefill=7), an_iteration(generated=2))
+    counts.take(a_state(2, done_s=6.75, rows=9, prefill=7, emitted=2), an_iteration())
     assert [(r.duration_s, r.num_rows, r.num_prefill_rows, r.num_emitted) for r in reports] == [
         (1.0, 41, 40, 0),
         (0.25, 9, 7, 2),

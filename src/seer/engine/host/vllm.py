@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seer.engine.base import OutputSink
 from seer.engine.drafter import StepReport
 from seer.engine.host.drafts import Drafts, GroupedDrafter
 from seer.engine.host.step_events import REPORT_S, add_up
-from seer.engine.vllm.instance import VllmInstance
+from seer.engine.vllm.instance import VllmInstance, settle_process
 from seer.engine.vllm.settings import Speculation, VllmSettings
 from seer.metrics.events import Decoding, EventSink, Prefilling
 from seer.types import Chunk
@@ -31,6 +32,11 @@ class HostedVllm(VllmInstance):
         self._reported_s = 0.0
         self._past: GroupedDrafter | None = None
         self.counts.on_step = self._watch_step
+
+    async def start(self, sink: OutputSink) -> None:
+        """Also settle this process: from here on it serves one engine and nothing else."""
+        await super().start(sink)
+        settle_process()
 
     async def begin_run(
         self, run: str, drafts: str, epoch: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None

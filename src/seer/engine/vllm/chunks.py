@@ -6,6 +6,7 @@ Invariants
   2. The seed of a chunk is a function of (request seed, tokens generated before it): vLLM's generators start
      anew with each chunk and must not repeat their numbers.
   3. End-of-sequence tokens are ordinary stop tokens to vLLM, so the reason of an end always names its token.
+  4. Log-probabilities come as vLLM's flat lists: an object for every token is half of what its front end can do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 
 from seer.kvpool.keys import chain_hash
@@ -51,7 +53,9 @@ def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -
         stop_token_ids=stop_tokens(sampling, eos),
         ignore_eos=True,
         logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
         detokenize=False,
+        skip_clone=True,  # nobody else has these parameters
         output_kind=RequestOutputKind.DELTA,
         extra_args={EXTRA: extra},
     )
@@ -77,8 +81,11 @@ def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> Token
     ids = list(output.token_ids)
     if not ids:
         return None
-    assert output.logprobs is not None, "log-probabilities were asked for"
-    values = [entry[token].logprob for token, entry in zip(ids, output.logprobs, strict=True) if entry is not None]
+    flat = output.logprobs
+    assert isinstance(flat, FlatLogprobs), f"flat log-probabilities were asked for, {type(flat).__name__} came"
+    # One entry a token, since none but the sampled one's was asked for.
+    assert flat.token_ids == ids, f"request {chunk.request}: log-probabilities of other tokens than those generated"
+    values = flat.logprobs
     sampling = chunk.sampling
     # vLLM reports one number per token. Where nothing was cut from the model's distribution it is both.
     masked = chunk.num_generated_tokens + num_before < sampling.min_tokens

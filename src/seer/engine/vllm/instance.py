@@ -30,8 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.envs import enable_envs_cache
+from vllm.inputs import tokens_input
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
@@ -62,7 +66,33 @@ MakeEngine = Callable[[dict[str, Any], StepCounts], AsyncLLM]
 
 def start_engine(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
     """A new engine process, ready to serve; blocks for as long as it takes."""
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(counts)])
+    loggers = [stat_logger(counts), _NoPrometheus]
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
+
+
+def settle_process() -> None:
+    """Once an engine has started, in a process that serves it and nothing else; vLLM's own processes do the same."""
+    enable_envs_cache()  # vLLM asks for one of its variables with every token
+    freeze_gc_heap()  # or the collector walks all of vLLM and PyTorch again and again
+
+
+class _NoPrometheus(PrometheusStatLogger):
+    """Stands where vLLM would put its own Prometheus logger, which observes every token and which nobody reads here."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
+        """No metrics are made."""
+
+    def record(self, *_: Any, **__: Any) -> None:
+        """Nothing is recorded."""
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """Nothing is recorded."""
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """Nothing is recorded."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
 
 
 @dataclass(slots=True)
@@ -268,10 +298,8 @@ class VllmInstance:
         active.is_begun = True
         chunk = active.chunk
         facts = request_facts(chunk, self._identity, self._run, self._drafts)
-        prompt: Any = {
-            "prompt_token_ids": chunk.token_ids(),
-            "cache_salt": f"{self._epoch}/{self._identity}",
-        }
+        # As vLLM's renderer would have left it: what is not goes through a thread of vLLM's first, and waits for it.
+        prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._epoch}/{self._identity}")
         params = sampling_params(chunk, self.folder.eos_token_ids, facts)
         try:
             async for output in self._started().generate(prompt, params, active.name):

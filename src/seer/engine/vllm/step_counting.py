@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from seer.engine.vllm.output_holding import OutputHolding
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
-    from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import ModelRunnerOutput
 
 ROWS, PREFILL_ROWS = "seer_rows", "seer_prefill_rows"
 """Tokens the step computed; of them, those that only fill KV memory: parts of contexts, but for the row a token is
 drawn from."""
+EMITTED = "seer_emitted"
+"""Tokens the step added to responses; vLLM's own count is of what has been sent."""
 DONE_S = "seer_done_s"
 """When the step's output was there: what lies between two of these is a step, however late it is heard of."""
 
@@ -38,25 +41,30 @@ def count_rows(output: SchedulerOutput) -> dict[str, int]:
 
 
 class CountingScheduler(Scheduler):
-    """vLLM's scheduler, which also counts."""
+    """vLLM's scheduler, which also counts, and sends what it has when it is due."""
 
-    _counted: dict[str, Any] | None = None  # of the step whose output is being taken in
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._holding = OutputHolding(self.scheduler_config.stream_interval)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Also count."""
+        """Also count, and hold back what is not due."""
+        done_s = time.monotonic()
+        clients = super().update_from_output(scheduler_output, model_runner_output)
+        num_emitted = 0
+        for client in clients.values():
+            num_emitted += sum(len(output.new_token_ids) for output in client.outputs)
+            client.outputs = self._holding.pass_on(client.outputs)
+        self._holding.drop(scheduler_output.finished_req_ids)
         if scheduler_output.total_num_scheduled_tokens:
-            self._counted = count_rows(scheduler_output) | {DONE_S: time.monotonic()}
-        return super().update_from_output(scheduler_output, model_runner_output)
-
-    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Also say what was counted: in the one field that takes anything."""
-        stats = super().make_stats(*args, **kwargs)
-        counted, self._counted = self._counted, None
-        if stats is not None and counted is not None:
-            stats.kv_connector_stats = (stats.kv_connector_stats or {}) | counted
-        return stats
+            counted = count_rows(scheduler_output) | {EMITTED: num_emitted, DONE_S: done_s}
+            for client in clients.values():
+                stats = client.scheduler_stats
+                if stats is not None:  # in one of them; in the one field that takes anything
+                    stats.kv_connector_stats = (stats.kv_connector_stats or {}) | counted
+        return clients
 
 
 class CountingAsyncScheduler(CountingScheduler, AsyncScheduler):

@@ -13,7 +13,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from seer.engine.drafter import StepReport
 from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES
-from seer.engine.vllm.step_counting import DONE_S, PREFILL_ROWS, ROWS
+from seer.engine.vllm.step_counting import DONE_S, EMITTED, PREFILL_ROWS, ROWS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,7 +48,7 @@ class StepCounts:
         self.num_waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
         self.kv_usage = scheduler.kv_cache_usage
         self.num_steps += 1
-        emitted = drafted = accepted = 0
+        drafted = accepted = 0
         stats = scheduler.kv_connector_stats or {}
         own = stats.get("seer")
         if own is not None:
@@ -62,7 +62,6 @@ class StepCounts:
             for name in (LOADED_BYTES, LOAD_S, LOAD_ASIDE_S):
                 self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
         if iteration is not None:
-            emitted = iteration.num_generation_tokens
             self.num_preemptions += iteration.num_preempted_reqs
             self._num_preempted += iteration.num_preempted_reqs
         done_s = stats.get(DONE_S)
@@ -80,7 +79,7 @@ class StepCounts:
                     num_rows=stats[ROWS],
                     num_prefill_rows=stats[PREFILL_ROWS],
                     mean_context_tokens=0,
-                    num_emitted=emitted,
+                    num_emitted=stats[EMITTED],
                     num_drafted=drafted,
                     num_accepted=accepted,
                     load_s=loads[LOAD_S],
