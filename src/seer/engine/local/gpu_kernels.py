@@ -11,7 +11,9 @@ copy to the device, or none:
     SLOT      where its KV goes        LANE      its row of the block tables
 
 and attention works tile by tile, `tiles` [3][count]: first row, number of rows (0: padding), first node row.
-Shapes that change the code are constexpr; everything else is data, so a captured graph serves any content.
+Shapes that change the code are constexpr; everything else is data, so a captured graph serves any content. What differs
+from batch to batch is not specialised on: Triton would compile a kernel anew, for a second and in the middle of a
+rollout, because a number of rows is divisible by 16 or is 1.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def silu_mul_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
     tl.store(out + row * inner + at, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def rotate_store_kernel(  # one program per row and head: queries, then keys, then values
     qkv, q_norm, k_norm, cosine, sine, rows, capacity, cache, layer_offset, block_stride, eps,
     NORM: tl.constexpr, H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
@@ -86,7 +88,7 @@ def rotate_store_kernel(  # one program per row and head: queries, then keys, th
             tl.store(key + (D // 2 + half) * BT, second)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "num_tiles", "table_width"])
 def attention_kernel(  # one program per tile, KV head and part of the context
     qkv, cache, tables, rows, capacity, tiles, num_tiles, out, parts, stats,
     layer_offset, block_stride, table_width, scale,
@@ -175,7 +177,7 @@ def join_parts_kernel(parts, stats, out, D: tl.constexpr, SPLITS: tl.constexpr):
     tl.store(out + place * D + d, joined)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def move_kernel(
     cache, moves, capacity, block_stride, HKV: tl.constexpr, D: tl.constexpr, BT: tl.constexpr
 ):  # one program per move, layer and KV head
@@ -222,7 +224,7 @@ def _gumbel(token, low, high):
     return -tl.log(exponential)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def draw_part_kernel(  # one program per row and part of the vocabulary
     logits, draw_rows, rows, capacity, seeds, inverse_temperature, parts, vocab, part_size,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -273,7 +275,7 @@ def draw_part_kernel(  # one program per row and part of the vocabulary
     tl.store(at + 6, best_token.to(tl.int32).to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def draw_join_kernel(  # one program per drawn row
     parts, draw_rows, rows, capacity, inverse_temperature, drawn, tokens, positions,
     PARTS: tl.constexpr, ADVANCE: tl.constexpr,
@@ -306,7 +308,7 @@ def draw_join_kernel(  # one program per drawn row
         tl.store(positions + lane, tl.load(positions + lane) + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "capacity"])
 def next_rows_kernel(  # one program per lane of a decode step: lay out its row from the lane's own state
     lanes, tokens, positions, limits, tables, table_width, rows, capacity, BT: tl.constexpr
 ):

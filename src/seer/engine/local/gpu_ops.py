@@ -27,6 +27,8 @@ triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTo
 TILE_TOKENS = 16
 """Tokens of a context that one attention program handles."""
 BLOCK_N = 64
+VERIFY_BLOCK_M = 64
+"""Least rows times heads of an attention program over a tree, so that trees of all sizes share one compiled kernel."""
 PROGRAMS = 264
 """Programs that fill the GPU twice over (132 multiprocessors); contexts are split until there are as many."""
 MAX_SPLITS = 32
@@ -170,7 +172,8 @@ class GpuOps:
         if splits > 1:
             parts = torch.empty(places * splits * c.head_dim, dtype=torch.float32, device=qkv.device)
             stats = torch.empty(places * splits * 2, dtype=torch.float32, device=qkv.device)
-        block_m = max(16, triton.next_power_of_2(step.tile_tokens * (c.num_heads // c.num_kv_heads)))
+        least = VERIFY_BLOCK_M if step.num_node_rows else 16
+        block_m = max(least, triton.next_power_of_2(step.tile_tokens * (c.num_heads // c.num_kv_heads)))
         kernels.attention_kernel[(step.num_tiles, c.num_kv_heads, splits)](
             qkv, self.cache.tensor, step.tables, step.rows, step.capacity, step.tiles, step.num_tiles, out,
             parts, stats, layer * self.layer_stride, self.block_stride, step.tables.shape[1],
