@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
 from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -49,9 +50,15 @@ def test_bursts(folder: Path, expected) -> None:
     assert_close(generate(an_engine(folder, **CUDA, max_running=16), chunks()), expected)
 
 
-def test_pieces_of_contexts(folder: Path, expected) -> None:
-    engine = an_engine(folder, **CUDA, max_running=5, max_step_tokens=17)
+@pytest.mark.parametrize("how", ["kernel by kernel", "by graph", "as it comes"])
+@pytest.mark.parametrize("drafts", [0, 6])
+def test_pieces_of_contexts(folder: Path, expected, how: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = {"kernel by kernel": 0, "by graph": graph_shapes.CAPTURE_ROWS, "as it comes": graph_shapes.EAGER_ROWS}
+    monkeypatch.setattr(graph_shapes, "EAGER_ROWS", eager[how])
+    drafter = knowing(tokens_of(expected), tree=True) if drafts else None
+    engine = an_engine(folder, **CUDA, max_running=5, max_step_tokens=40, drafter=drafter, budget=always(drafts))
     assert_close(generate(engine, chunks(), arrive={i: 3 * i for i in range(16)}), expected)
+    assert bool(engine.runner._mixed_graphs) is (how != "kernel by kernel")
 
 
 @pytest.mark.parametrize("max_draft", [2, 6, 20])

@@ -16,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
 from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
 
 # As small as can be: the interpreter runs every program of every launch in Python.
@@ -52,12 +53,31 @@ def assert_close(answers, expected) -> None:
 def test_bursts_of_decoding(folder: Path, expected) -> None:
     engine = an_engine(folder, kernels="triton", block_tokens=16, kv_blocks=64, max_running=4)
     assert_close(generate(engine, chunks()), expected)
-    assert any(from_lanes for _, from_lanes in engine.runner._graphs), "no burst was made"
+    assert engine.runner._bursts, "no burst was made"
 
 
-def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected) -> None:
+@pytest.fixture(params=["kernel by kernel", "by graph"])
+def mixed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether steps with pieces of contexts are captured at once, or never."""
+    by_graph = request.param == "by graph"
+    monkeypatch.setattr(graph_shapes, "EAGER_ROWS", graph_shapes.CAPTURE_ROWS if by_graph else 0)
+    return by_graph
+
+
+def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected, mixed: bool) -> None:
     engine = an_engine(folder, kernels="triton", block_tokens=8, kv_blocks=64, max_running=3, max_step_tokens=9)
     assert_close(generate(engine, chunks(), arrive={1: 3, 2: 5}), expected)
+    assert bool(engine.runner._mixed_graphs) is mixed
+
+
+def test_pieces_of_contexts_among_trees(folder: Path, expected, mixed: bool) -> None:
+    drafter = knowing(tokens_of(expected), tree=True)
+    engine = an_engine(
+        folder, kernels="triton", block_tokens=8, kv_blocks=64, max_running=3, max_step_tokens=24,
+        drafter=drafter, budget=always(6),
+    )  # fmt: skip
+    assert_close(generate(engine, chunks(), arrive={1: 2, 2: 3}), expected)
+    assert any(shape.has_trees for shape in engine.runner._mixed_graphs) is mixed
 
 
 @pytest.mark.parametrize("max_draft", [6])

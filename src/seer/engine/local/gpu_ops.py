@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Batch
@@ -107,27 +108,14 @@ class GpuOps:
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
         """Lay any batch out for the kernels; `tables` is on the device."""
+        rows, tiles = describe(batch)
         num_nodes = max((len(work.tree.tokens) for work in batch.works if work.tree), default=0)
-        assert num_nodes <= kernels.MAX_NODES, f"a tree of {num_nodes} nodes, {kernels.MAX_NODES} are possible"
-        rows = np.zeros((6, batch.num_rows), np.int32)
-        rows[TOKEN], rows[POSITION] = batch.tokens, batch.positions
-        rows[SLOT], rows[VISIBLE] = batch.slots, batch.num_visible
-        tiles: list[tuple[int, int, int]] = []
-        longest = 1
-        for index, work in enumerate(batch.works):
-            first, last = int(batch.segment_rows[index]), int(batch.segment_rows[index + 1])
-            rows[LANE, first:last] = work.active.lane
-            parents = work.tree.parents if work.tree else ()
-            node_first = last - len(parents)
-            rows[NODES, node_first:last] = form_of(tuple(parents)).masks
-            tiles += [(at, min(TILE_TOKENS, last - at), node_first) for at in range(first, last, TILE_TOKENS)]
-            longest = max(longest, min(TILE_TOKENS, last - first))
         self.step = GpuStep(
             rows=torch.from_numpy(rows).to(self.device),
-            tiles=torch.tensor(tiles, dtype=torch.int32).t().contiguous().to(self.device),
+            tiles=torch.from_numpy(tiles).to(self.device),
             tables=tables,
             num_rows=batch.num_rows,
-            tile_tokens=triton.next_power_of_2(longest),
+            tile_tokens=triton.next_power_of_2(int(tiles[kernels.COUNT].max())),
             num_node_rows=max(16, triton.next_power_of_2(num_nodes)) if num_nodes else 0,
         )
 
@@ -263,6 +251,23 @@ class LaneState:
             seeds=zeros(torch.int64),
             inverse_temperature=zeros(torch.float32),
         )
+
+
+def describe(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The rows and tiles of any batch, as gpu_kernels.py has them."""
+    rows = np.zeros((6, batch.num_rows), np.int32)
+    rows[TOKEN], rows[POSITION] = batch.tokens, batch.positions
+    rows[SLOT], rows[VISIBLE] = batch.slots, batch.num_visible
+    tiles: list[tuple[int, int, int]] = []
+    for index, work in enumerate(batch.works):
+        first, last = int(batch.segment_rows[index]), int(batch.segment_rows[index + 1])
+        rows[LANE, first:last] = work.active.lane
+        parents = work.tree.parents if work.tree else ()
+        assert len(parents) <= kernels.MAX_NODES, f"a tree of {len(parents)} nodes, {kernels.MAX_NODES} are possible"
+        node_first = last - len(parents)
+        rows[NODES, node_first:last] = form_of(tuple(parents)).masks
+        tiles += [(at, min(TILE_TOKENS, last - at), node_first) for at in range(first, last, TILE_TOKENS)]
+    return rows, np.ascontiguousarray(np.array(tiles, np.int32).T)
 
 
 def num_splits(num_programs: int) -> int:

@@ -4,11 +4,12 @@
     every chunk decodes, no drafts            burst: a graph per batch size, replayed several times; each replay lays
                                               out its rows from the lanes' own state on the device
     every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out
-                                              (graph_shapes.py says which graph)
-    anything else (pieces of contexts)        kernel by kernel
+    anything else (pieces of contexts)        a graph per (rows, chunks) where steps are small and often of that
+                                              size; else kernel by kernel
 
 Chunks that use top-k, top-p, min-p or are still below `min_tokens` draw through sampling.py, row by row;
-everything else is drawn on the device, and a step waits for the host once however many chunks it has.
+everything else is drawn on the device, and a step waits for the host once however many chunks it has. Which graph a
+step runs in, graph_shapes.py says.
 
 Invariants
   1. Padding rows belong to a spare lane whose only slot nobody reads.
@@ -19,16 +20,17 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from seer.engine.local import gpu_kernels as kernels
-from seer.engine.local.batch import Work, build
-from seer.engine.local.gpu_ops import GpuOps, GpuStep, LaneState
-from seer.engine.local.graph_shapes import GraphShapes, Shape
+from seer.engine.local.batch import Batch, Work, build
+from seer.engine.local.gpu_graph import Graph
+from seer.engine.local.gpu_ops import TILE_TOKENS, GpuOps, GpuStep, LaneState, describe
+from seer.engine.local.graph_shapes import GraphShapes, MixedShape, Shape
 from seer.engine.local.model import Model
 from seer.engine.local.runner import draw_rows
 from seer.engine.local.sampling import MASK64, NEAR_TIE, Draws, draw, mix64
@@ -40,27 +42,10 @@ BURST = 8
 average.
 """
 
+Flat = TypeVar("Flat", torch.Tensor, NDArray[np.int32])
+
 NOT_SENT = -1
 """In the place of a lane's position."""
-
-
-@dataclass(slots=True)
-class Graph:
-    """A captured step."""
-
-    shape: Shape
-    replay: Callable[[], None]
-    step: GpuStep
-    lanes: torch.Tensor
-    """Input of decoding graphs: the lane of each row."""
-    drawn: torch.Tensor
-    """Output, see `GpuOps.draw`."""
-    draw_index: torch.Tensor
-    """Read by the captured kernels, so it must live as long as the graph."""
-    host_rows: torch.Tensor
-    """As `step.rows`, in memory the device can copy from by itself."""
-    host_drawn: torch.Tensor
-    """As `drawn`, the other way."""
 
 
 class GpuRunner:
@@ -92,8 +77,11 @@ class GpuRunner:
         self._positions: NDArray[np.int64] = np.zeros(num_lanes + 1, np.int64)
         self._owners: list[object] = [None] * num_lanes
         self._tables_version = -1
-        self._decoding, self._verifying = GraphShapes(), GraphShapes()
-        self._graphs: dict[tuple[Shape, bool], Graph] = {}
+        self._decoding, self._verifying = GraphShapes[Shape](), GraphShapes[Shape]()
+        self._mixed = GraphShapes[MixedShape]()
+        self._bursts: dict[Shape, Graph] = {}
+        self._uniform_graphs: dict[Shape, Graph] = {}
+        self._mixed_graphs: dict[MixedShape, Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if capture and self.device.type == "cuda" else None
 
     # The protocol
@@ -116,70 +104,134 @@ class GpuRunner:
         self._send_tables()
         self._send_owners(works)
         self._send_positions(works)
-        graph = self._graph(self._decoding.choose(len(works), 1, num_steps), from_lanes=True)
+        shape = self._decoding.choose(Shape.of(len(works), 1), num_steps)
+        if shape not in self._bursts:
+            self._bursts[shape] = self._capture_burst(shape)
+        graph = self._bursts[shape]
         lanes = [work.active.lane for work in works]
-        lanes += [self.spare_lane] * (graph.step.num_rows - len(lanes))
-        graph.lanes.copy_(_pinned(np.array(lanes, np.int32), self.device), non_blocking=True)
+        graph.tell(np.array(lanes + [self.spare_lane] * (shape.num_chunks - len(lanes)), np.int32))
         results = torch.empty((num_steps, *graph.drawn.shape), device=self.device)
         for index in range(num_steps):
             graph.replay()
             results[index].copy_(graph.drawn)
-        self._positions[lanes[: len(works)]] += num_steps
+        self._positions[lanes] += num_steps
         self.meanwhile()
         host = results.cpu().numpy()
         return [_to_draws(host[index, : len(works)]) for index in range(num_steps)]
 
-    # Shapes that do not repeat
-
-    def _run_any(self, works: list[Work]) -> Draws:
-        cache = self.scheduler.cache
-        batch = build(works, cache.block_tokens, cache.first_scratch_slot)
-        logits = self.model.forward(batch, self.tables)
-        if not len(batch.draw_rows):
-            return Draws([], [], [])
-        if not all(_plain_sampling(work) for work in works if work.draws):
-            return draw(logits, draw_rows(works))
-        rows = torch.from_numpy(batch.draw_rows.astype(np.int32)).to(self.device)
-        return _to_draws(self.ops.draw(logits, rows, self.lanes, advance=False).cpu().numpy())
-
-    # Shapes that repeat
+    # One step
 
     def _run_uniform(self, works: list[Work]) -> Draws:
         """Each chunk's last token and its draft nodes, padded to one shape."""
         most = max(1 + (len(work.tree.tokens) if work.tree else 0) for work in works)
-        graph = self._graph(self._verifying.choose(len(works), most), from_lanes=False)
+        shape = self._verifying.choose(Shape.of(len(works), most))
+        if shape not in self._uniform_graphs:
+            self._uniform_graphs[shape] = self._capture_uniform(shape)
         cache = self.scheduler.cache
         rows = lay_out(
             works,
-            size=graph.shape.num_chunks,
-            per_chunk=graph.shape.rows_per_chunk,
+            size=shape.num_chunks,
+            per_chunk=shape.rows_per_chunk,
             block_tokens=cache.block_tokens,
             first_scratch_slot=cache.first_scratch_slot,
             spare_lane=self.spare_lane,
             spare_slot=self.spare_slot,
         )
-        graph.host_rows.numpy()[:] = rows  # the device has read the last ones: their draws have been waited for
-        graph.step.rows.copy_(graph.host_rows, non_blocking=True)
-        graph.replay()
-        graph.host_drawn.copy_(graph.drawn, non_blocking=True)
-        self.meanwhile()
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return _to_draws(graph.host_drawn.numpy())
+        return _to_draws(self._uniform_graphs[shape].run(rows, self.meanwhile))
 
-    def _graph(self, shape: Shape, *, from_lanes: bool) -> Graph:
-        key = shape, from_lanes
-        if key not in self._graphs:
-            self._graphs[key] = self._make_graph(shape, from_lanes)
-        return self._graphs[key]
+    def _run_any(self, works: list[Work]) -> Draws:
+        cache = self.scheduler.cache
+        batch = build(works, cache.block_tokens, cache.first_scratch_slot)
+        on_device = all(_plain_sampling(work) for work in works if work.draws)
+        own = MixedShape.of(batch.num_rows, len(works), any(work.tree for work in works)) if on_device else None
+        shape = self._mixed.choose_or_eager(own) if own is not None else None
+        if shape is not None:
+            return self._run_mixed(batch, shape)
+        logits = self.model.forward(batch, self.tables)
+        if not len(batch.draw_rows):
+            return Draws([], [], [])
+        if not on_device:
+            return draw(logits, draw_rows(works))
+        rows = torch.from_numpy(batch.draw_rows.astype(np.int32)).to(self.device)
+        return _to_draws(self.ops.draw(logits, rows, self.lanes, advance=False).cpu().numpy())
 
-    def _make_graph(self, shape: Shape, from_lanes: bool) -> Graph:
+    def _run_mixed(self, batch: Batch, shape: MixedShape) -> Draws:
+        """Any rows, padded by rows of the spare lane."""
+        if shape not in self._mixed_graphs:
+            self._mixed_graphs[shape] = self._capture_mixed(shape)
+        answer = self._mixed_graphs[shape].run(self._mixed_inputs(shape, batch), self.meanwhile)
+        return _to_draws(answer[: len(batch.draw_rows)])
+
+    def _mixed_inputs(self, shape: MixedShape, batch: Batch | None) -> NDArray[np.int32]:
+        """What a mixed step is told; every row is in a tile, padding too, or it would be computed from anything."""
+        inputs = np.zeros(_mixed_size(shape), np.int32)
+        rows, tiles, drawn = _mixed_parts(inputs, shape)
+        rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
+        num_rows = num_tiles = 0
+        if batch is not None:
+            own_rows, own_tiles = describe(batch)
+            num_rows, num_tiles = own_rows.shape[1], own_tiles.shape[1]
+            rows[:, :num_rows], tiles[:, :num_tiles] = own_rows, own_tiles
+            drawn[: len(batch.draw_rows)] = batch.draw_rows
+        for tile, at in enumerate(range(num_rows, shape.num_rows, TILE_TOKENS), num_tiles):
+            tiles[:, tile] = at, min(TILE_TOKENS, shape.num_rows - at), at
+        return inputs
+
+    # Captured once
+
+    def _capture_burst(self, shape: Shape) -> Graph:
+        """A step that lays out its own rows, from the lanes it is told."""
+        step = self._uniform_step(shape)
+        lanes = torch.full((shape.num_chunks,), self.spare_lane, dtype=torch.int32, device=self.device)
+        every_row = torch.arange(shape.num_rows, dtype=torch.int32, device=self.device)
+
+        def forward() -> torch.Tensor:
+            self.ops.step = step
+            self._next_rows(step, lanes)
+            return self._draw_all(step, every_row, advance=True)
+
+        return Graph(lanes, forward, shape.num_rows, reads=(step, every_row), pool=self._pool)
+
+    def _capture_uniform(self, shape: Shape) -> Graph:
+        """A step that is told its rows."""
+        step = self._uniform_step(shape)
+        every_row = torch.arange(shape.num_rows, dtype=torch.int32, device=self.device)
+
+        def forward() -> torch.Tensor:
+            self.ops.step = step
+            return self._draw_all(step, every_row, advance=False)
+
+        return Graph(step.rows, forward, shape.num_rows, reads=(step, every_row), pool=self._pool)
+
+    def _capture_mixed(self, shape: MixedShape) -> Graph:
+        """A step that is told its rows, its tiles and what to draw from."""
+        inputs = torch.from_numpy(self._mixed_inputs(shape, None)).to(self.device)
+        rows, tiles, drawn = _mixed_parts(inputs, shape)
+        step = GpuStep(
+            rows=rows,
+            tiles=tiles,
+            tables=self.tables,
+            num_rows=shape.num_rows,
+            tile_tokens=TILE_TOKENS,
+            num_node_rows=32 if shape.has_trees else 0,
+        )
+
+        def forward() -> torch.Tensor:
+            self.ops.step = step
+            hidden = self.model.weights.embedding[step.rows[TOKEN].long()]
+            change = self.model.run_layers(hidden)
+            at = drawn.long()
+            return self.ops.draw(self.model.logits(hidden[at], change[at]), drawn, self.lanes, advance=False)
+
+        return Graph(inputs, forward, len(drawn), reads=(step, drawn), pool=self._pool)
+
+    def _uniform_step(self, shape: Shape) -> GpuStep:
         num_rows, per_chunk = shape.num_rows, shape.rows_per_chunk
         rows = torch.zeros((6, num_rows), dtype=torch.int32)
         rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
         first = torch.arange(0, num_rows, per_chunk, dtype=torch.int32)
         tiles = torch.stack((first, torch.full_like(first, per_chunk), first + 1))
-        step = GpuStep(
+        return GpuStep(
             rows=rows.to(self.device),
             tiles=tiles.contiguous().to(self.device),
             tables=self.tables,
@@ -187,36 +239,11 @@ class GpuRunner:
             tile_tokens=per_chunk,
             num_node_rows=0 if per_chunk == 1 else 16 if per_chunk <= 17 else 32,
         )
-        lanes = torch.full((shape.num_chunks,), self.spare_lane, dtype=torch.int32, device=self.device)
-        draw_index = torch.arange(num_rows, dtype=torch.int32, device=self.device)
 
-        def forward() -> torch.Tensor:
-            self.ops.step = step
-            if from_lanes:
-                self._next_rows(step, lanes)
-            hidden = self.model.weights.embedding[step.rows[TOKEN].long()]
-            logits = self.model.logits(hidden, self.model.run_layers(hidden))
-            return self.ops.draw(logits, draw_index, self.lanes, advance=from_lanes)
-
-        is_cuda = self.device.type == "cuda"
-        host_rows = torch.empty_like(rows, pin_memory=is_cuda)
-        host_drawn = torch.empty((num_rows, 4), pin_memory=is_cuda)
-        if self._pool is None:
-            drawn = torch.empty((num_rows, 4), device=self.device)
-
-            def replay() -> None:
-                drawn.copy_(forward())
-
-            return Graph(shape, replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            forward()  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
-        torch.cuda.current_stream().wait_stream(side)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, pool=self._pool, capture_error_mode="thread_local"):
-            drawn = forward()
-        return Graph(shape, captured.replay, step, lanes, drawn, draw_index, host_rows, host_drawn)
+    def _draw_all(self, step: GpuStep, every_row: torch.Tensor, *, advance: bool) -> torch.Tensor:
+        hidden = self.model.weights.embedding[step.rows[TOKEN].long()]
+        logits = self.model.logits(hidden, self.model.run_layers(hidden))
+        return self.ops.draw(logits, every_row, self.lanes, advance=advance)
 
     def _next_rows(self, step: GpuStep, lanes: torch.Tensor) -> None:
         state = self.lanes
@@ -266,6 +293,28 @@ def _plain_sampling(work: Work) -> bool:
     sampling = work.active.chunk.sampling
     whole = sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
     return whole and work.active.num_response >= sampling.min_tokens
+
+
+def _mixed_size(shape: MixedShape) -> int:
+    """Integers that a mixed step is told."""
+    num_drawn = shape.num_rows if shape.has_trees else shape.num_chunks
+    return 6 * shape.num_rows + 3 * _num_tiles(shape) + num_drawn
+
+
+def _num_tiles(shape: MixedShape) -> int:
+    """As many as there can be: each chunk's last one need not be full, nor the padding's."""
+    return shape.num_rows // TILE_TOKENS + shape.num_chunks + 1
+
+
+def _mixed_parts(inputs: Flat, shape: MixedShape) -> tuple[Flat, Flat, Flat]:
+    """Views of them: rows, tiles, rows to draw from."""
+    first_tile = 6 * shape.num_rows
+    first_drawn = first_tile + 3 * _num_tiles(shape)
+    return (
+        inputs[:first_tile].reshape(6, shape.num_rows),
+        inputs[first_tile:first_drawn].reshape(3, _num_tiles(shape)),
+        inputs[first_drawn:],
+    )
 
 
 def _to_draws(drawn: NDArray[np.float32]) -> Draws:

@@ -2,7 +2,12 @@
 
 A graph serves every step that fits into it; what it computes beyond the step is waste. Capturing another takes as long
 as a good many wasted rows, and holds everybody up meanwhile, so a shape gets its own graph when the steps that could
-have used it have wasted that much in larger ones, or when nothing larger is there.
+have used it have wasted that much in larger ones, or when nothing larger is there. Steps that can also run kernel by
+kernel waste what the host needs to launch them all.
+
+    shape                kind of step
+    Shape                every chunk has as many rows: its last token and its draft, or its last token alone
+    MixedShape           anything: pieces of contexts beside chunks that decode
 
 Pure: the same steps in the same order choose the same graphs.
 """
@@ -10,21 +15,41 @@ Pure: the same steps in the same order choose the same graphs.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 ROW_SIZES = (1, 2, 3, 5, 9, 12, 16, 24, 32)
 """Rows per chunk: its last token and up to 31 nodes. Few, because each costs a capture for every batch size it meets;
 the deepest draft a budget allows, 8 tokens, fits without padding."""
-CAPTURE_ROWS = 8192
-"""What a capture costs, in rows: 40 ms for a model of 28 layers on an H200, where a row more takes about 5 us."""
+MIXED_ROWS = (32, 64, 128, 256, 512)
+"""Rows of a mixed step. With more the device computes for longer than the host launches."""
+CAPTURE_ROWS = 4096
+"""What a capture costs, in rows: 30 to 40 ms for a model of 28 layers on an H200, where a row more takes 5 to 10 us."""
+EAGER_ROWS = 1024
+"""What a step costs beyond its rows when it runs kernel by kernel: a quarter of a capture."""
+
+
+class Fitting(Protocol):
+    """What a shape answers."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of the whole step."""
+
+    def holds(self, other: Self) -> bool:
+        """Whether a step of the other shape fits."""
 
 
 class Shape(NamedTuple):
-    """Of a graph: chunks, and rows for each of them."""
+    """So many chunks, and so many rows for each of them."""
 
     num_chunks: int
     rows_per_chunk: int
+
+    @classmethod
+    def of(cls, num_chunks: int, rows_per_chunk: int) -> Shape:
+        """The least that is captured and enough."""
+        return cls(least_enough(num_chunks, BATCH_SIZES), least_enough(rows_per_chunk, ROW_SIZES))
 
     @property
     def num_rows(self) -> int:
@@ -36,28 +61,67 @@ class Shape(NamedTuple):
         return self.num_chunks >= other.num_chunks and self.rows_per_chunk >= other.rows_per_chunk
 
 
-class GraphShapes:
+class MixedShape(NamedTuple):
+    """So many rows in all, of so many chunks."""
+
+    num_rows: int
+    num_chunks: int
+    has_trees: bool
+
+    @classmethod
+    def of(cls, num_rows: int, num_chunks: int, has_trees: bool) -> MixedShape | None:
+        """The least that is captured and enough; None where nothing is."""
+        if num_rows > MIXED_ROWS[-1]:
+            return None
+        return cls(least_enough(num_rows, MIXED_ROWS), least_enough(num_chunks, BATCH_SIZES), has_trees)
+
+    def holds(self, other: MixedShape) -> bool:
+        """Whether a step of the other shape fits."""
+        enough = self.num_rows >= other.num_rows and self.num_chunks >= other.num_chunks
+        return enough and self.has_trees >= other.has_trees
+
+
+S = TypeVar("S", bound=Fitting)
+
+
+class GraphShapes(Generic[S]):
     """The shapes captured so far, and what their absence has cost."""
 
     def __init__(self) -> None:
-        self._captured: list[Shape] = []
-        self._wasted_rows: Counter[Shape] = Counter()
+        self._captured: list[S] = []
+        self._wasted_rows: Counter[S] = Counter()
 
-    def choose(self, num_chunks: int, rows_per_chunk: int, num_steps: int = 1) -> Shape:
+    def choose(self, own: S, num_steps: int = 1) -> S:
         """The graph for so many steps; one that was never chosen before is to be captured now."""
-        own = Shape(least_enough(num_chunks, BATCH_SIZES), least_enough(rows_per_chunk, ROW_SIZES))
-        if own in self._captured:
+        larger = self._smallest_for(own)
+        if larger == own:
             return own
-        larger = min((shape for shape in self._captured if shape.holds(own)), key=_rows, default=None)
-        if larger is not None:
-            self._wasted_rows[own] += num_steps * (larger.num_rows - own.num_rows)
-            if self._wasted_rows[own] < CAPTURE_ROWS:
-                return larger
+        if larger is not None and self._bears(own, num_steps * (larger.num_rows - own.num_rows)):
+            return larger
         self._captured.append(own)
         return own
 
+    def choose_or_eager(self, own: S) -> S | None:
+        """The same for one step that can also run kernel by kernel: None says that it does."""
+        larger = self._smallest_for(own)
+        if larger == own:
+            return own
+        wasted = EAGER_ROWS if larger is None else min(EAGER_ROWS, larger.num_rows - own.num_rows)
+        if self._bears(own, wasted):
+            return larger if wasted < EAGER_ROWS else None
+        self._captured.append(own)
+        return own
 
-def _rows(shape: Shape) -> int:
+    def _smallest_for(self, own: S) -> S | None:
+        return min((shape for shape in self._captured if shape.holds(own)), key=_num_rows, default=None)
+
+    def _bears(self, own: S, wasted_rows: int) -> bool:
+        """Whether so much more waste is still less than a capture."""
+        self._wasted_rows[own] += wasted_rows
+        return self._wasted_rows[own] < CAPTURE_ROWS
+
+
+def _num_rows(shape: Fitting) -> int:
     return shape.num_rows
 
 

@@ -1,0 +1,91 @@
+"""A step captured as a graph, and the memory it is told and answers through.
+
+Both ways go through pinned memory of the graph's own. It may be written again when a step's answer has been waited for:
+then the device has read what it was told.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class Graph:
+    """Replays `forward`; without a pool to capture into (tests on a CPU) it calls it."""
+
+    def __init__(
+        self,
+        inputs: torch.Tensor,
+        forward: Callable[[], torch.Tensor],
+        num_drawn: int,
+        *,
+        reads: object,
+        pool: Any | None,
+    ) -> None:
+        """`forward` reads `inputs`, int32 on the device, and answers with `num_drawn` rows of `GpuOps.draw`.
+
+        `reads` is whatever else it reads that nobody else keeps: it must live as long as the graph.
+        """
+        self.device = inputs.device
+        is_cuda = self.device.type == "cuda"
+        self._inputs, self._reads = inputs, reads
+        self._host_inputs = torch.empty(inputs.shape, dtype=torch.int32, pin_memory=is_cuda)
+        self._host_drawn = torch.empty((num_drawn, 4), pin_memory=is_cuda)
+        # Captured kernels need `forward` no more. Kept, it would tie graph and runner into a cycle.
+        self.replay, self.drawn = _call(forward, inputs, num_drawn) if pool is None else _capture(forward, pool)
+
+    def tell(self, inputs: NDArray[np.int32]) -> None:
+        """Send what the next replay reads."""
+        self._host_inputs.numpy()[...] = inputs
+        self._inputs.copy_(self._host_inputs, non_blocking=True)
+
+    def run(self, inputs: NDArray[np.int32], meanwhile: Callable[[], None]) -> NDArray[np.float32]:
+        """One step; `meanwhile` is called while the device computes. The answer is overwritten by the next one."""
+        self.tell(inputs)
+        self.replay()
+        self._host_drawn.copy_(self.drawn, non_blocking=True)
+        meanwhile()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self._host_drawn.numpy()
+
+
+def _call(
+    forward: Callable[[], torch.Tensor], inputs: torch.Tensor, num_drawn: int
+) -> tuple[Callable[[], None], torch.Tensor]:
+    drawn = torch.empty((num_drawn, 4), device=inputs.device)
+
+    def replay() -> None:
+        drawn.copy_(forward())
+
+    return replay, drawn
+
+
+def _capture(forward: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[], None], torch.Tensor]:
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        forward()  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with _no_collection(), torch.cuda.graph(captured, pool=pool, capture_error_mode="thread_local"):
+        drawn = forward()
+    return captured.replay, drawn
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The garbage collector could meet another engine's graph, and freeing one breaks the capture of any."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
