@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from seer.drafting.ids import Name, mix, number_of
 from seer.drafting.index import LINEAR, Draft, DraftIndex, DraftOptions
 from seer.drafting.link import Link
+from seer.drafting.pace import Pace
 from seer.drafting.streams import Streams
 from seer.errors import DeadlineExceeded
 
@@ -56,7 +57,7 @@ class ClientConfig:
     """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms."""
 
     fetch_every_s: float = 0.025
-    """Ask for siblings' tokens this often."""
+    """Ask for siblings' tokens this often, or as often as the engine learns where that is less (pace.py)."""
 
     answer_within_s: float = 2.0
     """Take a server that has not answered for this long for gone."""
@@ -93,6 +94,7 @@ class DraftClient:
         self._groups: set[int] = set()  # every group the index may hold
         self._jobs: deque[Callable[[list[Link]], None]] = deque()
         self._closing = threading.Event()
+        self._pace = Pace()
         self._thread: threading.Thread | None = None
         if self._config.servers:
             self._thread = threading.Thread(target=self._work, name="seer-draft-client", daemon=True)
@@ -129,6 +131,7 @@ class DraftClient:
         previous_counts: Sequence[int | None] | None = None,
     ) -> None:
         """Take in one step of a batch: request i has generated tokens[offsets[i]:offsets[i+1]]."""
+        self._pace.called(time.monotonic())
         with self._lock:
             streams = self._streams.observe(requests, tokens, offsets, previous_counts)
             self._groups.update(stream.group for stream in streams)
@@ -241,7 +244,7 @@ class DraftClient:
 
     def _synchronise(self) -> None:
         config = self._config
-        links = [Link(address, self.index, config) for address in config.servers]
+        links = [Link(address, self.index, config, self._pace) for address in config.servers]
         tick_s = min(config.fetch_every_s, config.ship_after_s / 4)
         next_expiry = time.monotonic() + 1.0
         try:
@@ -253,7 +256,7 @@ class DraftClient:
                 if time.monotonic() >= next_expiry:
                     self._expire(links)
                     next_expiry = time.monotonic() + 1.0
-                Link.wait(links, tick_s)
+                Link.wait(links, self._pace.not_below(tick_s))
         finally:
             for link in links:
                 link.close()

@@ -11,6 +11,7 @@ from typing import Protocol
 import zmq
 
 from seer.drafting.index import DraftIndex
+from seer.drafting.pace import Pace
 from seer.drafting.replica import Replica
 from seer.drafting.wire import MAX_MESSAGE_BYTES, Refused, Request, WireError, decode, encode
 
@@ -35,8 +36,10 @@ class LinkConfig(Protocol):
 class Link:
     """Keeps one replica in step with its server."""
 
-    def __init__(self, address: str, index: DraftIndex, config: LinkConfig) -> None:
+    def __init__(self, address: str, index: DraftIndex, config: LinkConfig, pace: Pace) -> None:
+        """`pace` is the engine's: siblings' tokens are asked for no more often than it can use them."""
         self.address = address
+        self._pace = pace
         self.replica = Replica(index, config.epoch)
         self._config = config
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -82,7 +85,7 @@ class Link:
             if push is not None:
                 self._send_question(push, now)
         if (now >= self._next_fetch or hurry) and not self.replica.fetching:
-            self._next_fetch = now + self._config.fetch_every_s
+            self._next_fetch = now + self._pace.not_below(self._config.fetch_every_s)
             # A flush asks even without groups: the answer proves that all before it was handled.
             fetch = self.replica.next_fetch(even_if_idle=hurry)
             if fetch is not None:

@@ -1,0 +1,34 @@
+"""How often a draft client talks to its server."""
+
+from __future__ import annotations
+
+import pytest
+
+from seer.drafting.pace import PAUSE_S, SLOWEST_S, Pace
+
+
+def paced(interval_s: float, num_calls: int = 100) -> Pace:
+    pace = Pace()
+    for call in range(num_calls):
+        pace.called(call * interval_s)
+    return pace
+
+
+def test_a_fast_engine_is_served_as_often_as_was_set() -> None:
+    assert Pace().not_below(0.025) == 0.025
+    assert paced(0.002).not_below(0.025) == 0.025
+
+
+def test_a_slow_engine_is_served_as_often_as_it_calls() -> None:
+    assert paced(0.06).not_below(0.025) == pytest.approx(0.06, rel=1e-3)
+
+
+def test_nobody_waits_for_an_engine_that_hardly_calls() -> None:
+    assert paced(0.7).not_below(0.025) == SLOWEST_S
+    assert paced(0.7).not_below(0.5) == 0.5
+
+
+def test_a_pause_says_nothing_of_the_pace() -> None:
+    pace = paced(0.06)
+    pace.called(100 * 0.06 + PAUSE_S)
+    assert pace.not_below(0.025) == pytest.approx(0.06, rel=1e-3)
