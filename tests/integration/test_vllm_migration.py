@@ -54,6 +54,8 @@ class Pair:
 
         self.folder, self.pool, self.thread = folder, pool, thread
         self.load_async = options.get("load_async", False)
+        # However busy the machine is, blocks on their way to the pool are waited for.
+        options |= {"near_deadline_s": 5.0}
         settings = {"pool": pool, "pool_options": options, "speculation": Speculation(fixed_tokens=4)}
         self.engines = [SharedEngine(folder, thread, **settings) for _ in range(2)]
         self.inbox = OutputInbox()
@@ -152,8 +154,7 @@ def test_a_moving_group_with_drafts_says_what_one_uninterrupted_run_says(pair: P
         moved = await asyncio.gather(*(pair.moving(variant) for variant in variants))
         num_moves = 8 * (RESPONSE_TOKENS // CHUNK_TOKENS - 1)
         assert sum(instance.num_recomputed_tokens for instance in pair.instances) < BLOCK_TOKENS * num_moves
-        # Of a pair, one may find what the other loaded; and on a busy machine a block may come too late.
-        assert await pair.counts("loaded_blocks") >= num_moves // 4
+        assert await pair.counts("loaded_blocks") >= num_moves // 2, "of a pair, one may find what the other loaded"
         if pair.pool["backend"] == "local":  # Mooncake knows no pins: a sibling's end may take shared blocks away
             assert await pair.counts("missed_blocks") == 0
         assert sum(instance.view().num_accepted for instance in pair.instances) > 0

@@ -24,7 +24,7 @@ import numpy as np
 
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.index import DraftOptions
-from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
+from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport, first_path
 from seer.engine.step_cost import MeasuredCost
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.speculation.budget import best_depth, time_per_token_s
@@ -112,7 +112,7 @@ class GroupedDrafter:
         for ask, tokens, parents, confidence, count in zip(asks, *rows, strict=True):
             ways = [None if parent < 0 else parent for parent in parents[:count]]
             tree = DraftTree(tokens[:count], ways, confidence[:count])
-            self._offered[ask.request] = _first_path(tree)
+            self._offered[ask.request] = [tree.tokens[node] for node in first_path(ways)]
             trees.append(tree)
         self.draft_s = time.perf_counter() - began_s
         return trees
@@ -163,17 +163,6 @@ class GroupedDrafter:
 def _fresh_acceptance() -> AcceptanceTracker:
     # Low and light: drafts have to earn their depth, and a few good ones are enough to do so.
     return AcceptanceTracker(prior_acceptance=0.25, prior_weight=4.0)
-
-
-def _first_path(tree: DraftTree) -> list[int]:
-    """The most likely path: the first child of the root, its first child, and so on."""
-    path: list[int] = []
-    at: int | None = None
-    for node, parent in enumerate(tree.parents):
-        if parent == at and (parent is not None or not path):
-            path.append(tree.tokens[node])
-            at = node
-    return path
 
 
 class MeasuredBudget:

@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from seer.engine.drafter import first_path
 from seer.engine.local.batch import Work
 
 TOKEN, POSITION, SLOT, VISIBLE, NODES, LANE = range(6)
@@ -82,12 +83,7 @@ def form_of(parents: tuple[int | None, ...]) -> Form:
     """The form of a tree whose nodes have these parents."""
     depths: list[int] = []
     masks: list[int] = []
-    likeliest: list[int] = []
-    tip: int | None = None
     for node, parent in enumerate(parents):
         depths.append(1 if parent is None else depths[parent] + 1)
         masks.append((0 if parent is None else masks[parent]) | 1 << node)
-        if parent == tip:
-            likeliest.append(node)
-            tip = node
-    return Form(depths, masks, likeliest)
+    return Form(depths, masks, first_path(parents))
