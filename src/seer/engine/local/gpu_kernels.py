@@ -88,12 +88,12 @@ def rotate_store_kernel(  # one program per row and head: queries, then keys, th
             tl.store(key + (D // 2 + half) * BT, second)
 
 
-@triton.jit(do_not_specialize=["capacity", "num_tiles", "table_width"])
+@triton.jit(do_not_specialize=["capacity", "num_tiles", "table_width", "num_splits"])
 def attention_kernel(  # one program per tile, KV head and part of the context
     qkv, cache, tables, rows, capacity, tiles, num_tiles, out, parts, stats,
-    layer_offset, block_stride, table_width, scale,
+    layer_offset, block_stride, table_width, num_splits, scale,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, NODE_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, NODE_ROWS: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(tiles + tile)
@@ -109,7 +109,7 @@ def attention_kernel(  # one program per tile, KV head and part of the context
     visible = tl.load(rows + 3 * capacity + row, mask=live, other=0)
     longest = tl.max(visible, 0)
     lane = tl.load(rows + 5 * capacity + first).to(tl.int64)
-    size = tl.cdiv(tl.cdiv(longest, BLOCK_N), SPLITS) * BLOCK_N
+    size = tl.cdiv(tl.cdiv(longest, BLOCK_N), num_splits) * BLOCK_N
     start = split * size
     stop = tl.minimum(start + size, longest)
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)
@@ -155,24 +155,27 @@ def attention_kernel(  # one program per tile, KV head and part of the context
             acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
             top = new_top
     place = row * H + head
-    if SPLITS == 1:
-        tl.store(out + place[:, None] * D + d[None, :], acc / tl.maximum(total, 1e-30)[:, None], mask=live[:, None])
-    else:
-        place = place * SPLITS + split
+    if SPLIT:
+        place = place * num_splits + split
         tl.store(parts + place[:, None] * D + d[None, :], acc, mask=live[:, None])
         tl.store(stats + place * 2, top, mask=live)
         tl.store(stats + place * 2 + 1, total, mask=live)
+    else:
+        tl.store(out + place[:, None] * D + d[None, :], acc / tl.maximum(total, 1e-30)[:, None], mask=live[:, None])
 
 
-@triton.jit
-def join_parts_kernel(parts, stats, out, D: tl.constexpr, SPLITS: tl.constexpr):  # one program per row and head
+@triton.jit(do_not_specialize=["num_splits"])
+def join_parts_kernel(  # one program per row and head
+    parts, stats, out, num_splits, D: tl.constexpr, MAX_SPLITS: tl.constexpr
+):
     place = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
+    split = tl.arange(0, MAX_SPLITS)
+    there = split < num_splits
     d = tl.arange(0, D)
-    top = tl.load(stats + (place * SPLITS + split) * 2)
-    total = tl.load(stats + (place * SPLITS + split) * 2 + 1)
+    top = tl.load(stats + (place * num_splits + split) * 2, mask=there, other=-1.0e30)
+    total = tl.load(stats + (place * num_splits + split) * 2 + 1, mask=there, other=0.0)
     weight = tl.exp(top - tl.max(top, 0))
-    part = tl.load(parts + (place * SPLITS + split)[:, None] * D + d[None, :])
+    part = tl.load(parts + (place * num_splits + split)[:, None] * D + d[None, :], mask=there[:, None], other=0.0)
     joined = tl.sum(part * weight[:, None], 0) / tl.maximum(tl.sum(total * weight, 0), 1e-30)
     tl.store(out + place * D + d, joined)
 

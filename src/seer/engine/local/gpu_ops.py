@@ -33,6 +33,8 @@ VERIFY_BLOCK_M = 64
 PROGRAMS = 264
 """Programs that fill the GPU twice over (132 multiprocessors); contexts are split until there are as many."""
 MAX_SPLITS = 32
+ANY_TREE_ROWS = 32
+"""Draft nodes that an attention program of any batch looks at: the largest tree's."""
 MAX_DRAW_PARTS = 16
 DRAW_BLOCK = 2048
 
@@ -109,14 +111,13 @@ class GpuOps:
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
         """Lay any batch out for the kernels; `tables` is on the device."""
         rows, tiles = describe(batch)
-        num_nodes = max((len(work.tree.tokens) for work in batch.works if work.tree), default=0)
         self.step = GpuStep(
             rows=torch.from_numpy(rows).to(self.device),
             tiles=torch.from_numpy(tiles).to(self.device),
             tables=tables,
             num_rows=batch.num_rows,
-            tile_tokens=triton.next_power_of_2(int(tiles[kernels.COUNT].max())),
-            num_node_rows=max(16, triton.next_power_of_2(num_nodes)) if num_nodes else 0,
+            tile_tokens=TILE_TOKENS,
+            num_node_rows=ANY_TREE_ROWS if any(work.tree for work in batch.works) else 0,
         )
 
     def add_rms_norm(
@@ -165,12 +166,14 @@ class GpuOps:
         kernels.attention_kernel[(step.num_tiles, c.num_kv_heads, splits)](
             qkv, self.cache.tensor, step.tables, step.rows, step.capacity, step.tiles, step.num_tiles, out,
             parts, stats, layer * self.layer_stride, self.block_stride, step.tables.shape[1],
-            c.head_dim**-0.5, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens,
-            BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLITS=splits, NODE_ROWS=step.num_node_rows, num_warps=4 if
+            splits, c.head_dim**-0.5, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens,
+            BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLIT=splits > 1, NODE_ROWS=step.num_node_rows, num_warps=4 if
             block_m <= 64 else 8, num_stages=2,
         )  # fmt: skip
         if splits > 1:
-            kernels.join_parts_kernel[(places,)](parts, stats, out, D=c.head_dim, SPLITS=splits, num_warps=1)
+            kernels.join_parts_kernel[(places,)](
+                parts, stats, out, splits, D=c.head_dim, MAX_SPLITS=MAX_SPLITS, num_warps=1
+            )
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

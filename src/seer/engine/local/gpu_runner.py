@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Batch, Work, build
 from seer.engine.local.gpu_graph import Graph
-from seer.engine.local.gpu_ops import TILE_TOKENS, GpuOps, GpuStep, LaneState, describe
+from seer.engine.local.gpu_ops import ANY_TREE_ROWS, TILE_TOKENS, GpuOps, GpuStep, LaneState, describe
 from seer.engine.local.graph_shapes import GraphShapes, MixedShape, Shape
 from seer.engine.local.model import Model
 from seer.engine.local.runner import draw_rows
-from seer.engine.local.sampling import MASK64, NEAR_TIE, Draws, draw, mix64
+from seer.engine.local.sampling import MASK64, Draws, draw, mix64, unpack
 from seer.engine.local.scheduler import Scheduler
 from seer.engine.local.uniform_rows import LANE, SLOT, TOKEN, VISIBLE, lay_out
 
@@ -117,7 +117,7 @@ class GpuRunner:
         self._positions[lanes] += num_steps
         self.meanwhile()
         host = results.cpu().numpy()
-        return [_to_draws(host[index, : len(works)]) for index in range(num_steps)]
+        return [unpack(host[index, : len(works)]) for index in range(num_steps)]
 
     # One step
 
@@ -137,7 +137,7 @@ class GpuRunner:
             spare_lane=self.spare_lane,
             spare_slot=self.spare_slot,
         )
-        return _to_draws(self._uniform_graphs[shape].run(rows, self.meanwhile))
+        return unpack(self._uniform_graphs[shape].run(rows, self.meanwhile))
 
     def _run_any(self, works: list[Work]) -> Draws:
         cache = self.scheduler.cache
@@ -153,14 +153,14 @@ class GpuRunner:
         if not on_device:
             return draw(logits, draw_rows(works))
         rows = torch.from_numpy(batch.draw_rows.astype(np.int32)).to(self.device)
-        return _to_draws(self.ops.draw(logits, rows, self.lanes, advance=False).cpu().numpy())
+        return unpack(self.ops.draw(logits, rows, self.lanes, advance=False).cpu().numpy())
 
     def _run_mixed(self, batch: Batch, shape: MixedShape) -> Draws:
         """Any rows, padded by rows of the spare lane."""
         if shape not in self._mixed_graphs:
             self._mixed_graphs[shape] = self._capture_mixed(shape)
         answer = self._mixed_graphs[shape].run(self._mixed_inputs(shape, batch), self.meanwhile)
-        return _to_draws(answer[: len(batch.draw_rows)])
+        return unpack(answer[: len(batch.draw_rows)])
 
     def _mixed_inputs(self, shape: MixedShape, batch: Batch | None) -> NDArray[np.int32]:
         """What a mixed step is told; every row is in a tile, padding too, or it would be computed from anything."""
@@ -213,7 +213,7 @@ class GpuRunner:
             tables=self.tables,
             num_rows=shape.num_rows,
             tile_tokens=TILE_TOKENS,
-            num_node_rows=32 if shape.has_trees else 0,
+            num_node_rows=ANY_TREE_ROWS if shape.has_trees else 0,
         )
 
         def forward() -> torch.Tensor:
@@ -314,15 +314,6 @@ def _mixed_parts(inputs: Flat, shape: MixedShape) -> tuple[Flat, Flat, Flat]:
         inputs[:first_tile].reshape(6, shape.num_rows),
         inputs[first_tile:first_drawn].reshape(3, _num_tiles(shape)),
         inputs[first_drawn:],
-    )
-
-
-def _to_draws(drawn: NDArray[np.float32]) -> Draws:
-    return Draws(
-        np.ascontiguousarray(drawn[:, 0]).view(np.int32).tolist(),
-        drawn[:, 1].tolist(),
-        drawn[:, 2].tolist(),
-        int((drawn[:, 3] < NEAR_TIE).sum()),
     )
 
 

@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from seer.engine.local import cpu_ops
 from seer.types import Sampling
@@ -51,6 +53,16 @@ class Draws:
     logprobs: list[float]
     raw_logprobs: list[float]
     num_near_ties: int = 0
+
+
+def unpack(drawn: NDArray[np.float32]) -> Draws:
+    """What a device drew, a row of four each: the token's bits, its log-probability, the raw one, its lead."""
+    return Draws(
+        np.ascontiguousarray(drawn[:, 0]).view(np.int32).tolist(),
+        drawn[:, 1].tolist(),
+        drawn[:, 2].tolist(),
+        int((drawn[:, 3] < NEAR_TIE).sum()),
+    )
 
 
 def draw(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
