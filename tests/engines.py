@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from seer.engine.drafter import Allowance, DraftAsk, DraftTree
+from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import read_config
@@ -128,6 +129,41 @@ class FunctionDrafter:
 
     def forget(self, request: int) -> None:
         pass
+
+
+class FollowingDrafter(FunctionDrafter):
+    """The same, for several steps at once."""
+
+    def follow(self, asks: Sequence[DraftAsk]) -> _Following:
+        return _Following(self, asks)
+
+
+class _Following:
+    def __init__(self, drafter: FollowingDrafter, asks: Sequence[DraftAsk]) -> None:
+        self.drafter, self.asks = drafter, asks
+        self.contexts = [list(ask.context) for ask in asks]
+
+    def draft(self, limits: np.ndarray) -> DraftTable:
+        width = int(limits.max(initial=0))
+        tokens, parents = np.zeros((2, len(limits), width), np.int32)
+        counts = np.zeros(len(limits), np.int32)
+        for row, (ask, context) in enumerate(zip(self.asks, self.contexts, strict=True)):
+            if not limits[row]:
+                continue
+            tree = self.drafter.propose(replace(ask, context=context, max_tokens=int(limits[row])))
+            counts[row] = len(tree.tokens)
+            tokens[row, : counts[row]] = tree.tokens
+            parents[row, : counts[row]] = [-1 if parent is None else parent for parent in tree.parents]
+        return DraftTable(tokens, parents, counts)
+
+    def observe(self, tokens: np.ndarray, offsets: np.ndarray) -> None:
+        for row, (ask, context) in enumerate(zip(self.asks, self.contexts, strict=True)):
+            new = tokens[offsets[row] : offsets[row + 1]].tolist()
+            self.drafter.observe(ask.group, ask.request, new, start=len(context) - ask.num_prompt_tokens)
+            context.extend(new)
+
+    def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
+        assert all(0 <= hits <= count for count, hits in zip(tried, taken, strict=True)), (tried, taken)
 
 
 def knowing(future: Mapping[int, Sequence[int]], seed: int = 0, *, tree: bool, errors: float = 0.3) -> FunctionDrafter:

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import FollowingDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
 from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
 
@@ -58,7 +58,7 @@ def test_pieces_of_contexts(folder: Path, expected, how: str, drafts: int, monke
     drafter = knowing(tokens_of(expected), tree=True) if drafts else None
     engine = an_engine(folder, **CUDA, max_running=5, max_step_tokens=40, drafter=drafter, budget=always(drafts))
     assert_close(generate(engine, chunks(), arrive={i: 3 * i for i in range(16)}), expected)
-    assert bool(engine.runner._mixed_graphs) is (how != "kernel by kernel")
+    assert bool(len(engine.runner.mixed)) is (how != "kernel by kernel")
 
 
 @pytest.mark.parametrize("max_draft", [2, 6, 20])
@@ -66,6 +66,19 @@ def test_trees(folder: Path, expected, max_draft: int) -> None:
     for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
         engine = an_engine(folder, **CUDA, max_running=7, drafter=drafter, budget=always(max_draft))
         assert_close(generate(engine, chunks()), expected)
+
+
+@pytest.mark.parametrize("max_draft", [2, 6, 20])
+@pytest.mark.parametrize("max_running", [7, 16])
+def test_trees_several_steps_at_once(folder: Path, expected, max_running: int, max_draft: int) -> None:
+    for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
+        steps: list = []
+        follows = FollowingDrafter(drafter.propose)
+        engine = an_engine(
+            folder, **CUDA, max_running=max_running, drafter=follows, budget=always(max_draft), on_step=steps.append
+        )
+        assert_close(generate(engine, chunks()), expected)
+        assert any(step.num_steps > 1 and step.num_drafted for step in steps)
 
 
 def test_filters_are_drawn_on_the_host(folder: Path) -> None:

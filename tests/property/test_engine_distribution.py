@@ -50,6 +50,7 @@ def _next_distribution(folder: Path, context: list[int]) -> list[float]:
     with torch.inference_mode():
         engine.add(a_chunk(0, context, max_tokens=1))
         works = engine.scheduler.plan()
+        engine.scheduler.add_contexts(works)
         batch = build(works, engine.scheduler.cache.block_tokens, engine.scheduler.cache.first_scratch_slot)
         return engine.model.forward(batch, engine.scheduler.tables).softmax(-1)[0].tolist()
 

@@ -22,16 +22,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from seer.drafting.followed import DraftBatch, Followed
 from seer.drafting.ids import Name, mix, number_of
-from seer.drafting.index import LINEAR, Draft, DraftIndex, DraftOptions
+from seer.drafting.index import LINEAR, DraftIndex, DraftOptions
 from seer.drafting.link import Link
 from seer.drafting.pace import Pace
-from seer.drafting.streams import Streams
+from seer.drafting.streams import Stream, Streams
 from seer.errors import DeadlineExceeded
 
 logger = logging.getLogger(__name__)
@@ -67,20 +67,6 @@ class ClientConfig:
 
     memory_limit_bytes: int = 4 << 30
     """Limit of the local index."""
-
-
-class DraftBatch(NamedTuple):
-    """Drafts of a batch: row i holds counts[i] nodes; a parent is a column of the row, -1 for the root."""
-
-    tokens: NDArray[np.int32]
-    parents: NDArray[np.int32]
-    confidence: NDArray[np.float32]
-    counts: NDArray[np.int32]
-
-    def draft(self, row: int) -> Draft:
-        """Return one request's draft."""
-        size = int(self.counts[row])
-        return Draft(self.tokens[row, :size], self.parents[row, :size], self.confidence[row, :size])
 
 
 class DraftClient:
@@ -131,13 +117,9 @@ class DraftClient:
         previous_counts: Sequence[int | None] | None = None,
     ) -> None:
         """Take in one step of a batch: request i has generated tokens[offsets[i]:offsets[i+1]]."""
-        self._pace.called(time.monotonic())
         with self._lock:
             streams = self._streams.observe(requests, tokens, offsets, previous_counts)
-            self._groups.update(stream.group for stream in streams)
-            grown = [(stream.group, stream.number, stream.length) for stream in streams]
-        if self._thread is not None:
-            self._jobs.append(lambda links: self._note(links, grown))
+        self._note_growth(streams)
 
     def draft(
         self,
@@ -147,25 +129,14 @@ class DraftClient:
         options: DraftOptions = LINEAR,
     ) -> DraftBatch:
         """Draft after each request, up to its budget."""
+        return self.follow(requests).draft(np.ascontiguousarray(budgets, dtype=np.int32), options)
+
+    def follow(self, requests: Sequence[RequestKey]) -> Followed:
+        """Look requests up once, to observe and draft for them several times."""
         with self._lock:
-            streams = [self._streams.open(group, request) for group, request in requests]
-            self._groups.update(stream.group for stream in streams)
-        limits = np.ascontiguousarray(budgets, dtype=np.int32)
-        shape = (len(streams), int(limits.max(initial=0)))
-        batch = DraftBatch(
-            np.empty(shape, np.int32),
-            np.empty(shape, np.int32),
-            np.empty(shape, np.float32),
-            np.empty(len(streams), np.int32),
-        )
-        self.index.speculate(
-            np.fromiter((stream.group for stream in streams), np.uint64, len(streams)),
-            np.fromiter((stream.number for stream in streams), np.uint64, len(streams)),
-            limits,
-            *batch,
-            options=options,
-        )
-        return batch
+            followed = Followed(self.index, self._streams, requests, self._note_growth)
+            self._groups.update(number_of(group) for group, _ in requests)
+        return followed
 
     def drop(self, group: Name) -> None:
         """Forget a finished group, here and on its server."""
@@ -217,6 +188,14 @@ class DraftClient:
         self._closing.set()
         self._thread.join()
         self._thread = None
+
+    def _note_growth(self, streams: Sequence[Stream]) -> None:
+        self._pace.called(time.monotonic())
+        with self._lock:
+            self._groups.update(stream.group for stream in streams)
+        if self._thread is not None:
+            grown = [(stream.group, stream.number, stream.length) for stream in streams]
+            self._jobs.append(lambda links: self._note(links, grown))
 
     # ---- the background thread
 

@@ -72,22 +72,18 @@ class Streams:
             np.int64,
             len(streams),
         )
-        held = self._index.append(
-            np.fromiter((stream.group for stream in streams), np.uint64, len(streams)),
-            np.fromiter((stream.number for stream in streams), np.uint64, len(streams)),
-            positions,
-            tokens,
-            offsets,
-        )
+        held = self._index.append(*numbers_of(streams), positions, tokens, offsets)
         ends = positions + np.diff(offsets)
         for stream, end in zip(streams, ends.tolist(), strict=True):
             stream.length = end
         for row in np.flatnonzero(held != ends).tolist():
-            stream = streams[row]
-            self._renumber(stream, requests[row][1], starts[row])
-            rest = tokens[offsets[row] : offsets[row + 1]]
-            stream.length = self._index.append_one(stream.group, stream.number, rest, previous_count=0)
+            self.fork(streams[row], requests[row][1], starts[row], tokens[offsets[row] : offsets[row + 1]])
         return streams
+
+    def fork(self, stream: Stream, request: Name, start: int, tokens: Tokens) -> None:
+        """Continue a request under a fresh number: its tokens from `start` on are these."""
+        self._renumber(stream, request, start)
+        stream.length = self._index.append_one(stream.group, stream.number, tokens, previous_count=0)
 
     def _renumber(self, stream: Stream, request: Name, start: int) -> None:
         """Continue a request under a fresh number, from its token `start` on."""
@@ -104,3 +100,11 @@ class Streams:
         """Forget the requests of a group."""
         for key in [key for key in self._by_request if key[0] == group]:
             del self._by_request[key]
+
+
+def numbers_of(streams: Sequence[Stream]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Their groups and their own numbers, as the index takes them."""
+    return (
+        np.fromiter((stream.group for stream in streams), np.uint64, len(streams)),
+        np.fromiter((stream.number for stream in streams), np.uint64, len(streams)),
+    )

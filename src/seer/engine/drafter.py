@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Allowance:
 
     max_tokens: int
     max_paths: int = 1
+    max_steps: int | None = None
+    """Steps it holds for, where an engine makes several at once; None for as many as it likes."""
 
 
 class Drafter(Protocol):
@@ -114,6 +119,35 @@ class LearnsAside(Protocol):
         """Do it now; called between a step's start and its end, as often as the engine likes."""
 
 
+class DraftTable(NamedTuple):
+    """Trees of several requests: row i holds counts[i] nodes; a parent is a column of the row, -1 for no parent."""
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    counts: NDArray[np.int32]
+
+
+class Following(Protocol):
+    """Drafts for the same requests, step after step; rows and offsets are in the order of the asks."""
+
+    def draft(self, limits: NDArray[np.int32]) -> DraftTable:
+        """One tree per request, of at most so many nodes; of none where there is nothing to propose. Does not fail."""
+
+    def observe(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+        """Request i has gone on with tokens[offsets[i]:offsets[i+1]], final tokens."""
+
+    def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
+        """No more steps. How often each position of a first path was tried, and its token the right one."""
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A drafter that can serve several steps without being asked for one request at a time."""
+
+    def follow(self, asks: Sequence[DraftAsk]) -> Following:
+        """Go along with these requests. What they say is learned on the way and need not be observed again."""
+
+
 DraftBudget = Callable[[int, int], Allowance]
 """`budget(num_running, mean_context_tokens)`: asked once per step, answered from measured step costs."""
 
@@ -127,7 +161,7 @@ class StepReport:
     num_steps: int
     num_running: int
     num_rows: int
-    """Tokens the forward pass computed, draft nodes included."""
+    """Tokens a forward pass computed, draft nodes included; the mean where there were several."""
     num_prefill_rows: int
     mean_context_tokens: int
     num_emitted: int
@@ -140,6 +174,8 @@ class StepReport:
     """Spent on KV from the pool while steps went on."""
     loaded_bytes: int = 0
     """In either time."""
+    has_captured: bool = False
+    """A graph was captured meanwhile, so that the duration says nothing of other steps'."""
     num_preempted: int = 0
     """Requests whose KV was dropped for others since the last report."""
 

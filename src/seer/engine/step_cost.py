@@ -6,7 +6,8 @@ shallow ones cheap, when it is the other way round.
 
 Steps that also computed prompts are left out: their rows are of another kind. So are stalls: the first step of a new
 shape compiles and captures what later ones reuse, and may take a hundred times as long. The fit looks at the newest
-steps of either kind, so that a long time with drafts does not forget what steps without them cost.
+reports of either kind, so that a long time with drafts does not forget what steps without them cost; a report of
+several steps counts as many times.
 """
 
 from __future__ import annotations
@@ -18,41 +19,42 @@ import numpy as np
 
 from seer.engine.drafter import StepReport
 
-WINDOW_STEPS = 64
+WINDOW_REPORTS = 64
 """Remembered of either kind."""
-MIN_STEPS = 12
+MIN_STEPS = 4
+"""Of either kind."""
 REFIT_STEPS = 8
 STALL_RATIO = 4.0
 """Times the median of its kind: beyond this a step was held up by something else."""
 _RIDGE = 1e-6
 """Keeps the fit solvable while every drafting step has had the same size."""
 
-Step = tuple[float, float, float, float]
-"""1, rows, whether it drafted, seconds."""
+Step = tuple[float, float, float, float, int]
+"""1, rows, whether it drafted, seconds; how many there were."""
 
 
 class MeasuredCost:
     """A least-squares fit over recent steps. Implements `seer.speculation.budget.StepCost`."""
 
     def __init__(self) -> None:
-        self._plain: deque[Step] = deque(maxlen=WINDOW_STEPS)
-        self._drafting: deque[Step] = deque(maxlen=WINDOW_STEPS)
+        self._plain: deque[Step] = deque(maxlen=WINDOW_REPORTS)
+        self._drafting: deque[Step] = deque(maxlen=WINDOW_REPORTS)
         self._since_fit = 0
         self._fit: tuple[float, float, float] | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps, of different sizes, have been seen."""
+        """Whether enough steps of either kind have been seen."""
         return self._solved() is not None
 
     def learn(self, report: StepReport) -> None:
         """One more step."""
-        if report.num_prefill_rows or not report.num_rows:
+        if report.num_prefill_rows or report.has_captured or not report.num_rows:
             return
         drafts = 1.0 if report.num_drafted else 0.0
         kind = self._drafting if report.num_drafted else self._plain
-        kind.append((1.0, float(report.num_rows), drafts, report.duration_s))
-        self._since_fit += 1
+        kind.append((1.0, float(report.num_rows), drafts, report.duration_s, report.num_steps))
+        self._since_fit += report.num_steps
 
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
         """Seconds of one step, the drafts' making included."""
@@ -74,9 +76,9 @@ class MeasuredCost:
         return self._fit
 
     def _solve(self) -> tuple[float, float, float] | None:
-        steps = np.array([*_without_stalls(self._plain), *_without_stalls(self._drafting)])
-        if len(steps) < MIN_STEPS or np.ptp(steps[:, 1]) == 0:
+        if min(_count(self._plain), _count(self._drafting)) < MIN_STEPS:
             return None
+        steps = np.array([*_without_stalls(self._plain), *_without_stalls(self._drafting)])
         base_s, per_row_s, extra_s = _least_squares(steps, [0, 1, 2])
         if per_row_s < 0.0:  # noise: rows are free within what was seen
             base_s, extra_s = _least_squares(steps, [0, 2])
@@ -87,6 +89,10 @@ class MeasuredCost:
         return max(1e-6, base_s), max(0.0, per_row_s), max(0.0, extra_s)
 
 
+def _count(reports: deque[Step]) -> int:
+    return sum(report[4] for report in reports)
+
+
 def _without_stalls(steps: deque[Step]) -> list[Step]:
     if not steps:
         return []
@@ -95,7 +101,7 @@ def _without_stalls(steps: deque[Step]) -> list[Step]:
 
 
 def _least_squares(steps: np.ndarray[tuple[int, int], np.dtype[np.float64]], terms: list[int]) -> list[float]:
-    known = steps[:, terms]
-    moments = known.T @ known
+    known, counts = steps[:, terms], steps[:, 4:]
+    moments = known.T @ (known * counts)
     ridge = np.diag(np.diag(moments) * _RIDGE + 1e-12)
-    return [float(value) for value in np.linalg.solve(moments + ridge, known.T @ steps[:, 3])]
+    return [float(value) for value in np.linalg.solve(moments + ridge, known.T @ (steps[:, 3] * steps[:, 4]))]

@@ -15,7 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
-from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import FollowingDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from seer.engine.host.drafts import GroupedDrafter
 from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
 
@@ -53,7 +54,7 @@ def assert_close(answers, expected) -> None:
 def test_bursts_of_decoding(folder: Path, expected) -> None:
     engine = an_engine(folder, kernels="triton", block_tokens=16, kv_blocks=64, max_running=4)
     assert_close(generate(engine, chunks()), expected)
-    assert engine.runner._bursts, "no burst was made"
+    assert len(engine.runner.decoding), "no burst was made"
 
 
 @pytest.fixture(params=["kernel by kernel", "by graph"])
@@ -67,7 +68,7 @@ def mixed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected, mixed: bool) -> None:
     engine = an_engine(folder, kernels="triton", block_tokens=8, kv_blocks=64, max_running=3, max_step_tokens=9)
     assert_close(generate(engine, chunks(), arrive={1: 3, 2: 5}), expected)
-    assert bool(engine.runner._mixed_graphs) is mixed
+    assert bool(len(engine.runner.mixed)) is mixed
 
 
 def test_pieces_of_contexts_among_trees(folder: Path, expected, mixed: bool) -> None:
@@ -77,7 +78,7 @@ def test_pieces_of_contexts_among_trees(folder: Path, expected, mixed: bool) -> 
         drafter=drafter, budget=always(6),
     )  # fmt: skip
     assert_close(generate(engine, chunks(), arrive={1: 2, 2: 3}), expected)
-    assert any(shape.has_trees for shape in engine.runner._mixed_graphs) is mixed
+    assert any(shape.has_trees for shape in engine.runner.mixed) is mixed
 
 
 @pytest.mark.parametrize("max_draft", [6])
@@ -90,6 +91,46 @@ def test_trees(folder: Path, expected, max_draft: int) -> None:
     drafter = random_trees(3, 128)
     engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(max_draft))
     assert_close(generate(engine, chunks()), expected)
+
+
+@pytest.mark.parametrize("max_running", [3, 2])
+def test_trees_several_steps_at_once(folder: Path, expected, max_running: int) -> None:
+    for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
+        steps: list = []
+        engine = an_engine(
+            folder, kernels="triton", max_running=max_running, drafter=FollowingDrafter(drafter.propose),
+            budget=always(6), on_step=steps.append,
+        )  # fmt: skip
+        assert_close(generate(engine, chunks()), expected)
+        assert any(step.num_steps > 1 and step.num_drafted for step in steps)
+        assert engine.scheduler.drafter.observed == tokens_of(expected)
+
+
+def test_a_burst_of_drafts_ends_when_somebody_can_take_a_place(folder: Path) -> None:
+    steps: list = []
+    engine = an_engine(
+        folder, kernels="triton", max_running=2, drafter=FollowingDrafter(random_trees(1, 128).propose),
+        budget=always(2), on_step=steps.append,
+    )  # fmt: skip
+    for request, max_tokens in enumerate((4, 12, 12)):
+        engine.add(a_chunk(request, [5, 6, 7 + request], max_tokens=max_tokens))
+    with torch.inference_mode():
+        while engine.scheduler.waiting:
+            engine.step()
+    # The first token comes with the prompt; then three steps, at most, until the short one leaves.
+    assert sum(step.num_steps for step in steps) <= 2 + 3
+
+
+def test_grouped_drafts_several_steps_at_once(folder: Path, expected) -> None:
+    drafter = GroupedDrafter((), None)
+    drafter.begin_run("test", "grouped", 0)
+    for request, ids in tokens_of(expected).items():
+        drafter.observe(0, 100 + request, ids, start=0)
+    engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(6, 2))
+    answers = generate(engine, chunks())
+    assert_close(answers, expected)
+    assert sum(answer.num_accepted for answer in answers.values()) > 10
+    assert drafter.acceptance.survival()[1] > 0.5
 
 
 def test_chunks_that_the_device_cannot_draw_for(folder: Path) -> None:

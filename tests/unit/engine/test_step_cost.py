@@ -8,10 +8,10 @@ from seer.engine.drafter import StepReport
 from seer.engine.step_cost import MeasuredCost
 
 
-def a_step(rows: int, seconds: float, *, drafted: int = 0, prefill: int = 0) -> StepReport:
+def a_step(rows: int, seconds: float, *, drafted: int = 0, prefill: int = 0, steps: int = 1) -> StepReport:
     return StepReport(
         duration_s=seconds,
-        num_steps=1,
+        num_steps=steps,
         num_running=4,
         num_rows=rows,
         num_prefill_rows=prefill,
@@ -81,3 +81,15 @@ def test_what_plain_steps_cost_outlives_a_long_time_with_drafts() -> None:
         cost.learn(a_step(8 + drafted, 2.0 + 0.01 * (drafted - 8), drafted=drafted))
     assert cost.step_s(8, 1) == pytest.approx(1.0, rel=0.02)
     assert cost.step_s(8, 2) + cost.draft_s(8, 1) == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_report_of_eight_steps_weighs_as_much_as_eight_reports() -> None:
+    cost = MeasuredCost()
+    cost.learn(a_step(8, 1.0, steps=8))
+    cost.learn(a_step(16, 3.0, drafted=8, steps=3))
+    assert not cost.is_known
+    cost.learn(a_step(16, 3.0, drafted=8, steps=2))
+    assert cost.is_known
+    cost.learn(a_step(16, 1.5, drafted=8, steps=5))
+    cost.learn(a_step(16, 1.5, drafted=8, steps=20))
+    assert cost.step_s(8, 2) + cost.draft_s(8, 1) == pytest.approx((5 * 3.0 + 25 * 1.5) / 30, rel=0.01)

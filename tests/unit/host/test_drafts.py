@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("seer.drafting._index")
 
 from seer.drafting.client import DraftClient
-from seer.engine.drafter import DraftAsk, StepReport
-from seer.engine.host.drafts import TRIAL_PERIOD, TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget
+from seer.drafting.ids import number_of
+from seer.engine.drafter import Allowance, DraftAsk, StepReport
+from seer.engine.host.drafts import TRIAL_TOKENS, Drafts, GroupedDrafter, MeasuredBudget
 
 SENTENCE = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -128,7 +132,61 @@ def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:
     drafter.observe(5, 1, [SENTENCE[3], SENTENCE[4], 99], start=3)
     after = drafter.acceptance.survival()
     assert after[1] > before[1]
-    assert after[3] / after[2] < before[3] / before[2]  # the third was tried and refused
+    assert after[2] / after[1] > before[2] / before[1]
+    assert after[3] / after[2] < after[2] / after[1]  # the third was tried and refused
+
+
+def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_one(drafter: GroupedDrafter) -> None:
+    asked, dice = GroupedDrafter((), None), random.Random(4)
+    said = {request: [dice.randrange(6) for _ in range(60)] for request in range(4)}
+    for one in (drafter, asked):
+        begin(one, "grouped")
+        one.observe(5, 9, said[0], start=0)
+        for request in said:
+            one.observe(5 + request // 2, request, said[request][:3], start=0)
+    asks = [DraftAsk(5 + request // 2, request, [], 0, 4, 2) for request in said]
+    following = drafter.follow(asks)
+    at = 3
+    while at < 60:
+        limits = np.array([4, 0, 3, 4], np.int32)
+        table = following.draft(limits)
+        trees = asked.draft([replace(ask, max_tokens=int(most)) for ask, most in zip(asks, limits, strict=True)])
+        for row, tree in enumerate(trees):
+            count = table.counts[row]
+            assert table.tokens[row, :count].tolist() == list(tree.tokens)
+            assert table.parents[row, :count].tolist() == [-1 if one is None else one for one in tree.parents]
+        step = dice.randrange(1, 4)
+        new = {request: tokens[at : at + step] if request != 2 else [] for request, tokens in said.items()}
+        following.observe(
+            np.array([token for tokens in new.values() for token in tokens], np.int32),
+            np.cumsum([0, *map(len, new.values())], dtype=np.int64),
+        )
+        for request, tokens in new.items():
+            if tokens:
+                asked.observe(5 + request // 2, request, tokens, start=at)
+        at += step
+    before = drafter.acceptance.survival()
+    following.close([100, 60], [60, 30])
+    assert drafter.acceptance.survival()[1] > before[1]
+    # Afterwards it goes on as if it had been asked all along.
+    for one in (drafter, asked):
+        one.observe(5, 0, [1, 2], start=60)
+    assert drafted(drafter, 5, 0, []) == drafted(asked, 5, 0, [])
+    asked.close()
+
+
+def test_a_followed_request_that_is_generated_anew_goes_on_under_another_number(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    drafter.observe(5, 1, SENTENCE[:2], start=0)
+    following = drafter.follow([DraftAsk(5, 1, [], 0, 4)])
+    # What came from a sibling's instance under this request's name: tokens of a life that was lost.
+    client = drafter._client
+    client.index.append_one(number_of("run/5"), number_of("run/1"), [77, 78], previous_count=2)
+    following.observe(np.array(SENTENCE[2:4], np.int32), np.array([0, 2], np.int64))
+    table = following.draft(np.array([4], np.int32))
+    assert table.tokens[0, : table.counts[0]].tolist() == SENTENCE[4:]
+    following.close([0], [0])
 
 
 def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> StepReport:
@@ -145,35 +203,72 @@ def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> 
     )
 
 
-def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float) -> MeasuredBudget:
+def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float, *, max_paths: int = 1) -> MeasuredBudget:
     begin(drafter, "grouped")
-    budget = MeasuredBudget(drafter)
+    budget = MeasuredBudget(drafter, max_paths=max_paths)
     for i in range(40):
         rows = 4 + i % 8
         budget.on_step(a_step(rows, base_s + slope_s * rows))
     return budget
 
 
-def test_where_rows_are_free_it_drafts_and_where_they_cost_a_step_it_does_not(drafter: GroupedDrafter) -> None:
+def make_steps(budget: MeasuredBudget, count: int, base_s: float, slope_s: float) -> list[Allowance]:
+    """Ask and step as an engine does that makes one step at a time."""
+    asked = []
+    for _ in range(count):
+        asked.append(budget(4, 100))
+        rows = 4 * (1 + asked[-1].max_tokens)
+        budget.on_step(a_step(rows, base_s + slope_s * rows))
+    return asked
+
+
+def test_where_rows_are_free_it_drafts(drafter: GroupedDrafter) -> None:
     assert a_budget(drafter, 0.1, 0.0)(4, 100).max_tokens > TRIAL_TOKENS
-    dear = a_budget(drafter, 0.0, 0.1)
-    asked = [dear(4, 100).max_tokens for _ in range(16 * TRIAL_PERIOD)]
-    assert set(asked) == {0, TRIAL_TOKENS}
-    trials = [step for step, tokens in enumerate(asked) if tokens]
-    gaps = [later - earlier for earlier, later in pairwise(trials)]
-    assert gaps == [16, 32, 64, 128, 128, 128]  # rarer and rarer, up to four requests' worth of the period
+
+
+def test_where_rows_cost_a_step_it_tries_rarer_and_rarer(drafter: GroupedDrafter) -> None:
+    asked = make_steps(a_budget(drafter, 0.0, 0.1), 2000, 0.0, 0.1)
+    assert {one.max_tokens for one in asked} == {0, TRIAL_TOKENS}
+    trials = [step for step, one in enumerate(asked) if one.max_tokens]
+    gaps = [later - earlier - 1 for earlier, later in pairwise(trials)]
+    # A trial step of two tokens takes three times as long: two hundred others make that a hundredth, for each of two.
+    assert gaps[:6] == [16, 32, 64, 128, 256, 400]
+    assert set(gaps[6:]) == {400}
+
+
+def test_as_long_as_costs_are_unknown_steps_with_and_without_drafts_take_turns(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    budget = MeasuredBudget(drafter)
+    asked = make_steps(budget, 8, 0.1, 0.001)
+    assert asked == [Allowance(0), Allowance(TRIAL_TOKENS, max_steps=2)] * 4
+    assert budget(4, 100).max_steps is None  # now it is known to pay
+
+
+def test_a_trial_that_had_nothing_to_draft_costs_no_patience(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    budget = MeasuredBudget(drafter)
+    for _ in range(100):
+        budget(4, 100)
+        budget.on_step(a_step(4, 0.1))
+    asked = make_steps(budget, 12, 0.1, 0.001)
+    assert sum(one.max_tokens > 0 for one in asked) >= 4
+
+
+def test_a_step_that_captured_a_graph_prices_no_other(drafter: GroupedDrafter) -> None:
+    budget = a_budget(drafter, 0.1, 0.0)
+    for _ in range(200):
+        budget.on_step(replace(a_step(12, 5.0), has_captured=True))
+    assert budget(4, 100).max_tokens > TRIAL_TOKENS
 
 
 def test_a_budget_for_trees_lets_every_draft_fork_and_one_for_lines_none(drafter: GroupedDrafter) -> None:
-    begin(drafter, "grouped")
     for max_paths in (1, 2):
-        budget = MeasuredBudget(drafter, max_paths=max_paths)
-        trial = budget(4, 100)
-        assert trial.max_tokens == TRIAL_TOKENS
-        for rows in range(4, 44):
-            budget.on_step(a_step(4 + rows % 8, 0.1))
-        assert budget(4, 100).max_tokens > TRIAL_TOKENS
-        assert trial.max_paths == budget(4, 100).max_paths == max_paths
+        cheap, dear = (
+            a_budget(drafter, 0.1, 0.0, max_paths=max_paths),
+            a_budget(drafter, 0.0, 0.1, max_paths=max_paths),
+        )
+        trial = next(one for one in make_steps(dear, 40, 0.0, 0.1) if one.max_tokens)
+        assert trial.max_paths == cheap(4, 100).max_paths == max_paths
 
 
 def test_with_speculation_off_nothing_is_asked_for(drafter: GroupedDrafter) -> None:

@@ -7,13 +7,14 @@ Invariants
   1. Nothing here waits: the draft client does its talking in a thread of its own.
   2. Groups of two runs never share an index: their names carry the run. What `recall` brings along is all they know.
   3. What was observed is in the index before the next draft, and within HOLD_S while the engine steps; an engine that
-     waits for its device has it learned meanwhile.
+     waits for its device has it learned meanwhile, and one that is followed (`follow`) step by step.
   4. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
      small, regular trial that keeps the measurement alive.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from itertools import chain
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from seer.drafting.client import ClientConfig, DraftClient
+from seer.drafting.followed import Followed
 from seer.drafting.index import DraftOptions
-from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport, first_path
+from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree, Following, StepReport, first_path
 from seer.engine.step_cost import MeasuredCost
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.speculation.budget import best_depth, time_per_token_s
@@ -34,12 +37,13 @@ Drafts = Literal["none", "own", "grouped"]
 HOLD_S = 0.02
 """Tokens wait this long for others to be learned with them: learning a token by itself costs a thousand times what it
 costs among many, which shows where steps take two milliseconds and draft nothing."""
-FIRST_TRIAL_STEPS = 8
-TRIAL_PERIOD = 32
-"""Where drafting does not pay, a step now and then drafts a little all the same, so that a change of fortune is seen:
-soon at first, then after twice as long each time, up to so many steps times the requests in them (about a sixteenth of
-a row per step, whatever the batch)."""
-TRIAL_TOKENS = 2
+TRIAL_TOKENS, TRIAL_STEPS = 2, 2
+"""Where drafting does not pay, a few steps draft a little all the same now and then, so that a change of fortune is
+seen."""
+FIRST_PATIENCE_STEPS = 8
+"""Steps between the first two trials; then twice as many each time."""
+TRIAL_SHARE = 0.01
+"""Of the time, at most, that trials take beyond what the same steps would have taken without drafts."""
 
 
 @dataclass(slots=True)
@@ -64,8 +68,6 @@ class GroupedDrafter:
         self._offered: dict[int, Sequence[int]] = {}  # request -> first path of its newest draft
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
-        self.draft_s = 0.0
-        """Seconds the newest batch of drafts took to make."""
 
     def begin_run(self, run: str, mode: Drafts, epoch: int) -> None:
         """Start from an empty memory: what another run said is not known to this one."""
@@ -99,7 +101,6 @@ class GroupedDrafter:
         """One tree per ask."""
         if self.mode == "none":
             return [DraftTree()] * len(asks)
-        began_s = time.perf_counter()
         self.learn()
         paths = max((ask.max_paths for ask in asks), default=1)
         batch = self._client.draft(
@@ -114,8 +115,14 @@ class GroupedDrafter:
             tree = DraftTree(tokens[:count], ways, confidence[:count])
             self._offered[ask.request] = [tree.tokens[node] for node in first_path(ways)]
             trees.append(tree)
-        self.draft_s = time.perf_counter() - began_s
         return trees
+
+    def follow(self, asks: Sequence[DraftAsk]) -> Following:
+        """Go along with these requests for some steps."""
+        self.learn()
+        names = [(self._name(ask.group, ask.request), f"{self._run}/{ask.request}") for ask in asks]
+        options = DraftOptions(paths=max((ask.max_paths for ask in asks), default=1))
+        return _Following(self._client.follow(names), options, self.acceptance)
 
     def forget(self, request: int) -> None:
         """The request left; its tokens go on serving its siblings."""
@@ -160,6 +167,22 @@ class GroupedDrafter:
         return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
 
 
+class _Following:
+    """Implements `Following` over the client's streams."""
+
+    def __init__(self, followed: Followed, options: DraftOptions, acceptance: AcceptanceTracker) -> None:
+        self._followed, self._options, self._acceptance = followed, options, acceptance
+        self.observe = followed.observe
+
+    def draft(self, limits: NDArray[np.int32]) -> DraftTable:
+        batch = self._followed.draft(limits, self._options)
+        return DraftTable(batch.tokens, batch.parents, batch.counts)
+
+    def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
+        self._followed.close()
+        self._acceptance.observe_many(tried, taken)
+
+
 def _fresh_acceptance() -> AcceptanceTracker:
     # Low and light: drafts have to earn their depth, and a few good ones are enough to do so.
     return AcceptanceTracker(prior_acceptance=0.25, prior_weight=4.0)
@@ -176,26 +199,36 @@ class MeasuredBudget:
         self._only_depth = only_depth
         """For engines whose steps cost the same whatever part of this depth is drafted."""
         self._cost = MeasuredCost()
-        self._num_idle = 0  # steps since drafts were last made
-        self._patience_steps = FIRST_TRIAL_STEPS
+        self._num_idle = 0  # steps since drafts were last asked for
+        self._patience_steps = FIRST_PATIENCE_STEPS
 
     def __call__(self, num_running: int, mean_context_tokens: int) -> Allowance:
         """How much each request of the next step may draft."""
         if self._drafter.mode == "none":
             return Allowance(0)
-        depth = self._best_depth(num_running)
+        depth = self._best_depth(num_running) if self._cost.is_known else 0
         if depth:
-            self._num_idle, self._patience_steps = 0, FIRST_TRIAL_STEPS
+            self._num_idle, self._patience_steps = 0, FIRST_PATIENCE_STEPS
             return Allowance(depth, self._max_paths)
-        self._num_idle += 1
-        if self._num_idle >= self._patience_steps or not self._cost.is_known:
-            self._num_idle, depth = 0, TRIAL_TOKENS
-            self._patience_steps = min(2 * self._patience_steps, TRIAL_PERIOD * num_running)
-        return Allowance(depth, self._max_paths)
+        # As long as costs are unknown, steps with and without drafts take turns.
+        if self._num_idle < (self._patience_steps if self._cost.is_known else 1):
+            return Allowance(0, self._max_paths)
+        self._num_idle = 0
+        if self._cost.is_known:
+            self._patience_steps = min(2 * self._patience_steps, self._longest_patience_steps(num_running))
+        return Allowance(TRIAL_TOKENS, self._max_paths, TRIAL_STEPS)
 
     def on_step(self, report: StepReport) -> None:
         """Learn what a step cost."""
         self._cost.learn(report)
+        if not report.num_drafted:
+            self._num_idle += report.num_steps
+
+    def _longest_patience_steps(self, num_running: int) -> int:
+        """Until trials, should all their drafts be wrong, cost no more than their share."""
+        with_s = self._cost.step_s(num_running, 1 + TRIAL_TOKENS) + self._cost.draft_s(num_running, TRIAL_TOKENS)
+        lost_steps = TRIAL_STEPS * (with_s / self._cost.step_s(num_running, 1) - 1.0)
+        return max(FIRST_PATIENCE_STEPS, math.ceil(lost_steps / TRIAL_SHARE))
 
     def _best_depth(self, num_running: int) -> int:
         survival = self._drafter.acceptance.survival()

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from seer.engine.drafter import StepObserver, StepReport
+from seer.engine.drafter import Follows, StepObserver, StepReport
 from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
 from seer.engine.local.model import Model
-from seer.engine.local.runner import Runner
+from seer.engine.local.runner import Followed, Runner
 from seer.engine.local.sampling import Draws
-from seer.engine.local.scheduler import Loads, Scheduler
+from seer.engine.local.scheduler import Loads, Scheduler, draft_asks
 from seer.engine.local.shared import SharedWeights
-from seer.engine.local.verify import walk
+from seer.engine.local.verify import Walk, walk
 from seer.kvpool.keys import Namespace
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
@@ -63,31 +64,39 @@ class Engine:
 
     def step(self) -> list[ChunkOutput]:
         """Move every running chunk on by one forward pass, or by a few where nothing can come between."""
-        started, before = time.perf_counter(), self.num_accepted
+        started, captured = time.perf_counter(), self.runner.num_captured
         works = self.scheduler.plan()
-        burst = self._burst_length(works)
-        if burst > 1:
-            emitted = self.settle_burst(works, self.runner.burst(works, burst))
-        else:
-            emitted = self.settle(works, self.runner.run(works))
+        done = self._compute(works)
         loads = self.scheduler.take_loads()
         self.num_missed_tokens += loads.num_missed_tokens
-        self._report(
-            works,
-            burst,
-            num_emitted=emitted,
-            num_accepted=self.num_accepted - before,
-            duration_s=time.perf_counter() - started - loads.seconds,
-            loads=loads,
-        )
+        self.num_steps += done.num_steps
+        self.num_drafted += done.num_drafted
+        self.num_accepted += done.num_accepted
+        if self.on_step is not None:
+            duration_s = time.perf_counter() - started - loads.seconds
+            self.on_step(_report(works, done, duration_s, loads, has_captured=self.runner.num_captured > captured))
         return self.collect(works)
 
-    def _burst_length(self, works: Sequence[Work]) -> int:
-        """More than 1 when all there is to do is to decode, without drafts."""
-        busy_otherwise = self.scheduler.waiting or self.scheduler.drafting
-        if busy_otherwise or any(work.num_tokens > 1 or not work.draws for work in works):
-            return 1
-        return self.runner.burst_length(works)
+    def _compute(self, works: list[Work]) -> Done:
+        """In one go where every chunk decodes: with drafts, or without; step by step where there is more to it."""
+        scheduler, allowance = self.scheduler, self.scheduler.allow(works)
+        if len(works) < len(scheduler.running):
+            scheduler.draft(works, allowance)
+            scheduler.add_contexts(works)
+        elif not allowance.max_tokens:
+            num_steps = 1 if scheduler.waiting else self.runner.burst_length(works)
+            if num_steps > 1:
+                return self.settle_burst(works, self.runner.burst(works, num_steps))
+        elif isinstance(scheduler.drafter, Follows) and self.runner.can_follow(works):
+            following = scheduler.drafter.follow(draft_asks(works, allowance))
+            # Whoever waits takes the place of the first to end.
+            until_one_ends = bool(scheduler.waiting)
+            return self.settle_drafts(
+                works, self.runner.follow(works, following, allowance, until_one_ends=until_one_ends)
+            )
+        else:
+            scheduler.draft(works, allowance)
+        return self.settle(works, self.runner.run(works))
 
     # A chunk's life
 
@@ -111,26 +120,30 @@ class Engine:
 
     # After the forward pass
 
-    def settle(self, works: Sequence[Work], draws: Draws) -> int:
-        """Make drawn tokens final, keep accepted nodes' KV, seal full blocks; returns how many tokens."""
+    def settle(self, works: Sequence[Work], draws: Draws) -> Done:
+        """Make drawn tokens final, keep accepted nodes' KV, seal full blocks."""
         source: list[int] = []
         target: list[int] = []
-        emitted = 0
+        num_emitted = num_drafted = num_accepted = 0
         for work in works:
             work.active.num_computed += work.num_tokens - (1 if work.draws else 0)
             if work.draws:
-                emitted += self._advance(work, draws, source, target)
+                way = self._advance(work, draws, source, target)
+                num_emitted += len(way.rows)
+                num_drafted += len(work.tree.tokens) if work.tree else 0
+                num_accepted += len(way.nodes)
         if source:
             self.model.ops.move(source, target)
         for work in works:
             self._seal(work.active)
         self._export(works)
         self.num_near_ties += draws.num_near_ties
-        return emitted
+        num_rows = sum(work.num_rows for work in works)
+        return Done(1, num_rows, num_emitted, num_drafted, num_accepted)
 
-    def settle_burst(self, works: Sequence[Work], steps: Sequence[Draws]) -> int:
+    def settle_burst(self, works: Sequence[Work], steps: Sequence[Draws]) -> Done:
         """Make the tokens of several decoding steps final, up to each chunk's stop token or limit."""
-        emitted = 0
+        num_emitted = 0
         for index, work in enumerate(works):
             active = work.active
             tokens = [draws.tokens[index] for draws in steps][: active.num_remaining]
@@ -145,12 +158,30 @@ class Engine:
             )
             active.num_computed += count
             self._seal(active)
-            emitted += count
+            num_emitted += count
         self._export(works)
         self.num_near_ties += sum(draws.num_near_ties for draws in steps)
-        return emitted
+        return Done(len(steps), len(works), num_emitted)
 
-    def _advance(self, work: Work, draws: Draws, source: list[int], target: list[int]) -> int:
+    def settle_drafts(self, works: Sequence[Work], followed: Followed) -> Done:
+        """Make the tokens of several verification steps final; their KV is where it belongs already."""
+        num_emitted = num_drafted = num_accepted = 0
+        for work, said in zip(works, followed.said, strict=True):
+            active, tokens = work.active, said.tokens
+            self._append(active, tokens, said.logprobs, said.raw_logprobs, stopped=said.stopped, observed=True)
+            active.num_computed += len(tokens)
+            active.num_drafted += said.num_drafted
+            active.num_accepted += said.num_accepted
+            self._seal(active)
+            num_emitted += len(tokens)
+            num_drafted += said.num_drafted
+            num_accepted += said.num_accepted
+        self._export(works)
+        self.num_near_ties += followed.num_near_ties
+        num_rows = round(followed.num_rows / followed.num_steps)
+        return Done(followed.num_steps, num_rows, num_emitted, num_drafted, num_accepted)
+
+    def _advance(self, work: Work, draws: Draws, source: list[int], target: list[int]) -> Walk:
         """Append what one chunk drew; list the slots that accepted nodes move between."""
         active, first = work.active, work.first_draw
         num_nodes = len(work.tree.tokens) if work.tree else 0
@@ -174,9 +205,7 @@ class Engine:
         active.num_computed += 1 + len(way.nodes)
         active.num_drafted += num_nodes
         active.num_accepted += len(way.nodes)
-        self.num_drafted += num_nodes
-        self.num_accepted += len(way.nodes)
-        return len(way.rows)
+        return way
 
     def _append(
         self,
@@ -186,15 +215,16 @@ class Engine:
         raw_logprobs: list[float],
         *,
         stopped: bool,
+        observed: bool = False,
     ) -> None:
-        """Take final tokens in, notice the end, tell the drafter."""
+        """Take final tokens in, notice the end, tell the drafter unless it has observed them."""
         start = active.num_response
         active.append(tokens, logprobs, raw_logprobs)
         if stopped:
             active.end, active.stop_token = ChunkEnd.STOP, tokens[-1]
         elif active.num_remaining == 0:
             active.end = ChunkEnd.LIMIT
-        if self.scheduler.drafter is not None:
+        if self.scheduler.drafter is not None and not observed:
             self.scheduler.drafter.observe(active.chunk.group, active.chunk.request, tokens, start=start)
 
     def _seal(self, active: ActiveChunk) -> None:
@@ -247,32 +277,31 @@ class Engine:
             self.scheduler.pool.free(str(chunk.request))
         return active.take_output(self.instance, self.namespace.epoch)
 
-    def _report(
-        self,
-        works: Sequence[Work],
-        num_steps: int,
-        *,
-        num_emitted: int,
-        num_accepted: int,
-        duration_s: float,
-        loads: Loads,
-    ) -> None:
-        self.num_steps += num_steps
-        if self.on_step is None:
-            return
-        num_rows = sum(work.num_rows for work in works)
-        num_drafted = sum(len(work.tree.tokens) for work in works if work.tree)
-        report = StepReport(
-            duration_s=duration_s / num_steps,
-            num_steps=num_steps,
-            num_running=len(works),
-            num_rows=num_rows,
-            num_prefill_rows=sum(work.num_tokens for work in works if work.num_tokens > 1),
-            mean_context_tokens=sum(len(work.active.tokens) for work in works) // max(1, len(works)),
-            num_emitted=num_emitted,
-            num_drafted=num_drafted,
-            num_accepted=num_accepted,
-            load_s=loads.seconds,
-            loaded_bytes=loads.num_bytes,
-        )
-        self.on_step(report)
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was computed between two looks at the outside world."""
+
+    num_steps: int
+    num_rows: int
+    """Of a step; the mean."""
+    num_emitted: int
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+def _report(works: Sequence[Work], done: Done, duration_s: float, loads: Loads, *, has_captured: bool) -> StepReport:
+    return StepReport(
+        duration_s=duration_s / done.num_steps,
+        num_steps=done.num_steps,
+        num_running=len(works),
+        num_rows=done.num_rows,
+        num_prefill_rows=sum(work.num_tokens for work in works if work.num_tokens > 1),
+        mean_context_tokens=sum(len(work.active.tokens) for work in works) // max(1, len(works)),
+        num_emitted=done.num_emitted,
+        num_drafted=done.num_drafted,
+        num_accepted=done.num_accepted,
+        load_s=loads.seconds,
+        loaded_bytes=loads.num_bytes,
+        has_captured=has_captured,
+    )

@@ -9,11 +9,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from seer.engine.local.graph_shapes import Fitting, GraphShapes
+
+S = TypeVar("S", bound=Fitting)
 
 
 class Graph:
@@ -27,33 +31,57 @@ class Graph:
         *,
         reads: object,
         pool: Any | None,
+        meanwhile: Callable[[], None],
     ) -> None:
         """`forward` reads `inputs`, int32 on the device, and answers with `num_drawn` rows of `GpuOps.draw`.
 
-        `reads` is whatever else it reads that nobody else keeps: it must live as long as the graph.
+        `reads` is whatever else it reads that nobody else keeps: it must live as long as the graph. `meanwhile` is
+        called while the device computes.
         """
         self.device = inputs.device
         is_cuda = self.device.type == "cuda"
-        self._inputs, self._reads = inputs, reads
+        self._inputs, self._reads, self._meanwhile = inputs, reads, meanwhile
         self._host_inputs = torch.empty(inputs.shape, dtype=torch.int32, pin_memory=is_cuda)
+        self.told: NDArray[np.int32] = self._host_inputs.numpy()
+        """What the next replay is told, to be filled in."""
         self._host_drawn = torch.empty((num_drawn, 4), pin_memory=is_cuda)
         # Captured kernels need `forward` no more. Kept, it would tie graph and runner into a cycle.
         self.replay, self.drawn = _call(forward, inputs, num_drawn) if pool is None else _capture(forward, pool)
 
-    def tell(self, inputs: NDArray[np.int32]) -> None:
+    def tell(self) -> None:
         """Send what the next replay reads."""
-        self._host_inputs.numpy()[...] = inputs
         self._inputs.copy_(self._host_inputs, non_blocking=True)
 
-    def run(self, inputs: NDArray[np.int32], meanwhile: Callable[[], None]) -> NDArray[np.float32]:
-        """One step; `meanwhile` is called while the device computes. The answer is overwritten by the next one."""
-        self.tell(inputs)
+    def run(self) -> NDArray[np.float32]:
+        """One step as it was told. The answer is overwritten by the next one."""
+        self.tell()
         self.replay()
         self._host_drawn.copy_(self.drawn, non_blocking=True)
-        meanwhile()
+        self._meanwhile()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return self._host_drawn.numpy()
+
+
+class Graphs(Generic[S]):
+    """The graphs of one kind of step, each captured when its shape is first asked for."""
+
+    def __init__(self) -> None:
+        self.shapes = GraphShapes[S]()
+        """Says which shape to ask for."""
+        self._graphs: dict[S, Graph] = {}
+
+    def get(self, shape: S, capture: Callable[[S], Graph]) -> Graph:
+        """The graph of a shape."""
+        if shape not in self._graphs:
+            self._graphs[shape] = capture(shape)
+        return self._graphs[shape]
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._graphs)
 
 
 def _call(

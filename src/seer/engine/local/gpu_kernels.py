@@ -181,20 +181,20 @@ def join_parts_kernel(  # one program per row and head
 
 
 @triton.jit(do_not_specialize=["capacity"])
-def move_kernel(
+def move_kernel(  # programs share the moves among them; one each per layer and KV head
     cache, moves, capacity, block_stride, HKV: tl.constexpr, D: tl.constexpr, BT: tl.constexpr
-):  # one program per move, layer and KV head
-    move, layer, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    source = tl.load(moves + move).to(tl.int64)
-    target = tl.load(moves + capacity + move).to(tl.int64)
+):
+    layer, head = tl.program_id(1), tl.program_id(2)
     d = tl.arange(0, D)
-    offset = layer * 2 * HKV * D * BT + head * D * BT
-    a = cache + (source // BT) * block_stride + offset
-    b = cache + (target // BT) * block_stride + offset
-    tl.store(b + d * BT + target % BT, tl.load(a + d * BT + source % BT))
-    a += HKV * D * BT
-    b += HKV * D * BT
-    tl.store(b + (target % BT) * D + d, tl.load(a + (source % BT) * D + d))
+    keys = cache + layer * 2 * HKV * D * BT + head * D * BT
+    values = keys + HKV * D * BT
+    for move in range(tl.program_id(0), capacity, tl.num_programs(0)):
+        source = tl.load(moves + move).to(tl.int64)
+        if source >= 0:  # -1: nothing to move
+            target = tl.load(moves + capacity + move).to(tl.int64)
+            a, b = (source // BT) * block_stride, (target // BT) * block_stride
+            tl.store(keys + b + d * BT + target % BT, tl.load(keys + a + d * BT + source % BT))
+            tl.store(values + b + (target % BT) * D + d, tl.load(values + a + (source % BT) * D + d))
 
 
 @triton.jit

@@ -186,12 +186,16 @@ class GpuOps:
 
     def move(self, source: list[int], target: list[int]) -> None:
         """All moves in one launch; slots are disjoint, so their order does not matter."""
-        c = self.config
         moves = torch.tensor([source, target], dtype=torch.int32)
         if self.device.type == "cuda":
             moves = moves.pin_memory().to(self.device, non_blocking=True)
-        kernels.move_kernel[(len(source), c.num_layers, c.num_kv_heads)](
-            self.cache.tensor, moves, len(source), self.block_stride,
+        self.move_told(moves, num_programs=len(source))
+
+    def move_told(self, moves: torch.Tensor, *, num_programs: int) -> None:
+        """The same for sources and targets on the device, [2][capacity]; those of -1 are none."""
+        c = self.config
+        kernels.move_kernel[(num_programs, c.num_layers, c.num_kv_heads)](
+            self.cache.tensor, moves, moves.shape[1], self.block_stride,
             HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens, num_warps=1,
         )  # fmt: skip
 

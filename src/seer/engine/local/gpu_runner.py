@@ -3,7 +3,8 @@
     kind of step                              how
     every chunk decodes, no drafts            burst: a graph per batch size, replayed several times; each replay lays
                                               out its rows from the lanes' own state on the device
-    every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out
+    every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out; from
+                                              one step to the next in native code (`follow`), where the drafter can
     anything else (pieces of contexts)        a graph per (rows, chunks) where steps are small and often of that
                                               size; else kernel by kernel
 
@@ -26,13 +27,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seer.engine.drafter import Allowance, Following
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Batch, Work, build
-from seer.engine.local.gpu_graph import Graph
+from seer.engine.local.drafted_steps import NO_MOVE, follow
+from seer.engine.local.gpu_graph import Graph, Graphs
 from seer.engine.local.gpu_ops import ANY_TREE_ROWS, TILE_TOKENS, GpuOps, GpuStep, LaneState, describe
-from seer.engine.local.graph_shapes import GraphShapes, MixedShape, Shape
+from seer.engine.local.graph_shapes import MixedShape, Shape
 from seer.engine.local.model import Model
-from seer.engine.local.runner import draw_rows
+from seer.engine.local.runner import Followed, draw_rows
 from seer.engine.local.sampling import MASK64, Draws, draw, mix64, unpack
 from seer.engine.local.scheduler import Scheduler
 from seer.engine.local.uniform_rows import LANE, SLOT, TOKEN, VISIBLE, lay_out
@@ -77,14 +80,16 @@ class GpuRunner:
         self._positions: NDArray[np.int64] = np.zeros(num_lanes + 1, np.int64)
         self._owners: list[object] = [None] * num_lanes
         self._tables_version = -1
-        self._decoding, self._verifying = GraphShapes[Shape](), GraphShapes[Shape]()
-        self._mixed = GraphShapes[MixedShape]()
-        self._bursts: dict[Shape, Graph] = {}
-        self._uniform_graphs: dict[Shape, Graph] = {}
-        self._mixed_graphs: dict[MixedShape, Graph] = {}
+        self.decoding, self.verifying = Graphs[Shape](), Graphs[Shape]()
+        self.mixed = Graphs[MixedShape]()
         self._pool = torch.cuda.graph_pool_handle() if capture and self.device.type == "cuda" else None
 
     # The protocol
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs of all kinds."""
+        return len(self.decoding) + len(self.verifying) + len(self.mixed)
 
     def run(self, works: list[Work]) -> Draws:
         """One step, by graph where its shape repeats."""
@@ -104,12 +109,11 @@ class GpuRunner:
         self._send_tables()
         self._send_owners(works)
         self._send_positions(works)
-        shape = self._decoding.choose(Shape.of(len(works), 1), num_steps)
-        if shape not in self._bursts:
-            self._bursts[shape] = self._capture_burst(shape)
-        graph = self._bursts[shape]
+        shape = self.decoding.shapes.choose(Shape.of(len(works), 1), num_steps)
+        graph = self.decoding.get(shape, self._capture_burst)
         lanes = [work.active.lane for work in works]
-        graph.tell(np.array(lanes + [self.spare_lane] * (shape.num_chunks - len(lanes)), np.int32))
+        graph.told[...] = lanes + [self.spare_lane] * (shape.num_chunks - len(lanes))
+        graph.tell()
         results = torch.empty((num_steps, *graph.drawn.shape), device=self.device)
         for index in range(num_steps):
             graph.replay()
@@ -119,14 +123,33 @@ class GpuRunner:
         host = results.cpu().numpy()
         return [unpack(host[index, : len(works)]) for index in range(num_steps)]
 
+    def can_follow(self, works: Sequence[Work]) -> bool:
+        """As long as every chunk can be drawn for on the device."""
+        return all(_plain_sampling(work) for work in works)
+
+    def follow(
+        self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
+    ) -> Followed:
+        """Verify by graph, and in between do what drafted_steps.py says and nothing else."""
+        self._send_tables()
+        self._send_owners(works)
+        return follow(
+            works,
+            following,
+            allowance,
+            scheduler=self.scheduler,
+            choose=self._choose_uniform,
+            move=self.ops.move,
+            max_steps=BURST,
+            until_one_ends=until_one_ends,
+        )
+
     # One step
 
     def _run_uniform(self, works: list[Work]) -> Draws:
         """Each chunk's last token and its draft nodes, padded to one shape."""
         most = max(1 + (len(work.tree.tokens) if work.tree else 0) for work in works)
-        shape = self._verifying.choose(Shape.of(len(works), most))
-        if shape not in self._uniform_graphs:
-            self._uniform_graphs[shape] = self._capture_uniform(shape)
+        shape, step = self._choose_uniform(len(works), most)
         cache = self.scheduler.cache
         rows = lay_out(
             works,
@@ -137,14 +160,20 @@ class GpuRunner:
             spare_lane=self.spare_lane,
             spare_slot=self.spare_slot,
         )
-        return unpack(self._uniform_graphs[shape].run(rows, self.meanwhile))
+        step.told[: rows.size], step.told[rows.size :] = rows.ravel(), NO_MOVE
+        return unpack(step.run())
+
+    def _choose_uniform(self, num_chunks: int, rows_per_chunk: int) -> tuple[Shape, Graph]:
+        """The graph in which a step runs that has so many rows for each of its chunks."""
+        shape = self.verifying.shapes.choose(Shape.of(num_chunks, rows_per_chunk))
+        return shape, self.verifying.get(shape, self._capture_uniform)
 
     def _run_any(self, works: list[Work]) -> Draws:
         cache = self.scheduler.cache
         batch = build(works, cache.block_tokens, cache.first_scratch_slot)
         on_device = all(_plain_sampling(work) for work in works if work.draws)
         own = MixedShape.of(batch.num_rows, len(works), any(work.tree for work in works)) if on_device else None
-        shape = self._mixed.choose_or_eager(own) if own is not None else None
+        shape = self.mixed.shapes.choose_or_eager(own) if own is not None else None
         if shape is not None:
             return self._run_mixed(batch, shape)
         logits = self.model.forward(batch, self.tables)
@@ -157,10 +186,9 @@ class GpuRunner:
 
     def _run_mixed(self, batch: Batch, shape: MixedShape) -> Draws:
         """Any rows, padded by rows of the spare lane."""
-        if shape not in self._mixed_graphs:
-            self._mixed_graphs[shape] = self._capture_mixed(shape)
-        answer = self._mixed_graphs[shape].run(self._mixed_inputs(shape, batch), self.meanwhile)
-        return unpack(answer[: len(batch.draw_rows)])
+        graph = self.mixed.get(shape, self._capture_mixed)
+        graph.told[...] = self._mixed_inputs(shape, batch)
+        return unpack(graph.run()[: len(batch.draw_rows)])
 
     def _mixed_inputs(self, shape: MixedShape, batch: Batch | None) -> NDArray[np.int32]:
         """What a mixed step is told; every row is in a tile, padding too, or it would be computed from anything."""
@@ -181,7 +209,7 @@ class GpuRunner:
 
     def _capture_burst(self, shape: Shape) -> Graph:
         """A step that lays out its own rows, from the lanes it is told."""
-        step = self._uniform_step(shape)
+        step = self._uniform_step(shape, torch.empty((6, shape.num_rows), dtype=torch.int32, device=self.device))
         lanes = torch.full((shape.num_chunks,), self.spare_lane, dtype=torch.int32, device=self.device)
         every_row = torch.arange(shape.num_rows, dtype=torch.int32, device=self.device)
 
@@ -190,18 +218,24 @@ class GpuRunner:
             self._next_rows(step, lanes)
             return self._draw_all(step, every_row, advance=True)
 
-        return Graph(lanes, forward, shape.num_rows, reads=(step, every_row), pool=self._pool)
+        return Graph(lanes, forward, shape.num_rows, reads=(step, every_row), pool=self._pool, meanwhile=self.meanwhile)
 
     def _capture_uniform(self, shape: Shape) -> Graph:
-        """A step that is told its rows."""
-        step = self._uniform_step(shape)
+        """A step that is told its rows, and which KV of the step before to move first."""
+        inputs = torch.full((6 * shape.num_rows + 2 * shape.num_nodes,), NO_MOVE, dtype=torch.int32, device=self.device)
+        step = self._uniform_step(shape, inputs[: 6 * shape.num_rows].view(6, shape.num_rows))
+        moves = inputs[6 * shape.num_rows :].view(2, shape.num_nodes)
         every_row = torch.arange(shape.num_rows, dtype=torch.int32, device=self.device)
 
         def forward() -> torch.Tensor:
             self.ops.step = step
+            if shape.num_nodes:
+                self.ops.move_told(moves, num_programs=shape.num_chunks)
             return self._draw_all(step, every_row, advance=False)
 
-        return Graph(step.rows, forward, shape.num_rows, reads=(step, every_row), pool=self._pool)
+        return Graph(
+            inputs, forward, shape.num_rows, reads=(step, every_row), pool=self._pool, meanwhile=self.meanwhile
+        )
 
     def _capture_mixed(self, shape: MixedShape) -> Graph:
         """A step that is told its rows, its tiles and what to draw from."""
@@ -223,16 +257,17 @@ class GpuRunner:
             at = drawn.long()
             return self.ops.draw(self.model.logits(hidden[at], change[at]), drawn, self.lanes, advance=False)
 
-        return Graph(inputs, forward, len(drawn), reads=(step, drawn), pool=self._pool)
+        return Graph(inputs, forward, len(drawn), reads=(step, drawn), pool=self._pool, meanwhile=self.meanwhile)
 
-    def _uniform_step(self, shape: Shape) -> GpuStep:
+    def _uniform_step(self, shape: Shape, rows: torch.Tensor) -> GpuStep:
+        """A step over these rows, which are nobody's for now."""
         num_rows, per_chunk = shape.num_rows, shape.rows_per_chunk
-        rows = torch.zeros((6, num_rows), dtype=torch.int32)
+        rows.zero_()
         rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
         first = torch.arange(0, num_rows, per_chunk, dtype=torch.int32)
         tiles = torch.stack((first, torch.full_like(first, per_chunk), first + 1))
         return GpuStep(
-            rows=rows.to(self.device),
+            rows=rows,
             tiles=tiles.contiguous().to(self.device),
             tables=self.tables,
             num_rows=num_rows,

@@ -56,6 +56,11 @@ class Shape(NamedTuple):
         """Of the whole step."""
         return self.num_chunks * self.rows_per_chunk
 
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes there is room for."""
+        return self.num_rows - self.num_chunks
+
     def holds(self, other: Shape) -> bool:
         """Whether a step of the other shape fits."""
         return self.num_chunks >= other.num_chunks and self.rows_per_chunk >= other.rows_per_chunk

@@ -8,10 +8,12 @@ graphs and, where nothing can interfere, several decoding steps without asking t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from seer.engine.drafter import Allowance, Following
 from seer.engine.local.batch import Work, build
 from seer.engine.local.model import Model
 from seer.engine.local.sampling import DrawRow, Draws, draw
@@ -33,9 +35,46 @@ class Runner(Protocol):
         Neither stop tokens nor limits are noticed on the way: the caller drops what comes after them.
         """
 
+    @property
+    def num_captured(self) -> int:
+        """Graphs captured so far."""
+
+    def can_follow(self, works: Sequence[Work]) -> bool:
+        """Whether drafts for these chunks are worth verifying several times in one go."""
+
+    def follow(
+        self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
+    ) -> Followed:
+        """Draft, verify and draft again, a few times or until a chunk has ended; closes `following`."""
+
+
+class Said(Protocol):
+    """What one chunk said in several steps."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    raw_logprobs: list[float]
+    stopped: bool
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Several steps with drafts, and what came of them."""
+
+    said: Sequence[Said]
+    """One for each work."""
+    num_steps: int
+    num_rows: int
+    """Of all steps."""
+    num_near_ties: int
+
 
 class PlainRunner:
     """One forward pass, one draw."""
+
+    num_captured = 0
 
     def __init__(self, model: Model, scheduler: Scheduler) -> None:
         self.model, self.scheduler = model, scheduler
@@ -52,6 +91,16 @@ class PlainRunner:
         return 1
 
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
+        """Never asked."""
+        raise NotImplementedError
+
+    def can_follow(self, works: Sequence[Work]) -> bool:
+        """For the same reason not."""
+        return False
+
+    def follow(
+        self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
+    ) -> Followed:
         """Never asked."""
         raise NotImplementedError
 

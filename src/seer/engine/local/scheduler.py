@@ -16,11 +16,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from seer.engine.drafter import Allowance, DraftAsk, DraftBudget, Drafter, DraftTree
+from seer.engine.drafter import Allowance, DraftAsk, DraftBudget, Drafter
 from seer.engine.local.active import ActiveChunk
 from seer.engine.local.batch import Work
 from seer.engine.local.blocks import BlockTable
@@ -28,7 +28,7 @@ from seer.engine.local.cache import KVCache
 from seer.errors import DraftError
 from seer.kvpool.base import Pool
 
-NO_DRAFT = DraftTree()
+NO_ALLOWANCE = Allowance(0)
 
 
 @dataclass(slots=True)
@@ -66,8 +66,6 @@ class Scheduler:
         self.budget = budget
         self.loads = Loads()
         self.num_draft_failures = 0
-        self.drafting = False
-        """Whether the last plan asked the drafter."""
         self.tables_version = 0
         """Counts changes of `tables`, for whoever keeps a copy."""
         width = -(-max_context_tokens // cache.block_tokens)
@@ -84,12 +82,10 @@ class Scheduler:
         yield from self.waiting
 
     def plan(self) -> list[Work]:
-        """Let in whoever fits, then say what each running chunk computes now."""
+        """Let in whoever fits; one work for each chunk that decodes, to which drafts and contexts may be added."""
         while self.waiting and self._enter(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        works = self._decode_works()
-        self._add_prefill_works(works)
-        return works
+        return [Work(active, 1) for active in self.running if active.decoding]
 
     def leave(self, active: ActiveChunk) -> None:
         """Take a chunk out, wherever it is; its blocks stay findable."""
@@ -159,47 +155,33 @@ class Scheduler:
 
     # Continuing
 
-    def _decode_works(self) -> list[Work]:
-        decoding = [active for active in self.running if active.decoding]
-        trees = self._draft(decoding)
-        return [Work(active, 1, tree if tree.tokens else None) for active, tree in zip(decoding, trees, strict=True)]
+    def allow(self, works: Sequence[Work]) -> Allowance:
+        """How much may be drafted for each of these chunks, within what the budget and the step allow."""
+        if self.drafter is None or not works:
+            return NO_ALLOWANCE
+        mean_context = sum(len(work.active.tokens) for work in works) // len(works)
+        allowance = self.budget(len(works), mean_context) if self.budget else Allowance(4)
+        room = (self.max_step_tokens - len(works)) // len(works)
+        return allowance if allowance.max_tokens <= room else replace(allowance, max_tokens=max(0, room))
 
-    def _draft(self, decoding: Sequence[ActiveChunk]) -> Sequence[DraftTree]:
-        """Ask the drafter for one tree per chunk, within what the budget and the step allow."""
-        none = [NO_DRAFT] * len(decoding)
-        self.drafting = False
-        if self.drafter is None or not decoding:
-            return none
-        mean_context = sum(len(active.tokens) for active in decoding) // len(decoding)
-        allowance = self.budget(len(decoding), mean_context) if self.budget else Allowance(4)
-        room = (self.max_step_tokens - len(decoding)) // len(decoding)
-        most = min(allowance.max_tokens, room)
-        if most < 1:
-            return none
-        self.drafting = True
-        asks = [
-            DraftAsk(
-                active.chunk.group,
-                active.chunk.request,
-                active.tokens,
-                active.chunk.num_prompt_tokens,
-                min(most, active.num_remaining - 1),
-                allowance.max_paths,
-            )
-            for active in decoding
-        ]
+    def draft(self, works: Sequence[Work], allowance: Allowance) -> None:
+        """Ask the drafter for one tree per chunk."""
+        if self.drafter is None or allowance.max_tokens < 1:
+            return
         try:
-            trees = self.drafter.draft(asks)
+            trees = self.drafter.draft(draft_asks(works, allowance))
         except DraftError:
             self.num_draft_failures += 1
-            return none
-        # A tree reaches the chunk's limit with its root's draw alone, so depth counts from the second token
-        # on.
-        return [tree.pruned(most, active.num_remaining - 1) for tree, active in zip(trees, decoding, strict=True)]
+            return
+        for work, tree in zip(works, trees, strict=True):
+            # A tree reaches the chunk's limit with its root's draw alone, so depth counts from the second token on.
+            kept = tree.pruned(allowance.max_tokens, work.active.num_remaining - 1)
+            work.tree = kept if kept.tokens else None
 
     # Prefilling
 
-    def _add_prefill_works(self, works: list[Work]) -> None:
+    def add_contexts(self, works: list[Work]) -> None:
+        """Pieces of contexts, as many as there is room for beside the works given."""
         room = self.max_step_tokens - sum(work.num_rows for work in works)
         being_computed: set[bytes] = set()
         for active in self.running:
@@ -229,3 +211,18 @@ class Scheduler:
         self._write_table(active, start, found)
         active.num_sealed = start + len(found)
         active.num_computed = active.num_sealed * tokens
+
+
+def draft_asks(works: Sequence[Work], allowance: Allowance) -> list[DraftAsk]:
+    """What a drafter is asked for these chunks."""
+    return [
+        DraftAsk(
+            active.chunk.group,
+            active.chunk.request,
+            active.tokens,
+            active.chunk.num_prompt_tokens,
+            min(allowance.max_tokens, active.num_remaining - 1),
+            allowance.max_paths,
+        )
+        for active in (work.active for work in works)
+    ]

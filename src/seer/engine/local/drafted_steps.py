@@ -1,0 +1,86 @@
+"""Draft, verify, draft again: several steps of the same chunks in one go.
+
+Between two steps the host does what a step cannot begin without, for all chunks in a few native calls: it walks down
+the trees (csrc/engine/draft_burst.h), tells the index, has new trees drafted and lays them out. Everything else, block
+keys and reports and whatever is Python's for each chunk, waits for the end. A device that computes for two
+milliseconds would otherwise wait for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer.engine.drafter import Allowance, Following
+from seer.engine.local._draft_burst import DraftBurst
+from seer.engine.local.batch import Work
+from seer.engine.local.graph_shapes import Shape
+from seer.engine.local.runner import Followed
+from seer.engine.local.sampling import NEAR_TIE
+from seer.engine.local.scheduler import Scheduler
+
+NO_MOVE = -1
+"""In the place of a slot whose KV is to be moved."""
+
+
+class Step(Protocol):
+    """Computes rows and draws from them."""
+
+    told: NDArray[np.int32]
+    """To be filled in: six fields of every row, then the slots that KV is moved from before, then those it is moved
+    to."""
+
+    def run(self) -> NDArray[np.float32]:
+        """What was drawn, as `sampling.unpack` has it."""
+
+
+def follow(
+    works: Sequence[Work],
+    following: Following,
+    allowance: Allowance,
+    *,
+    scheduler: Scheduler,
+    choose: Callable[[int, int], tuple[Shape, Step]],
+    move: Callable[[list[int], list[int]], None],
+    max_steps: int,
+    until_one_ends: bool,
+) -> Followed:
+    """As many steps as are allowed, or fewer where chunks end; `choose` answers to chunks and rows for each."""
+    cache, tables = scheduler.cache, scheduler.tables.numpy()
+    burst = DraftBurst(
+        block_tokens=cache.block_tokens,
+        first_scratch_slot=cache.first_scratch_slot,
+        spare_lane=len(tables),
+        spare_slot=cache.spare_slot,
+    )
+    for active in (work.active for work in works):
+        burst.add(
+            lane=active.lane,
+            root=active.num_computed,
+            token=active.tokens[-1],
+            remaining=active.num_remaining,
+            stop_ids=list(active.stop_ids),
+        )
+    enough = len(works) if until_one_ends else 1
+    most = allowance.max_tokens
+    limits, offsets = np.empty(len(works), np.int32), np.empty(len(works) + 1, np.int64)
+    said = np.empty(len(works) * (1 + most), np.int32)
+    num_steps = num_rows = 0
+    while num_steps < min(max_steps, allowance.max_steps or max_steps) and burst.num_live >= enough:
+        burst.limit(most, limits)
+        trees = following.draft(limits)
+        shape, step = choose(burst.num_live, 1 + int(trees.counts.max()))
+        num_rows += burst.num_live + int(trees.counts.sum())
+        num_steps += 1
+        while not burst.lay_out(*trees, tables, *shape, shape.num_nodes, step.told):
+            move(*burst.take_moves())  # the step before was larger: more KV is to be moved than fits into this one
+        burst.settle(step.run(), tables, NEAR_TIE, said, offsets)
+        following.observe(said[: offsets[-1]], offsets)
+    moves = burst.take_moves()
+    if moves[0]:
+        move(*moves)
+    following.close(burst.tried, burst.taken)
+    return Followed([burst[at] for at in range(len(works))], num_steps, num_rows, burst.num_near_ties)
