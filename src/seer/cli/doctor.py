@@ -85,12 +85,7 @@ def _python() -> Finding:
 
 def _native() -> list[Finding]:
     found = []
-    for name in (
-        "seer.drafting._index",
-        "seer.kvpool._arena",
-        "seer.engine.local._kernels",
-        "seer.engine.local._draft_burst",
-    ):
+    for name in ("seer.drafting._index", "seer.kvpool._arena"):
         there = importlib.util.find_spec(name) is not None
         hint = None if there else "install Seer with pip, so that its native parts are built"
         found.append(Finding(name, CORE, "ok" if there else "missing", "built" if there else None, "built", hint))
