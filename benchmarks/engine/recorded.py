@@ -1,0 +1,166 @@
+"""The embedded engine over recorded responses: everything but the device, for benchmarks of what is not the device.
+
+A stub in the runner's place draws the recorded tokens, so that drafts are accepted as they would have been. Each
+request is the last of its group; the others are what the drafter knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer.engine.drafter import Allowance, DraftBudget, Following, StepObserver
+from seer.engine.host.drafts import GroupedDrafter
+from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
+from seer.engine.local.batch import Work
+from seer.engine.local.drafted_steps import follow
+from seer.engine.local.engine import Engine
+from seer.engine.local.folder import read_config
+from seer.engine.local.graph_shapes import Shape
+from seer.engine.local.runner import Followed
+from seer.engine.local.sampling import Draws
+from seer.engine.local.uniform_rows import LANE, POSITION
+from seer.types import Chunk, Sampling
+
+MAX_PROMPT_TOKENS, MAX_TOKENS = 96, 400
+"""Of a response, and of its prompt: what a tiny model has room for."""
+BURST = 8
+
+
+@dataclass
+class Recording:
+    """Prompts, and the responses to each."""
+
+    prompts: list[list[int]]
+    responses: list[list[list[int]]]
+
+    @classmethod
+    def read(cls, trace: Path, num_groups: int) -> Recording:
+        data = np.load(trace)
+        lengths, num_prompt = data["lengths"], data["prompt_lengths"]
+        ends, prompt_ends = np.cumsum(lengths.ravel()).reshape(lengths.shape), np.cumsum(num_prompt)
+        prompts, responses = [], []
+        for group in range(num_groups):
+            last = int(prompt_ends[group])
+            prompts.append(data["prompts"][last - min(MAX_PROMPT_TOKENS, int(num_prompt[group])) : last].tolist())
+            spans = zip(ends[group].tolist(), lengths[group].tolist(), strict=True)
+            responses.append([data["tokens"][end - size : end][:MAX_TOKENS].tolist() for end, size in spans])
+        return cls(prompts, responses)
+
+    def teach(self, drafter: GroupedDrafter) -> None:
+        """Let it know the siblings, and nothing else."""
+        drafter.begin_run("recorded", "grouped", 0)
+        for group, responses in enumerate(self.responses):
+            for number, tokens in enumerate(responses[:-1]):
+                drafter.observe(group, 10_000 + 100 * group + number, tokens, start=0)
+        drafter.learn()
+
+    def begin(self, engine: Engine) -> None:
+        """One request of each group, as if its prompt had been computed."""
+        for group, (prompt, responses) in enumerate(zip(self.prompts, self.responses, strict=True)):
+            engine.add(a_chunk(group, prompt, len(responses[-1])))
+        engine.scheduler.plan()
+        for active in engine.scheduler.running:
+            active.num_computed = len(active.tokens) - 1
+
+
+def a_chunk(group: int, prompt: Sequence[int], num_tokens: int) -> Chunk:
+    return Chunk(
+        request=group, group=group, attempt=1, num_prompt_tokens=len(prompt), num_generated_tokens=0,
+        max_tokens=num_tokens, sampling=Sampling(max_tokens=num_tokens, ignore_eos=True, temperature=1.0),
+        seed=group, epoch=0, prompt=list(prompt),
+    )  # fmt: skip
+
+
+def recorded_engine(
+    folder: Path, recording: Recording, drafter: GroupedDrafter, budget: DraftBudget, on_step: StepObserver
+) -> tuple[Engine, RecordedRunner]:
+    """An engine with room for one request of each group."""
+    batch, config = len(recording.prompts), read_config(folder)
+    limits = choose_limits(
+        config, EngineSettings(), block_tokens=16, max_running=batch, kv_blocks=batch * 64, max_context_tokens=512
+    )
+    settings = EngineSettings(max_step_tokens=8192, drafter=drafter, budget=budget, kernels="torch", on_step=on_step)
+    engine = assemble(0, folder, config, limits, settings)
+    engine.runner = runner = RecordedRunner(engine, recording)
+    return engine, runner
+
+
+class RecordedStep:
+    """A device that takes no time: draws what was recorded."""
+
+    def __init__(self, runner: RecordedRunner) -> None:
+        self.runner, self.told, self.shape = runner, np.empty(0, np.int32), Shape(1, 1)
+
+    def of(self, shape: Shape) -> RecordedStep:
+        self.shape = shape
+        self.told = np.empty(6 * shape.num_rows + 2 * shape.num_nodes, np.int32)
+        return self
+
+    def run(self) -> NDArray[np.float32]:
+        began_s = time.perf_counter()
+        rows = self.told[: 6 * self.shape.num_rows].reshape(6, self.shape.num_rows)
+        drawn = np.ones((self.shape.num_rows, 4), np.float32)
+        table = self.runner.said
+        at = np.minimum(rows[POSITION] + 1 - self.runner.num_prompt[rows[LANE]], table.shape[1] - 1)
+        drawn[:, 0].view(np.int32)[...] = table[rows[LANE], at]
+        self.runner.device_s += self.runner.price(self.shape.num_rows)
+        self.runner.drawing_s += time.perf_counter() - began_s
+        return drawn
+
+
+class RecordedRunner:
+    """In the place of the GPU's, for chunks that decode."""
+
+    num_captured = 0
+
+    def __init__(self, engine: Engine, recording: Recording) -> None:
+        self.engine = engine
+        self.said = np.zeros((len(recording.prompts) + 1, MAX_TOKENS), np.int32)  # by lane, the spare one too
+        for lane, responses in enumerate(recording.responses):
+            self.said[lane, : len(responses[-1])] = responses[-1]
+        self.num_prompt = np.array([*map(len, recording.prompts), 0])
+        self.step = RecordedStep(self)
+        self.drawing_s = 0.0
+        """The stub's own work, of the host's time."""
+        self.price: Callable[[int], float] = lambda num_rows: 0.0
+        """Seconds that a step of so many rows would take."""
+        self.device_s = 0.0
+        """The sum of these."""
+
+    def can_follow(self, works: Sequence[Work]) -> bool:
+        return True
+
+    def follow(
+        self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
+    ) -> Followed:
+        return follow(
+            works, following, allowance, scheduler=self.engine.scheduler, choose=self.choose,
+            move=lambda source, target: None, max_steps=BURST, until_one_ends=until_one_ends,
+        )  # fmt: skip
+
+    def choose(self, num_chunks: int, rows_per_chunk: int) -> tuple[Shape, RecordedStep]:
+        shape = Shape.of(num_chunks, rows_per_chunk)
+        return shape, self.step.of(shape)
+
+    def run(self, works: list[Work]) -> Draws:
+        raise NotImplementedError
+
+    def burst_length(self, works: Sequence[Work]) -> int:
+        return BURST
+
+    def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
+        self.device_s += num_steps * self.price(Shape.of(len(works), 1).num_rows)
+        steps = []
+        for ahead in range(num_steps):
+            tokens = []
+            for active in (work.active for work in works):
+                at = min(len(active.tokens) + ahead - active.chunk.num_prompt_tokens, MAX_TOKENS - 1)
+                tokens.append(int(self.said[active.lane, at]))
+            steps.append(Draws(tokens, [0.0] * len(works), [0.0] * len(works)))
+        return steps
