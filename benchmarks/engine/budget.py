@@ -25,6 +25,7 @@ from recorded import Recording, recorded_engine
 from seer.engine.drafter import Allowance, DraftBudget, StepReport
 from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
 from seer.engine.host.local import TREE_PATHS
+from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.local.tiny import make_tiny_model
 
 NUM_ROLLOUTS = 3
@@ -84,7 +85,7 @@ def main() -> int:
 
     budgets: dict[str, Callable[[GroupedDrafter], DraftBudget]] = {
         "no drafts": allow(0, 1), "2 tokens": allow(2, 1), "4 tokens": allow(4, 1), "8 tokens, 2 paths": allow(8, 2),
-        "the budget that ships": lambda drafter: MeasuredBudget(drafter, max_paths=TREE_PATHS),
+        "the budget that ships": lambda drafter: MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as at:
         folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1)

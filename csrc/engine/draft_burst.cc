@@ -23,10 +23,11 @@ std::int64_t DraftBurst::num_live() const {
   return std::count_if(chunks_.begin(), chunks_.end(), [](const BurstChunk& chunk) { return chunk.live(); });
 }
 
-void DraftBurst::limit(std::int32_t most, std::int32_t* out) const {
+void DraftBurst::limit(std::int32_t most, std::int32_t* out) {
   for (std::size_t i = 0; i < chunks_.size(); ++i) {
-    const BurstChunk& chunk = chunks_[i];
-    out[i] = chunk.live() ? static_cast<std::int32_t>(std::min<std::int64_t>(most, chunk.remaining - 1)) : 0;
+    BurstChunk& chunk = chunks_[i];
+    chunk.limit = chunk.live() ? static_cast<std::int32_t>(std::min<std::int64_t>(most, chunk.remaining - 1)) : 0;
+    out[i] = chunk.limit;
   }
 }
 
@@ -99,8 +100,7 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
     const std::size_t first = first_node_[i], end = first_node_[i + 1];
     // Children come after their parent and siblings differ, so the way down is found in one pass.
     std::int32_t token = token_of(drawn), at = -1;
-    std::int64_t row = 0, on_first_path = 0;
-    bool cut = false;
+    std::int64_t row = 0;
     const auto take = [&] {
       const float* from = drawn + 4 * row;
       chunk.tokens.push_back(token);
@@ -112,11 +112,7 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
     for (std::size_t node = first; node < end; ++node) {
       const Node& child = nodes_[node];
       if (child.parent != at || child.token != token) continue;
-      on_first_path += child.on_first_path;
-      if (stops(chunk, token) || static_cast<std::int64_t>(chunk.tokens.size() - said) >= chunk.remaining) {
-        cut = child.on_first_path;
-        break;
-      }
+      if (stops(chunk, token) || static_cast<std::int64_t>(chunk.tokens.size() - said) >= chunk.remaining) break;
       const std::int64_t own = slot(chunk, tables, chunk.root + child.depth);
       if (child.slot != own) moves_.emplace_back(child.slot, own);
       at = static_cast<std::int32_t>(node - first);
@@ -125,12 +121,9 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
       take();
     }
     const std::int64_t emitted = static_cast<std::int64_t>(chunk.tokens.size() - said);
-    const std::int64_t path = std::count_if(nodes_.begin() + first, nodes_.begin() + end,
-                                            [](const Node& node) { return node.on_first_path; });
-    // A position is tried when everything before it was right; an end says nothing of what would have followed.
-    for (std::int64_t position = 0; position < std::min(path, on_first_path + (cut ? 0 : 1)); ++position) {
+    for (std::int32_t position = 0; position < std::min<std::int32_t>(chunk.limit, kMaxNodes); ++position) {
       tried_[position] += 1;
-      taken_[position] += position < on_first_path;
+      taken_[position] += position < emitted - 1;
     }
     chunk.drafted += static_cast<std::int64_t>(end - first);
     chunk.accepted += emitted - 1;

@@ -46,6 +46,7 @@ struct BurstChunk {
   std::int64_t remaining;
   std::vector<std::int32_t> stop_ids;
   bool stopped = false;
+  std::int32_t limit = 0;  // nodes its next tree may have
   std::int64_t drafted = 0, accepted = 0;
   std::vector<std::int32_t> tokens;
   std::vector<float> logprobs, raw_logprobs;
@@ -67,7 +68,7 @@ class DraftBurst {
   std::int64_t num_near_ties() const { return num_near_ties_; }
 
   // How many nodes each chunk's tree may have: one fewer than it may still say, for the root's draw comes on top.
-  void limit(std::int32_t most, std::int32_t* out) const;
+  void limit(std::int32_t most, std::int32_t* out);
 
   // Writes [6][num_chunks * rows_per_chunk] rows and [2][max_moves] moves of KV that are due before the step; the rest of
   // them are -1. False, and nothing is handed out, where more moves are due than there is room for.
@@ -82,7 +83,7 @@ class DraftBurst {
   // Moves of KV that are due, sources and targets.
   std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> take_moves();
 
-  // How often each position of a tree's first path was tried, and how often the token there was the right one.
+  // How often a tree might have had this many nodes and one more, and how often more than this many were accepted.
   const std::array<std::int64_t, kMaxNodes>& tried() const { return tried_; }
   const std::array<std::int64_t, kMaxNodes>& taken() const { return taken_; }
 

@@ -109,7 +109,7 @@ NB_MODULE(_draft_burst, m) {
       .def_prop_ro("tried", &DraftBurst::tried)
       .def_prop_ro("taken", &DraftBurst::taken)
       .def("limit",
-           [](const DraftBurst& self, std::int32_t most, Array<std::int32_t> out) {
+           [](DraftBurst& self, std::int32_t most, Array<std::int32_t> out) {
              require(static_cast<std::int64_t>(out.size()) == self.size(), "one limit per chunk");
              self.limit(most, out.data());
            },

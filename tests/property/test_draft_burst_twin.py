@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from seer.engine.drafter import DraftTree, first_path
+from seer.engine.drafter import DraftTree
 from seer.engine.local._draft_burst import DraftBurst
 from seer.engine.local.uniform_rows import lay_out
 from seer.engine.local.verify import walk
@@ -79,7 +79,7 @@ def a_tree(dice: np.random.Generator, most: int) -> DraftTree:
 
 
 def settle(twin: Twin, tree: DraftTree | None, slots: list[int] | None, drawn: np.ndarray, tally) -> list:
-    """What `Engine.settle` does to a chunk; returns the moves and tells of the first path."""
+    """What `Engine.settle` does to a chunk; returns the moves, and tallies what was allowed and the way taken."""
     tokens = drawn[:, 0].view(np.int32).tolist()
     way = walk(tree, tokens, twin.remaining, twin.stop_ids)
     moves = []
@@ -89,12 +89,7 @@ def settle(twin: Twin, tree: DraftTree | None, slots: list[int] | None, drawn: n
         if slots[node] != own:
             moves.append((slots[node], own))
     emitted = [tokens[row] for row in way.rows]
-    path = [tree.tokens[node] for node in first_path(tree.parents)] if tree else []
-    matching = 0
-    while matching < min(len(path), len(emitted)) and path[matching] == emitted[matching]:
-        matching += 1
-    at_the_end = matching == len(emitted)  # so that nobody knows what would have come next
-    tally.append((min(len(path), matching + (not at_the_end)), matching, way))
+    tally.append((min(MAX_NODES, twin.remaining - 1), way))
     twin.said += [(tokens[row], drawn[row, 1], drawn[row, 2]) for row in way.rows]
     twin.tokens += emitted
     twin.remaining -= len(emitted)
@@ -165,7 +160,7 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         for work in works:
             rows = drawn[work.first_draw : work.first_draw + per_chunk]
             due += settle(work.active, work.tree, work.node_slots, rows, tally)
-            num_near_ties += int((rows[tally[-1][2].rows, 3] < NEAR_TIE).sum())
+            num_near_ties += int((rows[tally[-1][1].rows, 3] < NEAR_TIE).sum())
         for row, twin in enumerate(twins):
             assert fresh[offsets[row] : offsets[row + 1]].tolist() == twin.tokens[before[id(twin)] :]
 
@@ -178,8 +173,8 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         assert (said.stopped, said.num_drafted, said.num_accepted) == (
             twin.stopped, twin.num_drafted, twin.num_accepted,
         )  # fmt: skip
-    assert list(burst.tried)[:MAX_NODES] == [sum(tried > at for tried, _, _ in tally) for at in range(MAX_NODES)]
-    assert list(burst.taken)[:MAX_NODES] == [sum(taken > at for _, taken, _ in tally) for at in range(MAX_NODES)]
+    assert list(burst.tried)[:MAX_NODES] == [sum(allowed > at for allowed, _ in tally) for at in range(MAX_NODES)]
+    assert list(burst.taken)[:MAX_NODES] == [sum(len(way.nodes) > at for _, way in tally) for at in range(MAX_NODES)]
 
 
 def a_burst(remaining: int = 5) -> DraftBurst:

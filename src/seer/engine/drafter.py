@@ -137,7 +137,7 @@ class Following(Protocol):
         """Request i has gone on with tokens[offsets[i]:offsets[i+1]], final tokens."""
 
     def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
-        """No more steps. How often each position of a first path was tried, and its token the right one."""
+        """No more steps. For each number of tokens, how often more were allowed, and how often more were accepted."""
 
 
 @runtime_checkable

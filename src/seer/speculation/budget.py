@@ -74,12 +74,23 @@ def time_per_token_s(cost: StepCost, num_requests: int, survival: Sequence[float
     return step_s / tokens_per_step(survival, depth)
 
 
-def best_depth(cost: StepCost, num_requests: int, survival: Sequence[float], max_depth: int = MAX_DEPTH) -> int:
-    """γ*: the depth with the least time per token. Zero where speculation does not pay: the guard of rule 5."""
+def best_depth(
+    cost: StepCost,
+    num_requests: int,
+    survival: Sequence[float],
+    max_depth: int = MAX_DEPTH,
+    *,
+    depths: Sequence[int] | None = None,
+) -> int:
+    """γ*: the depth with the least time per token. Zero where speculation does not pay: the guard of rule 5.
+
+    `depths` names those to choose from, where an engine pads the others up to one of them.
+    """
     if num_requests == 0:
         return 0
+    deepest = min(max_depth, len(survival) - 1)
     return min(
-        range(min(max_depth, len(survival) - 1) + 1),
+        range(deepest + 1) if depths is None else [depth for depth in depths if depth <= deepest],
         key=lambda depth: (time_per_token_s(cost, num_requests, survival, depth), depth),
     )
 

@@ -1,7 +1,7 @@
 """Drafts inside an instance's process: the drafter over a draft client, and the budget that prices them.
 
 The engine asks `budget` how much to draft, `draft` for the drafts, and tells `observe` what became final.
-Seeing both the drafts and what followed, this is also where acceptance is measured, position by position.
+Seeing both the drafts and what followed, this is also where acceptance is measured, depth by depth.
 
 Invariants
   1. Nothing here waits: the draft client does its talking in a thread of its own.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.followed import Followed
 from seer.drafting.index import DraftOptions
-from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree, Following, StepReport, first_path
+from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree, Following, StepReport
 from seer.engine.step_cost import MeasuredCost
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.speculation.budget import best_depth, time_per_token_s
@@ -65,7 +65,7 @@ class GroupedDrafter:
         self._run = ""
         self.mode: Drafts = "none"
         self.acceptance = _fresh_acceptance()
-        self._offered: dict[int, Sequence[int]] = {}  # request -> first path of its newest draft
+        self._allowed: dict[int, int] = {}  # request -> tokens its newest draft might have had
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
 
@@ -75,7 +75,7 @@ class GroupedDrafter:
         self._client = DraftClient(ClientConfig(servers=self._servers, secret=self._secret, epoch=epoch))
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()
-        self._offered.clear()
+        self._allowed.clear()
         self._held.clear()
 
     def recall(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
@@ -89,12 +89,9 @@ class GroupedDrafter:
         """Learn final tokens, and what became of the draft that preceded them."""
         if self.mode == "none":
             return
-        offered = self._offered.pop(request, None)
-        if offered:
-            num_accepted = 0
-            while num_accepted < min(len(offered), len(tokens)) and offered[num_accepted] == tokens[num_accepted]:
-                num_accepted += 1
-            self.acceptance.observe(len(offered), num_accepted)
+        allowed = self._allowed.pop(request, None)
+        if allowed:
+            self.acceptance.observe(allowed, min(allowed, len(tokens) - 1))  # the last token was drawn, not drafted
         self._hold(group, request, tokens, start)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Sequence[DraftTree]:
@@ -112,9 +109,8 @@ class GroupedDrafter:
         rows = (array.tolist() for array in batch)  # at once: an array of a few values costs more than the values
         for ask, tokens, parents, confidence, count in zip(asks, *rows, strict=True):
             ways = [None if parent < 0 else parent for parent in parents[:count]]
-            tree = DraftTree(tokens[:count], ways, confidence[:count])
-            self._offered[ask.request] = [tree.tokens[node] for node in first_path(ways)]
-            trees.append(tree)
+            trees.append(DraftTree(tokens[:count], ways, confidence[:count]))
+            self._allowed[ask.request] = ask.max_tokens
         return trees
 
     def follow(self, asks: Sequence[DraftAsk]) -> Following:
@@ -126,7 +122,7 @@ class GroupedDrafter:
 
     def forget(self, request: int) -> None:
         """The request left; its tokens go on serving its siblings."""
-        self._offered.pop(request, None)
+        self._allowed.pop(request, None)
         self.learn()
 
     def learn(self) -> None:
@@ -191,11 +187,19 @@ def _fresh_acceptance() -> AcceptanceTracker:
 class MeasuredBudget:
     """A draft budget from what steps have been measured to cost. Implements `DraftBudget`."""
 
-    def __init__(self, drafter: GroupedDrafter, *, only_depth: int | None = None, max_paths: int = 1) -> None:
+    def __init__(
+        self,
+        drafter: GroupedDrafter,
+        *,
+        only_depth: int | None = None,
+        depths: Sequence[int] | None = None,
+        max_paths: int = 1,
+    ) -> None:
         self._drafter = drafter
+        self._depths = depths
+        """For engines that pad a step's drafts up to one of these."""
         self._max_paths = max_paths
-        """Of a tree of as many tokens as the budget allows. Acceptance is measured along its likeliest path, so what
-        the others add comes on top of what the budget counts on."""
+        """Of a tree of as many tokens as the budget allows."""
         self._only_depth = only_depth
         """For engines whose steps cost the same whatever part of this depth is drafted."""
         self._cost = MeasuredCost()
@@ -233,7 +237,7 @@ class MeasuredBudget:
     def _best_depth(self, num_running: int) -> int:
         survival = self._drafter.acceptance.survival()
         if self._only_depth is None:
-            return best_depth(self._cost, num_running, survival)
+            return best_depth(self._cost, num_running, survival, depths=self._depths)
         on_s, off_s = (time_per_token_s(self._cost, num_running, survival, d) for d in (self._only_depth, 0))
         return self._only_depth if on_s < off_s else 0
 

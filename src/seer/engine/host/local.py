@@ -17,6 +17,7 @@ from seer.engine.host.pool_troubles import TroubleWatch
 from seer.engine.host.step_events import REPORT_S, add_up
 from seer.engine.local import LocalInstance
 from seer.engine.local.active import ActiveChunk
+from seer.engine.local.graph_shapes import DEPTHS
 from seer.kvpool.base import Pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
 
@@ -37,7 +38,12 @@ class HostedLocal(LocalInstance):
         events: EventSink,
         **settings: Any,
     ) -> None:
-        self._own_budget = MeasuredBudget(drafter, max_paths=TREE_PATHS) if drafter is not None else None
+        on_gpu = str(settings.get("device", "cpu")).startswith("cuda")
+        self._own_budget = (
+            MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS if on_gpu else None)
+            if drafter is not None
+            else None
+        )
         super().__init__(
             id,
             model_dir,

@@ -21,12 +21,14 @@ BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 
 ROW_SIZES = (1, 2, 3, 5, 9, 12, 16, 24, 32)
 """Rows per chunk: its last token and up to 31 nodes. Few, because each costs a capture for every batch size it meets;
 the deepest draft a budget allows, 8 tokens, fits without padding."""
+DEPTHS = tuple(size - 1 for size in ROW_SIZES)
+"""Draft tokens that fill a step's rows."""
 MIXED_ROWS = (32, 64, 128, 256, 512)
 """Rows of a mixed step. With more the device computes for longer than the host launches."""
-CAPTURE_ROWS = 4096
-"""What a capture costs, in rows: 30 to 40 ms for a model of 28 layers on an H200, where a row more takes 5 to 10 us."""
+CAPTURE_ROWS = 2048
+"""What a capture costs, in rows: about 14 ms for a model of 28 layers on an H200, where a row more takes 5 to 10 us."""
 EAGER_ROWS = 1024
-"""What a step costs beyond its rows when it runs kernel by kernel: a quarter of a capture."""
+"""What a step costs beyond its rows when it runs kernel by kernel: half a capture."""
 
 
 class Fitting(Protocol):

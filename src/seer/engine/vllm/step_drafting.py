@@ -42,8 +42,8 @@ class StepDrafter(GroupedDrafter):
         names = [(self._name(group, request), f"{self._run}/{request}") for group, request, _ in asks]
         batch = self._client.draft(names, [most for _, _, most in asks], options=LINEAR)
         drafts = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
-        for (_, request, _), draft in zip(asks, drafts, strict=True):
-            self._offered[request] = draft
+        for _, request, most in asks:
+            self._allowed[request] = most
         return drafts
 
 
