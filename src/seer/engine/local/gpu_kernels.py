@@ -118,13 +118,13 @@ def attention_kernel(  # one program per tile, KV head and part of the context
     keys = cache + layer_offset + kv_head * D * BT
     values = cache + layer_offset + (HKV + kv_head) * D * BT
     for base in range(start, stop, BLOCK_N):
-        n = base + tl.arange(0, BLOCK_N)
+        n = tl.multiple_of(base, BLOCK_N) + tl.arange(0, BLOCK_N)
         inside = n < stop
-        block = tl.load(tables + lane * table_width + n // BT, mask=inside, other=0).to(tl.int64)
-        k = tl.load(
-            keys + block[None, :] * block_stride + d[:, None] * BT + (n % BT)[None, :],
-            mask=inside[None, :], other=0.0,
-        )  # fmt: skip
+        block = tl.load(tables + lane * table_width + n // BT, mask=n // BT * BT < stop, other=0).to(tl.int64)
+        # Told that a block's positions share it, the compiler loads its keys in pieces of 16 bytes, not of 2. For the
+        # same reason there is no mask: what lies behind `stop` is not seen.
+        block = tl.max_constancy(block, BT)
+        k = tl.load(keys + block[None, :] * block_stride + d[:, None] * BT + (n % BT)[None, :])
         seen = (n[None, :] < visible[:, None]) & inside[None, :]
         s = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, -1.0e30)
         new_top = tl.maximum(top, tl.max(s, 1))
@@ -254,9 +254,12 @@ def draw_part_kernel(  # one program per row and part of the vocabulary
         x = tl.load(logits + place * vocab + v, mask=inside, other=-1.0e30).to(tl.float32)
         new_top = tl.maximum(top, tl.max(x, 0))
         raw_total = raw_total * tl.exp(top - new_top) + tl.sum(tl.exp(x - new_top), 0)
-        total = total * tl.exp((top - new_top) * inverse) + tl.sum(
-            tl.where(inside, tl.exp((x - new_top) * inverse), 0.0), 0
-        )
+        if inverse == 1.0:  # as mostly: the distribution is the model's own
+            total = raw_total
+        else:
+            total = total * tl.exp((top - new_top) * inverse) + tl.sum(
+                tl.where(inside, tl.exp((x - new_top) * inverse), 0.0), 0
+            )
         top = new_top
         score = tl.where(inverse > 0.0, x * inverse + _gumbel(v, low, high), x)
         score = tl.where(inside, score, -1.0e30)
