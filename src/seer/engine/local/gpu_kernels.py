@@ -13,7 +13,7 @@ copy to the device, or none:
 and attention works tile by tile, `tiles` [3][count]: first row, number of rows (0: padding), first node row.
 Shapes that change the code are constexpr; everything else is data, so a captured graph serves any content. What differs
 from batch to batch is not specialised on: Triton would compile a kernel anew, for a second and in the middle of a
-rollout, because a number of rows is divisible by 16 or is 1.
+rollout, because a number of rows is divisible by 16 or is 1, or where it is told what begins 4 bytes further on.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def join_parts_kernel(  # one program per row and head
     tl.store(out + place * D + d, joined)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["moves"])
 def move_kernel(  # programs share the moves among them; one each per layer and KV head
     cache, moves, capacity, block_stride, HKV: tl.constexpr, D: tl.constexpr, BT: tl.constexpr
 ):
@@ -227,7 +227,7 @@ def _gumbel(token, low, high):
     return -tl.log(exponential)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["draw_rows"])
 def draw_part_kernel(  # one program per row and part of the vocabulary
     logits, draw_rows, rows, capacity, seeds, inverse_temperature, parts, vocab, part_size,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -281,7 +281,7 @@ def draw_part_kernel(  # one program per row and part of the vocabulary
     tl.store(at + 6, best_token.to(tl.int32).to(tl.float32, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["draw_rows"])
 def draw_join_kernel(  # one program per drawn row
     parts, draw_rows, rows, capacity, inverse_temperature, drawn, tokens, positions,
     PARTS: tl.constexpr, ADVANCE: tl.constexpr,
