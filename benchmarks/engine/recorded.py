@@ -22,7 +22,7 @@ from seer.engine.local.drafted_steps import follow
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import read_config
 from seer.engine.local.graph_shapes import Shape
-from seer.engine.local.runner import Followed
+from seer.engine.local.runner import DraftedSteps
 from seer.engine.local.sampling import Draws
 from seer.engine.local.uniform_rows import LANE, POSITION
 from seer.types import Chunk, Sampling
@@ -138,7 +138,7 @@ class RecordedRunner:
 
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
-    ) -> Followed:
+    ) -> DraftedSteps:
         return follow(
             works, following, allowance, scheduler=self.engine.scheduler, choose=self.choose,
             move=lambda source, target: None, max_steps=BURST, until_one_ends=until_one_ends,

@@ -18,7 +18,7 @@ from seer.engine.drafter import Allowance, Following
 from seer.engine.local._draft_burst import DraftBurst
 from seer.engine.local.batch import Work
 from seer.engine.local.graph_shapes import Shape
-from seer.engine.local.runner import Followed
+from seer.engine.local.runner import DraftedSteps
 from seer.engine.local.sampling import NEAR_TIE
 from seer.engine.local.scheduler import Scheduler
 
@@ -47,7 +47,7 @@ def follow(
     move: Callable[[list[int], list[int]], None],
     max_steps: int,
     until_one_ends: bool,
-) -> Followed:
+) -> DraftedSteps:
     """As many steps as are allowed, or fewer where chunks end; `choose` answers to chunks and rows for each."""
     cache, tables = scheduler.cache, scheduler.tables.numpy()
     burst = DraftBurst(
@@ -83,4 +83,4 @@ def follow(
     if moves[0]:
         move(*moves)
     following.close(burst.tried, burst.taken)
-    return Followed([burst[at] for at in range(len(works))], num_steps, num_rows, burst.num_near_ties)
+    return DraftedSteps([burst[at] for at in range(len(works))], num_steps, num_rows, burst.num_near_ties)

@@ -21,7 +21,7 @@ from seer.engine.drafter import Follows, StepObserver, StepReport
 from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
 from seer.engine.local.model import Model
-from seer.engine.local.runner import Followed, Runner
+from seer.engine.local.runner import DraftedSteps, Runner
 from seer.engine.local.sampling import Draws
 from seer.engine.local.scheduler import Loads, Scheduler, draft_asks
 from seer.engine.local.shared import SharedWeights
@@ -163,7 +163,7 @@ class Engine:
         self.num_near_ties += sum(draws.num_near_ties for draws in steps)
         return Done(len(steps), len(works), num_emitted)
 
-    def settle_drafts(self, works: Sequence[Work], followed: Followed) -> Done:
+    def settle_drafts(self, works: Sequence[Work], followed: DraftedSteps) -> Done:
         """Make the tokens of several verification steps final; their KV is where it belongs already."""
         num_emitted = num_drafted = num_accepted = 0
         for work, said in zip(works, followed.said, strict=True):

@@ -35,7 +35,7 @@ from seer.engine.local.gpu_graph import Graph, Graphs
 from seer.engine.local.gpu_ops import ANY_TREE_ROWS, TILE_TOKENS, GpuOps, GpuStep, LaneState, describe
 from seer.engine.local.graph_shapes import MixedShape, Shape
 from seer.engine.local.model import Model
-from seer.engine.local.runner import Followed, draw_rows
+from seer.engine.local.runner import DraftedSteps, draw_rows
 from seer.engine.local.sampling import MASK64, Draws, draw, mix64, unpack
 from seer.engine.local.scheduler import Scheduler
 from seer.engine.local.uniform_rows import LANE, SLOT, TOKEN, VISIBLE, lay_out
@@ -129,7 +129,7 @@ class GpuRunner:
 
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
-    ) -> Followed:
+    ) -> DraftedSteps:
         """Verify by graph, and in between do what drafted_steps.py says and nothing else."""
         self._send_tables()
         self._send_owners(works)

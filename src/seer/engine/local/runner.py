@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,6 +18,9 @@ from seer.engine.local.batch import Work, build
 from seer.engine.local.model import Model
 from seer.engine.local.sampling import DrawRow, Draws, draw
 from seer.engine.local.scheduler import Scheduler
+
+if TYPE_CHECKING:  # a CPU needs none
+    from seer.engine.local._draft_burst import BurstChunk
 
 
 class Runner(Protocol):
@@ -44,26 +47,15 @@ class Runner(Protocol):
 
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
-    ) -> Followed:
+    ) -> DraftedSteps:
         """Draft, verify and draft again, a few times or until a chunk has ended; closes `following`."""
 
 
-class Said(Protocol):
-    """What one chunk said in several steps."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    raw_logprobs: list[float]
-    stopped: bool
-    num_drafted: int
-    num_accepted: int
-
-
 @dataclass(frozen=True, slots=True)
-class Followed:
+class DraftedSteps:
     """Several steps with drafts, and what came of them."""
 
-    said: Sequence[Said]
+    said: Sequence[BurstChunk]
     """One for each work."""
     num_steps: int
     num_rows: int
@@ -100,7 +92,7 @@ class PlainRunner:
 
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
-    ) -> Followed:
+    ) -> DraftedSteps:
         """Never asked."""
         raise NotImplementedError
 
