@@ -133,9 +133,6 @@ class RecordedRunner:
         self.device_s = 0.0
         """The sum of these."""
 
-    def can_follow(self, works: Sequence[Work]) -> bool:
-        return True
-
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:

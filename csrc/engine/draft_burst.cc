@@ -112,7 +112,7 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
     for (std::size_t node = first; node < end; ++node) {
       const Node& child = nodes_[node];
       if (child.parent != at || child.token != token) continue;
-      if (stops(chunk, token) || static_cast<std::int64_t>(chunk.tokens.size() - said) >= chunk.remaining) break;
+      if (chunk.stops_at(token) || static_cast<std::int64_t>(chunk.tokens.size() - said) >= chunk.remaining) break;
       const std::int64_t own = slot(chunk, tables, chunk.root + child.depth);
       if (child.slot != own) moves_.emplace_back(child.slot, own);
       at = static_cast<std::int32_t>(node - first);
@@ -130,7 +130,7 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
     chunk.root += emitted;
     chunk.remaining -= emitted;
     chunk.token = token;
-    chunk.stopped = stops(chunk, token);
+    chunk.stopped = chunk.stops_at(token);
     std::copy(chunk.tokens.begin() + said, chunk.tokens.end(), tokens + offsets[i]);
     offsets[i + 1] += emitted;
     drawn += 4 * rows_per_chunk_;
@@ -145,10 +145,6 @@ std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> DraftBurst::take
   }
   moves_.clear();
   return taken;
-}
-
-bool DraftBurst::stops(const BurstChunk& chunk, std::int32_t token) const {
-  return std::find(chunk.stop_ids.begin(), chunk.stop_ids.end(), token) != chunk.stop_ids.end();
 }
 
 }  // namespace seer::engine

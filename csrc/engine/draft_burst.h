@@ -10,6 +10,7 @@
 //   3. A move of KV stays due until `lay_out` or `take_moves` has handed it out.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -52,6 +53,9 @@ struct BurstChunk {
   std::vector<float> logprobs, raw_logprobs;
 
   bool live() const { return !stopped && remaining > 0; }
+  bool stops_at(std::int32_t said) const {
+    return std::find(stop_ids.begin(), stop_ids.end(), said) != stop_ids.end();
+  }
 };
 
 class DraftBurst {
@@ -98,7 +102,6 @@ class DraftBurst {
     const std::int64_t block = tables.blocks[chunk.lane * tables.width + position / geometry_.block_tokens];
     return block * geometry_.block_tokens + position % geometry_.block_tokens;
   }
-  bool stops(const BurstChunk& chunk, std::int32_t token) const;
 
   BurstGeometry geometry_;
   std::vector<BurstChunk> chunks_;

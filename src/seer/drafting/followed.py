@@ -1,7 +1,7 @@
 """Requests that grow and are drafted for together, step after step.
 
 Their names are looked up once and their numbers kept in arrays, so that a step costs two calls of the index whatever
-the batch. Others hear of the growth when `close` tells them.
+the batch. Others hear of the growth when `close` tells them; until then these streams are the one caller's.
 """
 
 from __future__ import annotations

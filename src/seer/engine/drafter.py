@@ -64,17 +64,6 @@ class DraftTree:
         )
 
 
-def first_path(parents: Sequence[int | None]) -> list[int]:
-    """The nodes of a tree's likeliest path: the first child of the root, its first child, and so on."""
-    path: list[int] = []
-    tip: int | None = None
-    for node, parent in enumerate(parents):
-        if parent == tip:
-            path.append(node)
-            tip = node
-    return path
-
-
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
     """One request that could use a draft now."""

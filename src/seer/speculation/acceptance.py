@@ -26,7 +26,9 @@ class AcceptanceTracker:
     def observe(self, num_allowed: int, num_accepted: int) -> None:
         """Of a draft that might have had `num_allowed` tokens so many were accepted."""
         assert 0 <= num_accepted <= num_allowed, f"{num_accepted} of {num_allowed} draft tokens accepted"
-        self.observe_many([1] * num_allowed, [1] * num_accepted + [0] * (num_allowed - num_accepted))
+        for depth in range(min(num_allowed, MAX_DEPTH)):  # asked for every request of a step: nothing is built for it
+            self._tried[depth] = self._tried[depth] * self._decay + 1.0
+            self._accepted[depth] = self._accepted[depth] * self._decay + (depth < num_accepted)
 
     def observe_many(self, tried: Sequence[int], accepted: Sequence[int]) -> None:
         """Many drafts at once: how often each depth was allowed, and accepted; their order is not known."""

@@ -37,8 +37,8 @@ class ScriptedRunner(PlainRunner):
         self.shape, self.told = Shape(1, 1), np.empty(0, np.int32)
         self.moved: list[tuple[int, int]] = []
 
-    def can_follow(self, works: Sequence[Work]) -> bool:
-        return True
+    def burst_length(self, works: Sequence[Work]) -> int:
+        return 4
 
     def follow(self, works: Sequence[Work], following: Any, allowance: Any, *, until_one_ends: bool) -> Any:
         return follow(

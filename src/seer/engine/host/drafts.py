@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.drafting.client import ClientConfig, DraftClient
+from seer.drafting.client import ClientConfig, DraftClient, RequestKey
 from seer.drafting.followed import Followed
 from seer.drafting.index import DraftOptions
 from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree, Following, StepReport
@@ -99,11 +99,10 @@ class GroupedDrafter:
         if self.mode == "none":
             return [DraftTree()] * len(asks)
         self.learn()
-        paths = max((ask.max_paths for ask in asks), default=1)
         batch = self._client.draft(
-            [(self._name(ask.group, ask.request), f"{self._run}/{ask.request}") for ask in asks],
+            [self._key(ask.group, ask.request) for ask in asks],
             [ask.max_tokens for ask in asks],
-            options=DraftOptions(paths=paths),
+            options=_options(asks),
         )
         trees = []
         rows = (array.tolist() for array in batch)  # at once: an array of a few values costs more than the values
@@ -115,10 +114,10 @@ class GroupedDrafter:
 
     def follow(self, asks: Sequence[DraftAsk]) -> Following:
         """Go along with these requests for some steps."""
+        assert self.mode != "none", "a budget allows nothing then"
         self.learn()
-        names = [(self._name(ask.group, ask.request), f"{self._run}/{ask.request}") for ask in asks]
-        options = DraftOptions(paths=max((ask.max_paths for ask in asks), default=1))
-        return _Following(self._client.follow(names), options, self.acceptance)
+        keys = [self._key(ask.group, ask.request) for ask in asks]
+        return _Following(self._client.follow(keys), _options(asks), self.acceptance)
 
     def forget(self, request: int) -> None:
         """The request left; its tokens go on serving its siblings."""
@@ -158,6 +157,9 @@ class GroupedDrafter:
         if now_s - self._held_since_s >= HOLD_S:
             self.learn()
 
+    def _key(self, group: int, request: int) -> RequestKey:
+        return self._name(group, request), f"{self._run}/{request}"
+
     def _name(self, group: int, request: int) -> str:
         # Plain speculation looks at the request's own words only: a group of one.
         return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
@@ -177,6 +179,10 @@ class _Following:
     def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
         self._followed.close()
         self._acceptance.observe_many(tried, taken)
+
+
+def _options(asks: Sequence[DraftAsk]) -> DraftOptions:
+    return DraftOptions(paths=max((ask.max_paths for ask in asks), default=1))
 
 
 def _fresh_acceptance() -> AcceptanceTracker:

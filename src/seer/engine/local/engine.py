@@ -87,7 +87,7 @@ class Engine:
             num_steps = 1 if scheduler.waiting else self.runner.burst_length(works)
             if num_steps > 1:
                 return self.settle_burst(works, self.runner.burst(works, num_steps))
-        elif isinstance(scheduler.drafter, Follows) and self.runner.can_follow(works):
+        elif isinstance(scheduler.drafter, Follows) and self.runner.burst_length(works) > 1:
             following = scheduler.drafter.follow(draft_asks(works, allowance))
             # Whoever waits takes the place of the first to end.
             until_one_ends = bool(scheduler.waiting)

@@ -123,10 +123,6 @@ class GpuRunner:
         host = results.cpu().numpy()
         return [unpack(host[index, : len(works)]) for index in range(num_steps)]
 
-    def can_follow(self, works: Sequence[Work]) -> bool:
-        """As long as every chunk can be drawn for on the device."""
-        return all(_plain_sampling(work) for work in works)
-
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:

@@ -30,7 +30,7 @@ class Runner(Protocol):
         """Compute the rows of `works` and draw; fills in `first_draw` and `node_slots` of each."""
 
     def burst_length(self, works: Sequence[Work]) -> int:
-        """Decoding steps worth making in one go for these chunks; 1 where there is nothing to gain."""
+        """Steps worth making in one go for these chunks, with drafts or without; 1 where there is nothing to gain."""
 
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
         """Decode every chunk of `works` by `num_steps` tokens, one `Draws` per step.
@@ -41,9 +41,6 @@ class Runner(Protocol):
     @property
     def num_captured(self) -> int:
         """Graphs captured so far."""
-
-    def can_follow(self, works: Sequence[Work]) -> bool:
-        """Whether drafts for these chunks are worth verifying several times in one go."""
 
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
@@ -85,10 +82,6 @@ class PlainRunner:
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
         """Never asked."""
         raise NotImplementedError
-
-    def can_follow(self, works: Sequence[Work]) -> bool:
-        """For the same reason not."""
-        return False
 
     def follow(
         self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool

@@ -18,7 +18,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.engine.drafter import first_path
 from seer.engine.local.batch import Work
 
 TOKEN, POSITION, SLOT, VISIBLE, NODES, LANE = range(6)
@@ -86,4 +85,15 @@ def form_of(parents: tuple[int | None, ...]) -> Form:
     for node, parent in enumerate(parents):
         depths.append(1 if parent is None else depths[parent] + 1)
         masks.append((0 if parent is None else masks[parent]) | 1 << node)
-    return Form(depths, masks, first_path(parents))
+    return Form(depths, masks, _first_path(parents))
+
+
+def _first_path(parents: Sequence[int | None]) -> list[int]:
+    """The nodes of a tree's likeliest path: the first child of the root, its first child, and so on."""
+    path: list[int] = []
+    tip: int | None = None
+    for node, parent in enumerate(parents):
+        if parent == tip:
+            path.append(node)
+            tip = node
+    return path

@@ -39,8 +39,8 @@ class StepDrafter(GroupedDrafter):
     def draft_step(self, asks: Sequence[tuple[int, int, int]]) -> list[list[int]]:
         """The likeliest continuation of each (group, request, most tokens)."""
         self.learn()
-        names = [(self._name(group, request), f"{self._run}/{request}") for group, request, _ in asks]
-        batch = self._client.draft(names, [most for _, _, most in asks], options=LINEAR)
+        keys = [self._key(group, request) for group, request, _ in asks]
+        batch = self._client.draft(keys, [most for _, _, most in asks], options=LINEAR)
         drafts = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
         for _, request, most in asks:
             self._allowed[request] = most
