@@ -1,11 +1,13 @@
-// Python names for kernels.h. Arrays cross as addresses: the one caller (engine/local/cpu_ops.py) makes them from
+// Python names for kernels.h and product.h. Arrays cross as addresses: the one caller (engine/local/cpu_ops.py) makes them from
 // tensors whose type and contiguity it has checked, and a call per layer cannot afford more.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <tuple>
 
 #include "kernels.h"
+#include "product.h"
 
 namespace nb = nanobind;
 using seer::engine::Kernels;
@@ -69,6 +71,19 @@ NB_MODULE(_kernels, m) {
     nb::gil_scoped_release unlocked;
     seer::engine::silu_mul(at<const float>(gate_up), at<float>(out), rows, inner);
   });
+  m.attr("PANEL") = seer::engine::kPanel;
+  m.def(
+      "multiply",
+      [](Address x, Address panels, Address bias, Address out, int64_t rows, int64_t inner, int64_t outer, int width) {
+        nb::gil_scoped_release unlocked;
+        const seer::engine::Product product{at<const float>(x), at<const float>(panels), at<const float>(bias),
+                                            at<float>(out),     rows, inner, outer};
+        return width == 0 ? seer::engine::multiply(product) : seer::engine::multiply(product, width);
+      },
+      nb::arg("x"), nb::arg("panels"), nb::arg("bias"), nb::arg("out"), nb::arg("rows"), nb::arg("inner"),
+      nb::arg("outer"), nb::arg("width") = 0);
+  m.def("widths", &seer::engine::widths);
+  m.def("use_threads", &seer::engine::use_threads);
   m.def("draw", [](Address raw, Address processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy) {
     seer::engine::Drawn drawn;
     {

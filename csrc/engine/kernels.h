@@ -1,8 +1,8 @@
 // The embedded engine's CPU arithmetic, all of it but the matrix products.
 //
-// Purpose: one decoder layer on a CPU spends its time in matrix products (left to PyTorch's oneDNN) and in the small
-// row-wise work around them. The latter is here, so that a step costs a few calls per layer and, above all, so that
-// it has one fixed order of operations.
+// Purpose: one decoder layer on a CPU spends its time in matrix products (product.h) and in the small row-wise work
+// around them. The latter is here, so that a step costs a few calls per layer and, above all, so that it has one fixed
+// order of operations.
 //
 // Invariants
 //   1. A row's result depends on that row's inputs only: not on how many rows the call has, where the row stands

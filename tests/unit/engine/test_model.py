@@ -69,18 +69,3 @@ def test_half_precision_runs_and_stays_close(folder: Path, dtype: torch.dtype) -
     rough = generate(an_engine(folder, dtype=dtype), chunks()[:2])
     for request in exact:
         assert rough[request].raw_logprobs[0] == pytest.approx(exact[request].raw_logprobs[0], abs=0.25)
-
-
-@pytest.mark.skipif(not cpu_ops.available(), reason="the native kernels are not built")
-@pytest.mark.parametrize(("inner", "outer"), [(64, 128), (96, 64), (576, 960), (1536, 576), (1536, 2048), (576, 6144)])
-def test_a_rows_product_does_not_depend_on_the_other_rows(inner: int, outer: int) -> None:
-    """What equal bits rest on: oneDNN sums in one order for any number of rows but one."""
-    generator = torch.Generator().manual_seed(0)
-    linear = cpu_ops.PackedLinear(torch.randn(outer, inner, generator=generator) / inner**0.5, None)
-    x = torch.randn(300, inner, generator=generator)
-    with torch.inference_mode():
-        whole = linear(x)
-        for rows in (*range(2, 20), 31, 32, 33, 64, 100, 257):
-            for first in (0, 1, 37):
-                part = linear(x[first : first + rows].contiguous())
-                assert torch.equal(part, whole[first : first + rows]), f"{rows} rows from {first}"

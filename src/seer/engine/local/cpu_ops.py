@@ -1,11 +1,8 @@
-"""The arithmetic of a decoder layer on a CPU in fp32: oneDNN products and the native kernels.
+"""The arithmetic of a decoder layer on a CPU in fp32, by the native kernels.
 
-Why its own file: with one thread these give, for each row, the same bits whatever else is in the batch.
-oneDNN's packed product keeps one order of summation for every number of rows but 1 (measured for all products
-of SmolLM2 and Qwen2.5-1.5B, 1 to 1,024 rows; tests/unit/engine holds it), so batches are padded to
-`min_rows`, which is also faster: 4 rows take 0.8 of the time of 1. The rest is in csrc/engine/kernels.cc,
-whose header states the same of it. Hence tokens do not depend on batch neighbours, chunking or drafts, to the
-bit and not only up to near-ties.
+Why its own file: these give, for each row, the same bits whatever else is in the batch. csrc/engine/product.h and
+kernels.h state it of the products and of the rest. Hence tokens do not depend on batch neighbours, chunking or
+drafts, to the bit and not only up to near-ties.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import torch
 from seer.engine.local import huge_pages
 from seer.engine.local.batch import Batch
 from seer.engine.local.cache import KVCache
-from seer.engine.local.ops import Linear, PlainLinear
+from seer.engine.local.ops import Linear
 from seer.engine.local.rotary import RotaryTable
 
 try:
@@ -28,39 +25,49 @@ except ImportError:  # a source tree that was not built
 
 kernels = _kernels
 
-PACK_ROWS_HINT = 32
-"""oneDNN lays packed weights out for this many rows; layouts for 1 to 32 measured within 3% of each other."""
-
 
 def available() -> bool:
-    """Whether the native kernels are built and PyTorch has oneDNN."""
-    return kernels is not None and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    """Whether the native kernels are built."""
+    return kernels is not None
 
 
-class PackedLinear:
-    """A matrix in oneDNN's own order."""
+class PanelLinear:
+    """A matrix in panels, the order in which csrc/engine/product.h multiplies."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
-        huge_pages.ask(torch.ops.mkldnn.data_ptr(self.packed), torch.ops.mkldnn._nbytes(self.packed), touched=True)
-        self.bias = bias
-        self.multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.panels, self.bias = to_panels(weight), bias
+        self.outer, self.inner = weight.shape
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out]."""
-        product: torch.Tensor = self.multiply(x, self.packed, self.bias, "none", [], "")
-        return product
+        rows = len(x)
+        out = torch.empty((rows, self.outer))
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        kernels.multiply(x.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr(), rows, self.inner, self.outer)
+        return out
 
     def replace(self, other: Linear) -> None:
-        """Take another packed matrix."""
-        assert isinstance(other, PackedLinear), f"{type(other).__name__} replaces a PackedLinear"
-        self.packed, self.bias = other.packed, other.bias
+        """Take another matrix's panels."""
+        assert isinstance(other, PanelLinear), f"{type(other).__name__} replaces a PanelLinear"
+        self.panels, self.bias = other.panels, other.bias
+
+
+def to_panels(weight: torch.Tensor) -> torch.Tensor:
+    """A matrix [out, in] as [panel, in, outputs of a panel], filled up with zeros."""
+    outer, inner = weight.shape
+    width = kernels.PANEL
+    panels = torch.empty((-(-outer // width), inner, width))
+    huge_pages.ask(panels.data_ptr(), panels.nbytes, touched=False)
+    whole = outer // width
+    panels[:whole] = weight[: whole * width].view(whole, width, inner).transpose(1, 2)
+    if whole < len(panels):
+        panels[whole] = 0.0
+        panels[whole, :, : outer - whole * width] = weight[whole * width :].T
+    return panels
 
 
 class CpuOps:
-    """fp32 on one thread, the same bits for a row in any batch."""
-
-    min_rows = 4
+    """fp32, the same bits for a row in any batch."""
 
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         assert kernels is not None, "the native kernels are not built"
@@ -78,14 +85,12 @@ class CpuOps:
         self._alive: tuple[Any, ...] = ()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
-        """Pack the matrix; shapes oneDNN has no packed form for stay as they are."""
-        try:
-            return PackedLinear(weight, bias)
-        except RuntimeError:
-            return PlainLinear(weight, bias)
+        """In panels."""
+        return PanelLinear(weight, bias)
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
         """Hand the kernels the batch's arrays, and keep them alive until the next batch."""
+        kernels.use_threads(torch.get_num_threads())
         cosine, sine = self.rotary.rows(torch.from_numpy(batch.positions))
         self._alive = (batch, tables, cosine, sine)
         self.kernels.begin(
@@ -129,9 +134,7 @@ class CpuOps:
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Attention over the cache as it lies, nothing gathered."""
         c = self.config
-        rows = len(qkv)
-        make = torch.empty if rows == self._alive[0].num_rows else torch.zeros  # padding stays finite
-        out = make((rows, c.num_heads * c.head_dim))
+        out = torch.empty((len(qkv), c.num_heads * c.head_dim))
         self.kernels.attend(layer, qkv.data_ptr(), out.data_ptr())
         return out
 

@@ -90,8 +90,6 @@ class WideLinear:
 class GpuOps:
     """Triton kernels around cuBLAS."""
 
-    min_rows = 1
-
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         head_dim = cache.config.head_dim
         if head_dim < 16 or head_dim & (head_dim - 1):

@@ -118,7 +118,7 @@ class Model:
         if not len(batch.draw_rows):
             return hidden.new_zeros((0, self.config.vocab_size), dtype=torch.float32)
         hidden, change = (self._drawn_rows(batch, rows) for rows in (hidden, change))
-        return self.logits(hidden, change)[: len(batch.draw_rows)]
+        return self.logits(hidden, change)
 
     def run_layers(self, hidden: torch.Tensor) -> torch.Tensor:
         """Run every layer over the residual stream, in place; return the last change, not yet added."""
@@ -139,18 +139,12 @@ class Model:
         return self.weights.head(normed).float()
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        """The rows' embeddings, padded to the least number of rows `ops` likes."""
+        """The rows' embeddings."""
         embedding = self.weights.embedding
-        hidden = embedding.new_zeros((max(batch.num_rows, self.ops.min_rows), self.config.hidden_size))
-        tokens = torch.from_numpy(batch.tokens).to(embedding.device)
-        torch.index_select(embedding, 0, tokens, out=hidden[: batch.num_rows])
-        return hidden
+        return embedding[torch.from_numpy(batch.tokens).to(embedding.device)]
 
     def _drawn_rows(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
         """Only rows that are drawn from need the output matrix, by far the largest."""
-        count = len(batch.draw_rows)
-        if count == len(rows):
+        if len(batch.draw_rows) == len(rows):
             return rows
-        picked = rows.new_zeros((max(count, self.ops.min_rows), rows.shape[1]))
-        picked[:count] = rows[torch.from_numpy(batch.draw_rows).to(rows.device)]
-        return picked
+        return rows[torch.from_numpy(batch.draw_rows).to(rows.device)]

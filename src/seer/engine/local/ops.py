@@ -3,8 +3,7 @@
 This is the specification: it runs on any device and in any type, it is what the fast implementations
 (cpu_ops.py with native kernels, gpu_ops.py with Triton) are tested against, and it serves where they cannot.
 
-An implementation is told of a batch once (`begin`) and then called layer by layer. Rows past `batch.num_rows`
-are padding: they may be computed and are never looked at.
+An implementation is told of a batch once (`begin`) and then called layer by layer.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ class Linear(Protocol):
 
 class Ops(Protocol):
     """Everything model.py needs that depends on the device."""
-
-    min_rows: int
-    """Batches are padded to this many rows."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
         """Prepare a matrix [out, in] for multiplying; `wide` asks for results in fp32 where that is cheap."""
@@ -85,8 +81,6 @@ class PlainLinear:
 
 class TorchOps:
     """The specification, in plain PyTorch; a chunk at a time."""
-
-    min_rows = 1
 
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         self.cache = cache
