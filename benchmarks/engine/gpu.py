@@ -386,7 +386,12 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
         params = SamplingParams(temperature=1.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
         for batch in BATCHES:
             measure(
-                "smollm2", llm, lambda r, n=batch: random_prompts(n, PROMPT_TOKENS, 10_000, seed=r), params, batch, 3
+                "smollm2",
+                llm,
+                lambda r, n=batch: random_prompts(n, PROMPT_TOKENS, 10_000, seed=r),
+                params,
+                batch=batch,
+                repeats=3,
             )
     return found
 

@@ -72,6 +72,10 @@ NB_MODULE(_kernels, m) {
     seer::engine::silu_mul(at<const float>(gate_up), at<float>(out), rows, inner);
   });
   m.attr("PANEL") = seer::engine::kPanel;
+  m.def("pack", [](Address weight, Address panels, int64_t inner, int64_t outer) {
+    nb::gil_scoped_release unlocked;
+    seer::engine::pack(at<const float>(weight), at<float>(panels), inner, outer);
+  });
   m.def(
       "multiply",
       [](Address x, Address panels, Address bias, Address out, int64_t rows, int64_t inner, int64_t outer, int width) {

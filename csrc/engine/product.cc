@@ -150,6 +150,19 @@ thread_local std::unique_ptr<Crew> crew;
 
 }  // namespace
 
+void pack(const float* weight, float* panels, int64_t inner, int64_t outer) {
+  // A line of each row at a time: read once, and written to a part of the panel that the first-level cache holds.
+  for (int64_t first = 0; first < outer; first += kPanel, panels += inner * kPanel) {
+    const int64_t columns = std::min(kPanel, outer - first);
+    if (columns < kPanel) std::fill(panels, panels + inner * kPanel, 0.0f);
+    for (int64_t k = 0; k < inner; k += kLineFloats) {
+      const int64_t end = std::min(k + kLineFloats, inner);
+      for (int64_t c = 0; c < columns; ++c)
+        for (int64_t i = k; i < end; ++i) panels[i * kPanel + c] = weight[(first + c) * inner + i];
+    }
+  }
+}
+
 std::vector<int> widths() {
   std::vector<int> found;
 #ifdef SEER_X86_LEVELS
@@ -167,7 +180,7 @@ void use_threads(int count) {
 
 void multiply(const Product& product, int width) {
   const Panels panels = panels_for(width);
-  const int64_t count = (product.outer + kPanel - 1) / kPanel;
+  const int64_t count = num_panels(product.outer);
   const double work = static_cast<double>(product.rows) * static_cast<double>(product.inner * product.outer);
   if (!crew || work < kSharedWork) return panels(product, 0, count);
   const int64_t size = crew->size();

@@ -22,9 +22,15 @@ namespace seer::engine {
 
 constexpr int64_t kPanel = 48;  // three vectors of 16, six of 8, twelve of 4
 
+// The number of panels of a matrix with `outer` outputs.
+inline int64_t num_panels(int64_t outer) { return (outer + kPanel - 1) / kPanel; }
+
+// Fill panels [num_panels(outer)][inner][kPanel] from weight [outer][inner].
+void pack(const float* weight, float* panels, int64_t inner, int64_t outer);
+
 struct Product {
   const float* x;       // [rows][inner]
-  const float* panels;  // [ceil(outer / kPanel)][inner][kPanel]
+  const float* panels;  // as `pack` leaves them
   const float* bias;    // [outer], or null for none
   float* out;           // [rows][outer]
   int64_t rows, inner, outer;

@@ -55,14 +55,9 @@ class PanelLinear:
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
     """A matrix [out, in] as [panel, in, outputs of a panel], filled up with zeros."""
     outer, inner = weight.shape
-    width = kernels.PANEL
-    panels = torch.empty((-(-outer // width), inner, width))
+    panels = torch.empty((-(-outer // kernels.PANEL), inner, kernels.PANEL))
     huge_pages.ask(panels.data_ptr(), panels.nbytes, touched=False)
-    whole = outer // width
-    panels[:whole] = weight[: whole * width].view(whole, width, inner).transpose(1, 2)
-    if whole < len(panels):
-        panels[whole] = 0.0
-        panels[whole, :, : outer - whole * width] = weight[whole * width :].T
+    kernels.pack(weight.contiguous().data_ptr(), panels.data_ptr(), inner, outer)
     return panels
 
 
