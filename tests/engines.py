@@ -18,7 +18,7 @@ from seer.engine.local.folder import read_config
 from seer.types import Chunk, ChunkEnd, Sampling, TokenSpan
 
 MAX_STEPS = 100_000
-torch.set_num_threads(1)  # as an instance does; equal bits are promised for one thread
+torch.set_num_threads(1)  # as an instance does
 
 
 @dataclass

@@ -118,6 +118,37 @@ def claims(groups: list[GroupRecord]) -> list[Claim]:
     return [Claim(group.prompt_token_ids, SAMPLING, r) for group in groups for r in group.responses]
 
 
+def test_instances_share_packed_matrices_also_of_new_weights(tmp_path: Path) -> None:
+    """Both processes map the same files, the tokens are those of a process on its own, and nothing stays behind."""
+    old, new = (make_tiny_model(tmp_path / f"wide-{seed}", vocab_size=8192, seed=seed) for seed in (0, 1))
+
+    def shared_by(rollout: Rollout) -> set[str]:
+        maps = [Path(f"/proc/{instance.pid}/maps").read_text() for instance in rollout.fleet.instances]
+        inodes = [
+            {tuple(line.split()[3:5]) for line in text.splitlines() if "/seer-matrices-" in line} for text in maps
+        ]
+        assert len(inodes) == 2
+        assert inodes[0] == inodes[1]
+        return {inode for _, inode in inodes[0]}
+
+    async def scenario() -> tuple[Tokens, Tokens]:
+        async with a_rollout(old) as rollout:
+            before = shared_by(rollout)
+            assert len(before) == 1, "the output matrix; all others are small"
+            first = tokens_of(await rolled_out(rollout))
+            await rollout.update_weights(new)
+            after = shared_by(rollout)
+            assert len(after) == 1
+            assert after != before
+            return first, tokens_of(await rolled_out(rollout))
+
+    known = set(Path("/dev/shm").glob("seer-matrices-*"))
+    first, second = asyncio.run(scenario())
+    assert first == tokens_of(undisturbed(old))
+    assert second == tokens_of(undisturbed(new))
+    assert set(Path("/dev/shm").glob("seer-matrices-*")) <= known
+
+
 def test_the_certificate_is_clean_for_these_weights_and_not_for_others(model: Path, tmp_path: Path) -> None:
     groups = undisturbed(model)
     found = certify(PlainModel(model), claims(groups))

@@ -51,6 +51,8 @@ class PreparedEngine:
     """Of one KV block, where a pool can hold it."""
     block_tokens: int = 16
     can_draft: bool
+    shares_matrices: bool = False
+    """Whether its instances on one machine want a folder to share packed weights in."""
     opens_gpu_handles: bool = False
     """Whether new weights may be handed to it where they are on the GPU."""
 
@@ -102,6 +104,7 @@ def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEng
         block_bytes=block_bytes,
         block_tokens=settings.block_tokens,
         can_draft=True,
+        shares_matrices=settings.device == "cpu",
         opens_gpu_handles=settings.device != "cpu",
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from seer.engine.fleet_pool import FleetPool
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance, Supervisor
 from seer.engine.host.draft_server import DraftServerProcess
-from seer.engine.host.parcel import Parcel, pack, pack_in_place
+from seer.engine.host.parcel import Parcel, has_shared_memory, make_shared_folder, pack, pack_in_place
 from seer.errors import DeadlineExceeded, SeerError
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import ChunkOutput
@@ -71,6 +72,7 @@ class HostedFleet:
         self._an_end = asyncio.Event()
         self._a_return = asyncio.Event()
         self._parcel = Parcel(Path())
+        self._matrices: Path | None = None
         self.instances: list[ProcessInstance] = []
         self.epoch = 0
         self.num_lost = 0
@@ -83,6 +85,8 @@ class HostedFleet:
         if self._wants_drafts:
             self.draft_server = DraftServerProcess(max_restarts=self._options.max_restarts)
             await self.draft_server.start()
+        if self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
+            self._matrices = make_shared_folder("seer-matrices", 0)
         spec = self._spec()
         self.instances = [
             ProcessInstance(i, spec, options=self._options, events=self._emit, on_lost=self._supervisor.on_lost)
@@ -175,6 +179,8 @@ class HostedFleet:
         if self.draft_server is not None:
             await self.draft_server.close()
         self._parcel.discard()
+        if self._matrices is not None:
+            shutil.rmtree(self._matrices, ignore_errors=True)
         if self.pool is not None:
             self.pool.close()
 
@@ -184,6 +190,8 @@ class HostedFleet:
             shared["pool"] = self.pool.settings
         if self.draft_server is not None:
             shared["draft_servers"] = [self.draft_server.address]
+        if self._matrices is not None:
+            shared["matrices_dir"] = str(self._matrices)
         return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
 
     async def _configure(self, method: str, **arguments: object) -> None:

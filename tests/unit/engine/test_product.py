@@ -33,6 +33,10 @@ def a_matrix(inner: int, outer: int, *, bias: bool = False) -> tuple[torch.Tenso
     return weight, torch.randn(outer, generator=generator) if bias else None
 
 
+def panel_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> cpu_ops.PanelLinear:
+    return cpu_ops.PanelLinear(cpu_ops.to_panels(weight), bias, len(weight))
+
+
 def some_rows(count: int, inner: int) -> torch.Tensor:
     return torch.randn(count, inner, generator=torch.Generator().manual_seed(count))
 
@@ -53,7 +57,7 @@ def product(linear: cpu_ops.PanelLinear, x: torch.Tensor, width: int) -> torch.T
 @pytest.mark.parametrize(("inner", "outer"), SHAPES)
 def test_a_product_is_right(inner: int, outer: int, bias: bool, width: int) -> None:
     weight, added = a_matrix(inner, outer, bias=bias)
-    linear = cpu_ops.PanelLinear(weight, added)
+    linear = panel_linear(weight, added)
     for rows in (1, 3, 8, 9, 33):
         x = some_rows(rows, inner)
         exact = x.double() @ weight.double().T + (0.0 if added is None else added.double())
@@ -63,7 +67,7 @@ def test_a_product_is_right(inner: int, outer: int, bias: bool, width: int) -> N
 @pytest.mark.parametrize("width", kernels.widths())
 @pytest.mark.parametrize(("inner", "outer"), SHAPES)
 def test_a_rows_product_does_not_depend_on_the_other_rows(inner: int, outer: int, width: int) -> None:
-    linear = cpu_ops.PanelLinear(*a_matrix(inner, outer))
+    linear = panel_linear(*a_matrix(inner, outer))
     x = some_rows(300, inner)
     whole = product(linear, x, width)
     for rows in (*range(1, 20), 31, 32, 33, 64, 100, 257):
@@ -74,7 +78,7 @@ def test_a_rows_product_does_not_depend_on_the_other_rows(inner: int, outer: int
 
 def test_vectors_that_fuse_agree_to_the_bit() -> None:
     fusing = [width for width in kernels.widths() if width > 4]
-    linear, x = cpu_ops.PanelLinear(*a_matrix(1000, 200, bias=True)), some_rows(21, 1000)
+    linear, x = panel_linear(*a_matrix(1000, 200, bias=True)), some_rows(21, 1000)
     results = [product(linear, x, width) for width in fusing]
     assert all(torch.equal(result, results[0]) for result in results)
 
@@ -83,7 +87,7 @@ def test_vectors_that_fuse_agree_to_the_bit() -> None:
 def test_threads_do_not_change_a_bit(threads: int) -> None:
     """Fewer panels than threads, panels that do not divide evenly, and a product too small to share."""
     for inner, outer in ((576, 960), (4000, 60), (1536, 577), (8, 8)):
-        linear, x = cpu_ops.PanelLinear(*a_matrix(inner, outer, bias=True)), some_rows(40, inner)
+        linear, x = panel_linear(*a_matrix(inner, outer, bias=True)), some_rows(40, inner)
         kernels.use_threads(1)
         alone = linear(x)
         kernels.use_threads(threads)
@@ -93,7 +97,7 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
 
 def test_a_replaced_matrix_multiplies_as_the_new_one() -> None:
     weight, _ = a_matrix(64, 96)
-    linear, x = cpu_ops.PanelLinear(weight, None), some_rows(5, 64)
+    linear, x = panel_linear(weight), some_rows(5, 64)
     before = linear(x)
-    linear.replace(cpu_ops.PanelLinear(weight * 2, None))
+    linear.replace(panel_linear(weight * 2))
     assert torch.equal(linear(x), before * 2)

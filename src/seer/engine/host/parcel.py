@@ -66,12 +66,11 @@ def pack(weights: Weights) -> Parcel:
 
 def make_shared_folder(prefix: str, num_bytes: int) -> Path:
     """A new folder with room for so many bytes: in shared memory, or with a warning where there is not enough."""
-    prefix = f"{prefix}-"
     if _SHARED_MEMORY.is_dir():
-        _remove_orphans(prefix)
+        _remove_orphans(f"{prefix}-")
         free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
         if free_bytes > num_bytes:
-            return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=_SHARED_MEMORY))
+            return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=_SHARED_MEMORY))
         log.warning(
             "%s has %.1f GiB free, the weights need %.1f GiB: they go through %s; enlarge it (docker run --shm-size)",
             _SHARED_MEMORY,
@@ -79,7 +78,12 @@ def make_shared_folder(prefix: str, num_bytes: int) -> Path:
             num_bytes / 2**30,
             tempfile.gettempdir(),
         )
-    return Path(tempfile.mkdtemp(prefix=prefix))
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-"))
+
+
+def has_shared_memory() -> bool:
+    """Whether a folder made here can be one in shared memory."""
+    return _SHARED_MEMORY.is_dir()
 
 
 def _remove_orphans(prefix: str) -> None:

@@ -51,6 +51,8 @@ class EngineSettings:
     kernels: str = "auto"
     """`auto` takes the fastest for the device; `torch` the PyTorch specification; `triton` the GPU's, which
     without a GPU needs Triton's interpreter."""
+    matrices_dir: Path | None = None
+    """Where processes share packed matrices on a CPU; None keeps them private."""
 
 
 def assemble(
@@ -75,7 +77,7 @@ def assemble(
         dtype=settings.dtype,
         device=settings.device,
     )
-    ops = _choose_ops(cache, settings.kernels)
+    ops = _choose_ops(cache, settings)
     scheduler = Scheduler(
         cache,
         max_running=limits.max_running,
@@ -157,7 +159,8 @@ def choose_limits(
     )
 
 
-def _choose_ops(cache: KVCache, kernels: str) -> Ops:
+def _choose_ops(cache: KVCache, settings: EngineSettings) -> Ops:
+    kernels = settings.kernels
     rotary = RotaryTable(cache.config, cache.tensor.device)
     on_cpu = cache.tensor.device.type == "cpu"
     if kernels == "triton" or (kernels == "auto" and not on_cpu):
@@ -165,7 +168,7 @@ def _choose_ops(cache: KVCache, kernels: str) -> Ops:
 
         return GpuOps(cache, rotary)
     if kernels == "auto" and cache.tensor.dtype == torch.float32 and cpu_ops.available():
-        return cpu_ops.CpuOps(cache, rotary)
+        return cpu_ops.CpuOps(cache, rotary, settings.matrices_dir)
     return TorchOps(cache, rotary)
 
 

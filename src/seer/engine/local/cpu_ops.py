@@ -7,6 +7,7 @@ drafts, to the bit and not only up to near-ties.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,9 @@ def available() -> bool:
 class PanelLinear:
     """A matrix in panels, the order in which csrc/engine/product.h multiplies."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.panels, self.bias = to_panels(weight), bias
-        self.outer, self.inner = weight.shape
+    def __init__(self, panels: torch.Tensor, bias: torch.Tensor | None, outer: int) -> None:
+        self.panels, self.bias = panels, bias
+        self.inner, self.outer = panels.shape[1], outer
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out]."""
@@ -52,23 +53,35 @@ class PanelLinear:
         self.panels, self.bias = other.panels, other.bias
 
 
-def to_panels(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix [out, in] as [panel, in, outputs of a panel], filled up with zeros."""
+def panels_shape(weight: torch.Tensor) -> torch.Size:
+    """[panel, in, outputs of a panel] of a matrix [out, in]."""
     outer, inner = weight.shape
-    panels = torch.empty((-(-outer // kernels.PANEL), inner, kernels.PANEL))
-    huge_pages.ask(panels.data_ptr(), panels.nbytes, touched=False)
+    return torch.Size((-(-outer // kernels.PANEL), inner, kernels.PANEL))
+
+
+def fill_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
+    """Lay a matrix out in panels."""
+    outer, inner = weight.shape
     kernels.pack(weight.contiguous().data_ptr(), panels.data_ptr(), inner, outer)
+
+
+def to_panels(weight: torch.Tensor) -> torch.Tensor:
+    """A matrix in panels of its own memory."""
+    panels = torch.empty(panels_shape(weight))
+    huge_pages.ask(panels.data_ptr(), panels.nbytes, touched=False)
+    fill_panels(panels, weight)
     return panels
 
 
 class CpuOps:
     """fp32, the same bits for a row in any batch."""
 
-    def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
+    def __init__(self, cache: KVCache, rotary: RotaryTable, matrices_dir: Path | None = None) -> None:
         assert kernels is not None, "the native kernels are not built"
         assert cache.tensor.dtype == torch.float32, f"native kernels work in float32, not {cache.tensor.dtype}"
         c = cache.config
         self.config, self.rotary, self.cache = c, rotary, cache
+        self.matrices_dir = matrices_dir
         self.kernels = kernels.Kernels(
             num_layers=c.num_layers,
             num_heads=c.num_heads,
@@ -81,7 +94,7 @@ class CpuOps:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
         """In panels."""
-        return PanelLinear(weight, bias)
+        return PanelLinear(to_panels(weight), bias, len(weight))
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
         """Hand the kernels the batch's arrays, and keep them alive until the next batch."""

@@ -68,6 +68,7 @@ class LocalInstance:
         on_step: StepObserver | None = None,
         stream_tokens: int = 16,
         threads: int = 1,
+        matrices_dir: Path | str | None = None,
     ) -> None:
         self._id = id
         self._folder = Path(model_dir)
@@ -83,6 +84,7 @@ class LocalInstance:
             budget=budget,
             pool=pool,
             on_step=on_step,
+            matrices_dir=None if matrices_dir is None else Path(matrices_dir),
         )
         self._limits = choose_limits(
             self.config,

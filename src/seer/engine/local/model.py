@@ -21,7 +21,7 @@ import torch
 
 from seer.engine.local.batch import Batch
 from seer.engine.local.folder import ModelConfig
-from seer.engine.local.ops import Linear, Ops, replaced
+from seer.engine.local.ops import Linear, MakeLinear, Ops, replaced
 from seer.engine.local.weights import check, check_shape, expected_shapes
 
 
@@ -66,12 +66,12 @@ class ModelWeights:
 
 def load(
     config: ModelConfig,
-    ops: Ops,
+    linear: MakeLinear,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
     device: torch.device,
 ) -> ModelWeights:
-    """Check, join and convert weights."""
+    """Check, join and convert weights; `linear` is asked for the matrices always in the same order."""
     check(config, tensors)
     shapes = expected_shapes(config)
 
@@ -88,18 +88,18 @@ def load(
         layers.append(
             Layer(
                 attention_norm=get(at + "input_layernorm.weight"),
-                qkv=ops.linear(join(at, heads), join(at, heads, "bias") if config.qkv_bias else None),
+                qkv=linear(join(at, heads), join(at, heads, "bias") if config.qkv_bias else None),
                 q_norm=get(at + "self_attn.q_norm.weight") if config.qk_norm else None,
                 k_norm=get(at + "self_attn.k_norm.weight") if config.qk_norm else None,
-                out=ops.linear(get(at + "self_attn.o_proj.weight"), None),
+                out=linear(get(at + "self_attn.o_proj.weight"), None),
                 mlp_norm=get(at + "post_attention_layernorm.weight"),
-                gate_up=ops.linear(join(at, ("mlp.gate_proj", "mlp.up_proj")), None),
-                down=ops.linear(get(at + "mlp.down_proj.weight"), None),
+                gate_up=linear(join(at, ("mlp.gate_proj", "mlp.up_proj")), None),
+                down=linear(get(at + "mlp.down_proj.weight"), None),
             )
         )
     embedding = get("model.embed_tokens.weight")
     head = embedding if config.tied_head else get("lm_head.weight")
-    return ModelWeights(embedding, layers, get("model.norm.weight"), ops.linear(head, None, wide=True))
+    return ModelWeights(embedding, layers, get("model.norm.weight"), linear(head, None, wide=True))
 
 
 class Model:

@@ -27,11 +27,18 @@ class Linear(Protocol):
         """Become another matrix of the same form, for everyone who holds this one."""
 
 
+class MakeLinear(Protocol):
+    """Prepares matrices for multiplying."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
+        """Prepare a matrix [out, in]; `wide` asks for results in fp32 where that is cheap."""
+
+
 class Ops(Protocol):
     """Everything model.py needs that depends on the device."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
-        """Prepare a matrix [out, in] for multiplying; `wide` asks for results in fp32 where that is cheap."""
+        """As `MakeLinear`."""
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
         """Get ready for the layers of a batch; `tables` is [lanes, blocks]."""

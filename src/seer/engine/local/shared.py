@@ -1,4 +1,4 @@
-"""Weights that several instances of one process use together.
+"""Weights that several instances of one process use together. (Between processes: shared_matrices.py.)
 
 Instances of one folder, type and device share one set of weights, so a second instance costs its KV memory
 only. Sharing means that an update reaches all of them at once; it is therefore refused while any of them has
@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 
 from seer.engine.local import model as decoder
+from seer.engine.local.cpu_ops import CpuOps
 from seer.engine.local.folder import ModelConfig
-from seer.engine.local.ops import Ops
-from seer.engine.local.weights import fingerprint, open_weights
+from seer.engine.local.ops import MakeLinear, Ops
+from seer.engine.local.shared_matrices import SharedMatrices
+from seer.engine.local.weights import TensorFiles, fingerprint, open_weights
 from seer.errors import InstanceError
 
 
@@ -53,7 +55,7 @@ class SharedWeights:
                         hint="let every instance finish or abort its chunks first",
                     )
             tensors = open_weights(source)
-            loaded = decoder.load(self.config, ops, tensors, self.dtype, self.device)
+            loaded = decoder.load(self.config, _make_linear(ops, tensors), tensors, self.dtype, self.device)
             self.fingerprint = fingerprint(tensors)
             self.epoch = epoch
             if self.tensors is None:
@@ -62,6 +64,13 @@ class SharedWeights:
                 # In place, so that every user's model sees the new weights.
                 self.tensors.replace(loaded)
             return self.tensors
+
+
+def _make_linear(ops: Ops, tensors: Mapping[str, torch.Tensor]) -> MakeLinear:
+    """How to prepare these weights: matrices read from files may be there already, made by another process."""
+    if isinstance(ops, CpuOps) and ops.matrices_dir is not None and isinstance(tensors, TensorFiles):
+        return SharedMatrices(ops.matrices_dir, tensors.paths).linear
+    return ops.linear
 
 
 _sets: weakref.WeakValueDictionary[tuple[object, ...], SharedWeights] = weakref.WeakValueDictionary()

@@ -1,7 +1,7 @@
 """Where weights come from: safetensors files of a folder, or tensors handed over by a trainer, on a GPU in place.
 
-Files are memory-mapped, so instances of one machine read one copy from the page cache; only what must change
-its form (joined or packed matrices, another type) is private to a process.
+Files are memory-mapped, so instances of one machine read one copy from the page cache; what must change its
+form (joined or packed matrices, another type) is private to a process, or shared through shared_matrices.py.
 
 Invariants
   1. Every name the model needs is present with the expected shape, and no other name is; both are refused by
@@ -44,6 +44,11 @@ class TensorFiles(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._open[self._file_of[name]].get_tensor(name)
         return tensor
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return list(self._open)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of one tensor, without reading it."""
