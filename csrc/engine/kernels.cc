@@ -5,13 +5,14 @@
 #include <cstring>
 #include <limits>
 
-// One copy of each kernel per instruction set, chosen when the module is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#include "vectors.h"
+
+// One copy of each kernel per instruction set.
+#ifdef SEER_X86_LEVELS
 #define SEER_KERNEL __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define SEER_KERNEL
 #endif
-#define SEER_INLINE static inline __attribute__((always_inline))
 
 namespace seer::engine {
 namespace {
@@ -115,24 +116,6 @@ SEER_INLINE float sum_lanes(const float* lanes) {
   float total = 0.0f;
   for (int64_t i = 0; i < kLanes; ++i) total += lanes[i];
   return total;
-}
-
-// W floats that need not be aligned. Written out because compilers do not see these loops as vectors on their own.
-template <int W>
-struct Floats {
-  typedef float Type __attribute__((vector_size(W * sizeof(float)), aligned(sizeof(float)), may_alias));
-};
-template <int W>
-using Vector = typename Floats<W>::Type;
-
-template <int W>
-SEER_INLINE Vector<W> load(const float* from) {
-  return *reinterpret_cast<const Vector<W>*>(from);
-}
-
-template <int W>
-SEER_INLINE void store(float* to, Vector<W> value) {
-  *reinterpret_cast<Vector<W>*>(to) = value;
 }
 
 // A block's part of a layer is in one place and the next block's in another, too far for the hardware to guess, so what

@@ -4,11 +4,7 @@
 #include <memory>
 
 #include "crew.h"
-
-#define SEER_INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define SEER_X86_LEVELS
-#endif
+#include "vectors.h"
 
 namespace seer::engine {
 namespace {
@@ -19,13 +15,6 @@ constexpr int64_t kPiece = 768;
 constexpr int64_t kLineFloats = 16;
 constexpr int64_t kPanelLines = kPanel / kLineFloats;
 constexpr double kSharedWork = 1e6;  // multiplications below which waking other threads takes longer than the product
-
-template <int W>
-struct Floats {
-  typedef float Type __attribute__((vector_size(W * sizeof(float)), aligned(sizeof(float)), may_alias));
-};
-template <int W>
-using Vector = typename Floats<W>::Type;
 
 // Where the sums of a piece begin and end: [rows][stride], a stride of 0 for the same beginning in every row.
 struct Sums {
@@ -48,11 +37,11 @@ SEER_INLINE void add_tile(const float* x, int64_t x_stride, const float* weights
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = *reinterpret_cast<const Vector<W>*>(sums.from + r * sums.from_stride + c * W);
+    for (int c = 0; c < C; ++c) acc[r][c] = load<W>(sums.from + r * sums.from_stride + c * W);
   for (int64_t k = 0; k < count; ++k) {
     Vector<W> w[C];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) w[c] = *reinterpret_cast<const Vector<W>*>(weights + k * kPanel + c * W);
+    for (int c = 0; c < C; ++c) w[c] = load<W>(weights + k * kPanel + c * W);
 #pragma GCC unroll 4
     for (int line = 0; line < Lines; ++line) __builtin_prefetch(ahead + (k * Lines + line) * kLineFloats, 0, 2);
 #pragma GCC unroll 8
@@ -63,7 +52,7 @@ SEER_INLINE void add_tile(const float* x, int64_t x_stride, const float* weights
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) *reinterpret_cast<Vector<W>*>(sums.to + r * sums.to_stride + c * W) = acc[r][c];
+    for (int c = 0; c < C; ++c) store<W>(sums.to + r * sums.to_stride + c * W, acc[r][c]);
 }
 
 template <int W, int C, int R>

@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,13 +51,14 @@ class KVCache:
             2,
             config.num_kv_heads * config.head_dim * block_tokens,
         )
-        # Zeros, not garbage: implementations that mask by weight 0 must not meet a NaN. Untouched pages cost
-        # nothing.
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self.is_host_memory = device.type == "cpu"
         """Whether the pool can read and write the blocks where they are."""
+        # Zeros, not garbage: implementations that mask by weight 0 must not meet a NaN.
         if self.is_host_memory:
-            huge_pages.ask(self.tensor.data_ptr(), self.tensor.nbytes, touched=False)
+            memory = huge_pages.zeros(math.prod(shape) * dtype.itemsize)
+            self.tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
+        else:
+            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def block_bytes(self) -> int:

@@ -8,6 +8,7 @@ is too old or has no huge page to give, nothing changes but the speed, so failur
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -15,6 +16,15 @@ _HUGEPAGE, _COLLAPSE = 14, 25
 """MADV_HUGEPAGE: for pages yet to be touched. MADV_COLLAPSE (Linux 6.1): for those that have been."""
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def zeros(num_bytes: int) -> memoryview:
+    """Zeroed memory in huge pages, aligned to them; pages that are never touched cost nothing."""
+    pages = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    skipped = -start % HUGE_PAGE_BYTES
+    ask(start + skipped, num_bytes, touched=False)
+    return memoryview(pages)[skipped : skipped + num_bytes]
 
 
 def ask(address: int, num_bytes: int, *, touched: bool) -> None:
