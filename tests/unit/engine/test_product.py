@@ -101,3 +101,8 @@ def test_a_replaced_matrix_multiplies_as_the_new_one() -> None:
     before = linear(x)
     linear.replace(panel_linear(weight * 2))
     assert torch.equal(linear(x), before * 2)
+
+
+def test_a_matrix_that_is_a_view_is_packed_as_it_looks() -> None:
+    weight, x = a_matrix(300, 200)[0].T, some_rows(5, 200)
+    assert torch.equal(panel_linear(weight)(x), panel_linear(weight.clone(memory_format=torch.contiguous_format))(x))

@@ -41,6 +41,7 @@ class PanelLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out]."""
+        assert x.is_contiguous(), f"rows with strides {x.stride()}"
         rows = len(x)
         out = torch.empty((rows, self.outer))
         bias = 0 if self.bias is None else self.bias.data_ptr()
@@ -62,7 +63,8 @@ def panels_shape(weight: torch.Tensor) -> torch.Size:
 def fill_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
     """Lay a matrix out in panels."""
     outer, inner = weight.shape
-    kernels.pack(weight.contiguous().data_ptr(), panels.data_ptr(), inner, outer)
+    weight = weight.contiguous()  # by name: an address alone would not keep a copy alive
+    kernels.pack(weight.data_ptr(), panels.data_ptr(), inner, outer)
 
 
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
