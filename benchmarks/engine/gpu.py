@@ -348,6 +348,11 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
         found[f"{name} batch {batch}"] = runs[1:]
         (args.out / "engine-gpu-vllm.json").write_text(json.dumps({"vllm": found}, indent=1))
 
+    def decode_batches(name: str, llm: Any, params: Any, *, repeats: int) -> None:
+        for batch in BATCHES:
+            prompts = partial(random_prompts, batch, PROMPT_TOKENS, 10_000)
+            measure(name, llm, lambda r, make=prompts: make(seed=r), params, batch=batch, repeats=repeats)
+
     sizes = {"max_model_len": 2048, "enable_prefix_caching": True}
     if args.seven:
         llm = LLM(
@@ -361,15 +366,7 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
         params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, logprobs=0, detokenize=False)
         (args.out / "seven.ready").touch()
         await_turn(args.go, args.limit_s)
-        for batch in BATCHES:
-            measure(
-                "seven",
-                llm,
-                lambda r, n=batch: random_prompts(n, PROMPT_TOKENS, 10_000, seed=r),
-                params,
-                batch=batch,
-                repeats=2,
-            )
+        decode_batches("seven", llm, params, repeats=2)
         del llm
     if args.qwen:
         # The same questions as in `speculation`, answered to their end: as many requests, so many at once.
@@ -384,15 +381,7 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
     if not args.skip_smollm2_peer:
         llm = LLM(model=str(args.smollm2), gpu_memory_utilization=0.3, **sizes)
         params = SamplingParams(temperature=1.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
-        for batch in BATCHES:
-            measure(
-                "smollm2",
-                llm,
-                lambda r, n=batch: random_prompts(n, PROMPT_TOKENS, 10_000, seed=r),
-                params,
-                batch=batch,
-                repeats=3,
-            )
+        decode_batches("smollm2", llm, params, repeats=3)
     return found
 
 

@@ -1,5 +1,5 @@
-// Python names for kernels.h and product.h. Arrays cross as addresses: the one caller (engine/local/cpu_ops.py) makes them from
-// tensors whose type and contiguity it has checked, and a call per layer cannot afford more.
+// Python names for kernels.h and product.h. Arrays cross as addresses: the one caller (engine/local/cpu_ops.py) makes
+// them from tensors whose type and contiguity it has checked, and a call per layer cannot afford more.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -80,8 +80,8 @@ NB_MODULE(_kernels, m) {
       "multiply",
       [](Address x, Address panels, Address bias, Address out, int64_t rows, int64_t inner, int64_t outer, int width) {
         nb::gil_scoped_release unlocked;
-        const seer::engine::Product product{at<const float>(x), at<const float>(panels), at<const float>(bias),
-                                            at<float>(out),     rows, inner, outer};
+        const seer::engine::Product product{
+            at<const float>(x), at<const float>(panels), at<const float>(bias), at<float>(out), rows, inner, outer};
         return width == 0 ? seer::engine::multiply(product) : seer::engine::multiply(product, width);
       },
       nb::arg("x"), nb::arg("panels"), nb::arg("bias"), nb::arg("out"), nb::arg("rows"), nb::arg("inner"),

@@ -118,12 +118,9 @@ SEER_INLINE float sum_lanes(const float* lanes) {
   return total;
 }
 
-// A block's part of a layer is in one place and the next block's in another, too far for the hardware to guess, so what
-// comes next is asked for while this is worked on. A line at a time: a burst of requests would wait for room in the queue
-// to memory, and the arithmetic with it. Into the second-level cache: the first level's queue is too short to keep
-// memory busy (SmolLM2, 32 rows of 192 positions on an EPYC core: 28 ms a step without, 25 into L1, 12.5 into L2).
-// `ahead` is always readable; asking twice is harmless.
-SEER_INLINE void ask_ahead(const float* ahead) { __builtin_prefetch(ahead, 0, 2); }
+// Attention. A block's part of a layer is in one place and the next block's in another, too far for the hardware to
+// guess, so what comes next (`ahead`) is asked for while this is worked on. A line at a time: a burst of requests would
+// wait for room in the queue to memory, and the arithmetic with it. Asking twice is harmless.
 
 // s[r][0..W) = q[r] . keys[:, 0..W) for R query rows; each dot product adds over d in order.
 template <int W, int R>

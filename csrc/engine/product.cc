@@ -29,7 +29,7 @@ struct Sums {
 };
 
 // to[r][0..C * W) = from[r] + the sum over k of x[r][k] * weights[k][0..C * W), for R rows. Meanwhile `Lines` lines of
-// `ahead` per k are asked for, into the second-level cache: the first level's queue is too short to keep memory busy.
+// `ahead` per k are asked for.
 template <int W, int C, int R, int Lines>
 SEER_INLINE void add_tile(const float* x, int64_t x_stride, const float* weights, int64_t count, const Sums& sums,
                           const float* ahead) {
@@ -43,7 +43,7 @@ SEER_INLINE void add_tile(const float* x, int64_t x_stride, const float* weights
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) w[c] = load<W>(weights + k * kPanel + c * W);
 #pragma GCC unroll 4
-    for (int line = 0; line < Lines; ++line) __builtin_prefetch(ahead + (k * Lines + line) * kLineFloats, 0, 2);
+    for (int line = 0; line < Lines; ++line) ask_ahead(ahead + (k * Lines + line) * kLineFloats);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4

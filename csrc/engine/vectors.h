@@ -1,4 +1,5 @@
-// Vectors of floats as compilers offer them, for loops they would not see as vectors on their own.
+// Vectors of floats as compilers offer them, for loops they would not see as vectors on their own, and asking memory
+// ahead of them.
 #pragma once
 
 #define SEER_INLINE static inline __attribute__((always_inline))
@@ -26,5 +27,9 @@ template <int W>
 SEER_INLINE void store(float* to, Vector<W> value) {
   *reinterpret_cast<Vector<W>*>(to) = value;
 }
+
+// Have the line at an address fetched into the second-level cache: the first level's queue is too short to keep memory
+// busy (attention of SmolLM2, 32 rows of 192 positions on an EPYC core: 28 ms a step without, 25 into L1, 12.5 into L2).
+SEER_INLINE void ask_ahead(const float* ahead) { __builtin_prefetch(ahead, 0, 2); }
 
 }  // namespace seer::engine

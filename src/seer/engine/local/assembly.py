@@ -77,7 +77,7 @@ def assemble(
         dtype=settings.dtype,
         device=settings.device,
     )
-    ops = _choose_ops(cache, settings)
+    ops = _choose_ops(cache, settings.kernels)
     scheduler = Scheduler(
         cache,
         max_running=limits.max_running,
@@ -87,7 +87,7 @@ def assemble(
         drafter=settings.drafter,
         budget=settings.budget,
     )
-    shared = shared_weights(folder, config, ops, settings.dtype, settings.device)
+    shared = shared_weights(folder, config, ops, settings.dtype, settings.device, matrices_dir=settings.matrices_dir)
     loaded = shared.load(folder if weights is None else weights, settings.epoch, ops, scheduler)
     shared.join(scheduler, busy or (lambda: bool(scheduler.running or scheduler.waiting)))
     model = Model(config, ops, loaded)
@@ -159,8 +159,7 @@ def choose_limits(
     )
 
 
-def _choose_ops(cache: KVCache, settings: EngineSettings) -> Ops:
-    kernels = settings.kernels
+def _choose_ops(cache: KVCache, kernels: str) -> Ops:
     rotary = RotaryTable(cache.config, cache.tensor.device)
     on_cpu = cache.tensor.device.type == "cpu"
     if kernels == "triton" or (kernels == "auto" and not on_cpu):
@@ -168,7 +167,7 @@ def _choose_ops(cache: KVCache, settings: EngineSettings) -> Ops:
 
         return GpuOps(cache, rotary)
     if kernels == "auto" and cache.tensor.dtype == torch.float32 and cpu_ops.available():
-        return cpu_ops.CpuOps(cache, rotary, settings.matrices_dir)
+        return cpu_ops.CpuOps(cache, rotary)
     return TorchOps(cache, rotary)
 
 

@@ -7,7 +7,6 @@ drafts, to the bit and not only up to near-ties.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def fill_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
     """A matrix in panels of its own memory."""
     panels = torch.empty(panels_shape(weight))
-    huge_pages.ask(panels.data_ptr(), panels.nbytes, touched=False)
+    huge_pages.ask(panels.data_ptr(), panels.nbytes)
     fill_panels(panels, weight)
     return panels
 
@@ -78,12 +77,11 @@ def to_panels(weight: torch.Tensor) -> torch.Tensor:
 class CpuOps:
     """fp32, the same bits for a row in any batch."""
 
-    def __init__(self, cache: KVCache, rotary: RotaryTable, matrices_dir: Path | None = None) -> None:
+    def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         assert kernels is not None, "the native kernels are not built"
         assert cache.tensor.dtype == torch.float32, f"native kernels work in float32, not {cache.tensor.dtype}"
         c = cache.config
         self.config, self.rotary, self.cache = c, rotary, cache
-        self.matrices_dir = matrices_dir
         self.kernels = kernels.Kernels(
             num_layers=c.num_layers,
             num_heads=c.num_heads,

@@ -29,8 +29,10 @@ from seer.errors import InstanceError
 class SharedWeights:
     """One set of weights and who uses it."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.config, self.dtype, self.device = config, dtype, device
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, matrices_dir: Path | None = None
+    ) -> None:
+        self.config, self.dtype, self.device, self._matrices_dir = config, dtype, device, matrices_dir
         self.epoch: int | None = None
         self.fingerprint = ""
         self.tensors: decoder.ModelWeights | None = None
@@ -55,7 +57,7 @@ class SharedWeights:
                         hint="let every instance finish or abort its chunks first",
                     )
             tensors = open_weights(source)
-            loaded = decoder.load(self.config, _make_linear(ops, tensors), tensors, self.dtype, self.device)
+            loaded = decoder.load(self.config, self._make_linear(ops, tensors), tensors, self.dtype, self.device)
             self.fingerprint = fingerprint(tensors)
             self.epoch = epoch
             if self.tensors is None:
@@ -65,12 +67,11 @@ class SharedWeights:
                 self.tensors.replace(loaded)
             return self.tensors
 
-
-def _make_linear(ops: Ops, tensors: Mapping[str, torch.Tensor]) -> MakeLinear:
-    """How to prepare these weights: matrices read from files may be there already, made by another process."""
-    if isinstance(ops, CpuOps) and ops.matrices_dir is not None and isinstance(tensors, TensorFiles):
-        return SharedMatrices(ops.matrices_dir, tensors.paths).linear
-    return ops.linear
+    def _make_linear(self, ops: Ops, tensors: Mapping[str, torch.Tensor]) -> MakeLinear:
+        """How to prepare these weights: matrices read from files may be there already, made by another process."""
+        if isinstance(ops, CpuOps) and self._matrices_dir is not None and isinstance(tensors, TensorFiles):
+            return SharedMatrices(self._matrices_dir, tensors.paths).linear
+        return ops.linear
 
 
 _sets: weakref.WeakValueDictionary[tuple[object, ...], SharedWeights] = weakref.WeakValueDictionary()
@@ -78,12 +79,21 @@ _sets_lock = threading.Lock()
 
 
 def shared_weights(
-    folder: Path, config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    matrices_dir: Path | None = None,
 ) -> SharedWeights:
-    """The set for a folder, kernels, type and device; made on first use, dropped with its last user."""
+    """The set for a folder, kernels, type and device; made on first use, dropped with its last user.
+
+    `matrices_dir` is where its matrices are shared with other processes.
+    """
     key = (folder.resolve(), type(ops), dtype, device)
     with _sets_lock:
         found = _sets.get(key)
         if found is None:
-            found = _sets[key] = SharedWeights(config, dtype, device)
+            found = _sets[key] = SharedWeights(config, dtype, device, matrices_dir)
         return found

@@ -68,15 +68,15 @@ class SharedMatrices:
             usage = shutil.disk_usage(self._folder)
             if usage.free - num_bytes < usage.total * ROOM_LEFT:
                 raise OSError(f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB of shared memory are free")
-            self._make(path, weight, num_bytes)
+            self._make(path, weight, shape, num_bytes)
         return _map(path, shape)
 
-    def _make(self, path: Path, weight: torch.Tensor, num_bytes: int) -> None:
+    def _make(self, path: Path, weight: torch.Tensor, shape: torch.Size, num_bytes: int) -> None:
         draft = path.with_suffix(f".{os.getpid()}")
         try:
             with draft.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)  # or writing to the map could kill the process
-            fill_panels(_map(draft, panels_shape(weight)), weight)
+            fill_panels(_map(draft, shape), weight)
             with suppress(FileExistsError):  # another process was faster
                 os.link(draft, path)
         finally:
@@ -85,7 +85,7 @@ class SharedMatrices:
 
 def _map(path: Path, shape: torch.Size) -> torch.Tensor:
     panels = torch.from_file(str(path), shared=True, size=shape.numel(), dtype=torch.float32).view(shape)
-    huge_pages.ask(panels.data_ptr(), panels.nbytes, touched=False)
+    huge_pages.ask(panels.data_ptr(), panels.nbytes)
     return panels
 
 
