@@ -10,6 +10,7 @@ import pytest
 
 from builders import a_workload, roll_out
 from seer.metrics.events import Event
+from seer.scheduling.registry import NAMES
 
 FOLDER = Path(__file__).parent
 WORKLOAD = a_workload([[30, 190, 60], [200, 150], [145]], instances=2, kv_tokens=256, chunk_tokens=64)
@@ -17,13 +18,15 @@ WORKLOAD = a_workload([[30, 190, 60], [200, 150], [145]], instances=2, kv_tokens
 
 def line(event: Event) -> str:
     fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "t_s"}
-    shown = " ".join(
-        f"{name}={round(value, 3) if isinstance(value, float) else value}" for name, value in fields.items()
-    )
+    shown = " ".join(value if isinstance(value, str) else f"{name}={_short(value)}" for name, value in fields.items())
     return f"{event.t_s:9.4f}  {type(event).__name__.lower():13} {shown}"
 
 
-@pytest.mark.parametrize("policy", ["verl", "context"])
+def _short(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("policy", [*NAMES, "verl+sd"])
 def test_the_run_is_as_it_was(policy: str) -> None:
     path = FOLDER / f"{policy}.txt"
     text = "\n".join(map(line, roll_out(WORKLOAD, policy).events)) + "\n"
