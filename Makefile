@@ -51,7 +51,7 @@ test: check ## All checks and all tests that a CPU machine can run
 .PHONY: demo
 demo: .venv/light ## Compare verl's dispatch and Seer on two CPU instances, with a report (a few minutes)
 	$(BIN)/seer model get smollm2
-	$(BIN)/seer compare --model smollm2 --instances 2 --prompts examples/prompts/mixed.jsonl --n 4 --max-tokens 640 --policies verl-sync,verl,seer
+	$(BIN)/seer compare --model smollm2 --instances 2 --prompts examples/prompts/mixed.jsonl --n 4 --max-tokens 640 --schedulers verl-sync,verl,seer
 
 .PHONY: simulate
 simulate: .venv/light ## The paper's tables beside ours, predicted in virtual time

@@ -10,8 +10,8 @@ from seer.context import Context
 from seer.metrics.events import Ended, Event, InstanceState, Started
 from seer.placement import Fleet
 from seer.rollout import RolloutLoop
-from seer.scheduling.base import Assignment, Policy
-from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+from seer.scheduling.base import Assignment, Scheduler
+from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.sim import virtual_time
 from seer.sim.costs import Gpu, InstanceCost, ModelShape
 from seer.sim.instance import SimulatedInstance
@@ -20,9 +20,9 @@ from seer.sim.workloads import Workload
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Group, GroupResult, InstanceLimits, Sampling
 
 DIVIDING = ("divided", "context", "oracle", "seer-paper", "seer")
-"""Policies that promise memory before they use it."""
+"""Schedulers that promise memory before they use it."""
 WHOLE = ("verl-sync", "verl", "group", "streamrl-oracle")
-"""Policies that place a request once and leave memory to the engine."""
+"""Schedulers that place a request once and leave memory to the engine."""
 
 
 def a_group(id: int = 0, size: int = 4, *, prompt: int = 10, max_tokens: int = 1000, key: str | None = None) -> Group:
@@ -39,17 +39,17 @@ def requests_of(*groups: Group) -> list[Request]:
     return list(a_buffer(*groups).requests())
 
 
-def limits(blocks: int = 100, *, block_tokens: int = 64, max_running: int = 1000) -> InstanceLimits:
+def limits(blocks: int = 100, *, block_size: int = 64, max_num_seqs: int = 1000) -> InstanceLimits:
     return InstanceLimits(
         kv_blocks=blocks,
-        block_tokens=block_tokens,
-        max_running=max_running,
-        max_context_tokens=blocks * block_tokens,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=blocks * block_size,
     )
 
 
-def a_fleet(instances: int = 2, *, blocks: int = 100, max_running: int = 1000) -> Fleet:
-    return Fleet([limits(blocks, max_running=max_running)] * instances)
+def a_fleet(instances: int = 2, *, blocks: int = 100, max_num_seqs: int = 1000) -> Fleet:
+    return Fleet([limits(blocks, max_num_seqs=max_num_seqs)] * instances)
 
 
 def a_context(finished: Mapping[int, int] | None = None) -> Context:
@@ -62,18 +62,18 @@ def a_context(finished: Mapping[int, int] | None = None) -> Context:
     return context
 
 
-def a_policy(name: str, *, chunk_tokens: int = 100, context: Context | None = None) -> Policy:
+def a_scheduler(name: str, *, chunk_tokens: int = 100, context: Context | None = None) -> Scheduler:
     def true_length(request: Request) -> int:
         return request.max_tokens
 
-    settings = PolicySettings(chunk_tokens=chunk_tokens)
-    return make_policy(parse_policy(name), settings, context or Context(), true_length)
+    settings = SchedulerSettings(chunk_tokens=chunk_tokens)
+    return make_scheduler(parse_scheduler(name), settings, context or Context(), true_length)
 
 
-def drain(policy: Policy, fleet: Fleet) -> list[Assignment]:
-    """Everything the policy starts now, with its promises made."""
+def drain(scheduler: Scheduler, fleet: Fleet) -> list[Assignment]:
+    """Everything the scheduler starts now, with its promises made."""
     plans = []
-    while (plan := policy.next(fleet)) is not None:
+    while (plan := scheduler.next(fleet)) is not None:
         fleet.promise(plan.request, plan.instance, plan.num_blocks, overcommit=plan.overcommit)
         plans.append(plan)
     return plans
@@ -117,7 +117,7 @@ def a_workload(
     max_tokens: int | None = None,
     prompt: int = 10,
     chunk_tokens: int = 64,
-    max_running: int = 1000,
+    max_num_seqs: int = 1000,
 ) -> Workload:
     return Workload(
         name="test",
@@ -127,7 +127,7 @@ def a_workload(
         cost=a_cost(kv_tokens),
         num_instances=instances,
         chunk_tokens=chunk_tokens,
-        max_running=max_running,
+        max_num_seqs=max_num_seqs,
     )
 
 
@@ -157,7 +157,7 @@ Disturbance = Callable[[RolloutLoop, list[SimulatedInstance], Callable[[int], Si
 
 def roll_out(
     workload: Workload,
-    policy: str,
+    scheduler: str,
     *,
     checked: bool = True,
     drafts: bool = True,
@@ -170,7 +170,7 @@ def roll_out(
     its instances (replace one to restart it) and a maker of fresh instances.
     """
     workload.check()
-    spec = parse_policy(policy)
+    spec = parse_scheduler(scheduler)
     flat = [length for row in workload.lengths for length in row]
     context = Context()
     progress = GroupProgress()
@@ -181,7 +181,7 @@ def roll_out(
         assert not run.events or event.t_s >= run.events[-1].t_s, f"{event} before {run.events[-1]}"
         run.events.append(event)
         if checked and run.loop is not None:
-            _check(run.loop, event, promises=policy in DIVIDING)
+            _check(run.loop, event, promises=scheduler in DIVIDING)
 
     def an_instance(id: int) -> SimulatedInstance:
         return SimulatedInstance(
@@ -196,8 +196,8 @@ def roll_out(
 
     async def rollout() -> None:
         instances = [an_instance(i) for i in range(workload.num_instances)]
-        settings = PolicySettings(chunk_tokens=workload.chunk_tokens)
-        chosen = make_policy(spec, settings, context, lambda request: flat[request.id])
+        settings = SchedulerSettings(chunk_tokens=workload.chunk_tokens)
+        chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
         loop = run.loop = RolloutLoop(instances, chosen, context, events=emit)
         for instance in instances:
             await instance.start(loop.on_output)

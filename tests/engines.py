@@ -33,21 +33,21 @@ class Generated:
     num_drafted: int = 0
     num_accepted: int = 0
 
-    def span(self, epoch: int = 0) -> TokenSpan:
-        return TokenSpan(self.ids, self.logprobs, epoch, self.raw_logprobs)
+    def span(self, weights_version: int = 0) -> TokenSpan:
+        return TokenSpan(self.ids, self.logprobs, weights_version, self.raw_logprobs)
 
 
 def an_engine(
     folder: Path,
     *,
     kv_blocks: int = 512,
-    block_tokens: int = 4,
-    max_running: int = 8,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
     **settings: Any,
 ) -> Engine:
     config = read_config(folder)
     chosen = EngineSettings(**settings)
-    limits = choose_limits(config, chosen, kv_blocks=kv_blocks, block_tokens=block_tokens, max_running=max_running)
+    limits = choose_limits(config, chosen, kv_blocks=kv_blocks, block_size=block_size, max_num_seqs=max_num_seqs)
     return assemble(0, folder, config, limits, chosen)
 
 
@@ -59,7 +59,7 @@ def a_chunk(
     spans: tuple[TokenSpan, ...] = (),
     group: int = 0,
     seed: int | None = None,
-    epoch: int = 0,
+    weights_version: int = 0,
     load_kv: bool = True,
     **sampling: Any,
 ) -> Chunk:
@@ -73,7 +73,7 @@ def a_chunk(
         max_tokens=max_tokens,
         sampling=Sampling(**defaults | sampling),
         seed=1000 + request if seed is None else seed,
-        epoch=epoch,
+        weights_version=weights_version,
         prompt=list(prompt),
         spans=spans,
         load_kv=load_kv,
@@ -131,15 +131,15 @@ class FunctionDrafter:
         pass
 
 
-class FollowingDrafter(FunctionDrafter):
+class SessionDrafter(FunctionDrafter):
     """The same, for several steps at once."""
 
-    def follow(self, asks: Sequence[DraftAsk]) -> _Following:
-        return _Following(self, asks)
+    def open_session(self, asks: Sequence[DraftAsk]) -> _Session:
+        return _Session(self, asks)
 
 
-class _Following:
-    def __init__(self, drafter: FollowingDrafter, asks: Sequence[DraftAsk]) -> None:
+class _Session:
+    def __init__(self, drafter: SessionDrafter, asks: Sequence[DraftAsk]) -> None:
         self.drafter, self.asks = drafter, asks
         self.contexts = [list(ask.context) for ask in asks]
 

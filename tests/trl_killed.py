@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from seer.integrations.trl import early_reward, seer_rollouts
 from trl_toy import WEIGHTS_KEPT, share, toy_trainer
 
-SETTINGS: dict[str, Any] = {"instances": 2, "kv_blocks": 256, "block_tokens": 4, "max_running": 4, "chunk_tokens": 4}
+SETTINGS: dict[str, Any] = {"instances": 2, "kv_blocks": 256, "block_size": 4, "max_num_seqs": 4, "chunk_tokens": 4}
 
 
 def a_run(output_dir: Path, *, die_at: int | None = None, how: str = "", **settings: Any) -> Any:
@@ -43,7 +43,7 @@ def a_run(output_dir: Path, *, die_at: int | None = None, how: str = "", **setti
         reward_funcs=share_of_kind,
         callbacks=[Watch()],
         max_steps=8,
-        num_rows=40,  # one epoch of the dataset: TRL's sampler begins a resumed later epoch in another order
+        num_batched_tokens=40,  # one epoch of the dataset: TRL's sampler begins a resumed later epoch in another order
         max_completion_length=24,
         **WEIGHTS_KEPT,
     )

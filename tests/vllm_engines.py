@@ -36,10 +36,10 @@ def vllm_settings(folder: Path, **changes: Any) -> Any:
     from seer.engine.vllm.settings import VllmSettings
 
     defaults: dict[str, Any] = {
-        "max_context_tokens": 450,
+        "max_model_len": 450,
         "kv_blocks": 256,
-        "block_tokens": 32,
-        "max_running": 32,
+        "block_size": 32,
+        "max_num_seqs": 32,
         "stream_tokens": 4,
         "dtype": "float32",
     }
@@ -100,7 +100,7 @@ class SharedEngine:
                 await self.resume()  # a closed engine would not have stayed paused
                 await super().close()
 
-        own = {key: changes.pop(key) for key in ("max_running", "stream_tokens") if key in changes}
+        own = {key: changes.pop(key) for key in ("max_num_seqs", "stream_tokens") if key in changes}
         return Lent(id, replace(self._settings, **own), make_engine=self._lend, **changes)
 
     async def restore(self) -> None:

@@ -77,8 +77,8 @@ def main() -> int:
     args = options.parse_args()
     torch.set_num_threads(1)
 
-    def price(num_rows: int) -> float:
-        return 1e-6 * (args.base_us + args.row_us * num_rows)
+    def price(num_batched_tokens: int) -> float:
+        return 1e-6 * (args.base_us + args.row_us * num_batched_tokens)
 
     def allow(tokens: int, paths: int) -> Callable[[GroupedDrafter], DraftBudget]:
         return lambda drafter: lambda num_running, mean_context: Allowance(tokens, paths)

@@ -108,7 +108,7 @@ def an_engine(
     )
     blocks = batch * (-(-context // 16) + 2)
     limits = choose_limits(
-        config, chosen, block_tokens=16, max_running=batch, kv_blocks=blocks, max_context_tokens=context + 32
+        config, chosen, block_size=16, max_num_seqs=batch, kv_blocks=blocks, max_model_len=context + 32
     )
     return assemble(0, folder, config, limits, chosen, weights=weights)
 
@@ -117,7 +117,7 @@ def a_chunk(request: int, group: int, prompt: Sequence[int], num_tokens: int, **
     return Chunk(
         request=request, group=group, attempt=1, num_prompt_tokens=len(prompt), num_generated_tokens=0,
         max_tokens=num_tokens, sampling=Sampling(**({"max_tokens": num_tokens, "ignore_eos": True} | sampling)),
-        seed=1000 + request, epoch=0, prompt=list(prompt),
+        seed=1000 + request, weights_version=0, prompt=list(prompt),
     )  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
                 steps.clear()
                 made, wall = play(engine, asked)
                 total = sum(len(ids) for ids, _ in made.values())
-                decoding = [step.duration_s for step in steps if not step.num_prefill_rows]
+                decoding = [step.duration_s for step in steps if not step.num_prefill_tokens]
                 runs.append(
                     {
                         "tokens_per_s": total / wall,
@@ -320,7 +320,7 @@ def tree(args: argparse.Namespace) -> dict[str, Any]:
                 folder, batch, 640, drafter=Blind(parents), budget=lambda n, c: Allowance(8, 2), on_step=steps.append
             )
             play(engine, [a_chunk(i, i, p, 60) for i, p in enumerate(random_prompts(batch, 512, 10_000))])
-            times = sorted(step.duration_s * 1e3 for step in steps if not step.num_prefill_rows)[2:-2]
+            times = sorted(step.duration_s * 1e3 for step in steps if not step.num_prefill_tokens)[2:-2]
             found[f"batch {batch} {name}"] = {
                 "step_ms": statistics.median(times),
                 "iqr_ms": times[len(times) * 3 // 4] - times[len(times) // 4],

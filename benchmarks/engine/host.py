@@ -42,8 +42,8 @@ def measure(folder: Path, trace: Path, batch: int, allowance: Allowance, *, prof
         began_s = time.perf_counter()
         while engine.busy:
             num_tokens += sum(output.num_tokens for output in engine.step())
-        wall_s = time.perf_counter() - began_s - runner.drawing_s
-        runner.drawing_s = 0.0
+        wall_s = time.perf_counter() - began_s - runner.sampling_s
+        runner.sampling_s = 0.0
         if watch:
             watch.disable()
         num_steps = sum(step.num_steps for step in steps)

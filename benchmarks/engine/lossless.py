@@ -3,7 +3,8 @@
     python benchmarks/engine/lossless.py [--model smollm2] [--requests 16] [--tokens 160]
 
 Plain decoding is each request alone, one token at a time. Half of the requests are greedy, half sampled at
-temperature 1. Compared are tokens and log-probabilities (equal to the bit or not); near-ties are draws whose runner-up
+temperature 1. Compared are tokens and log-probabilities (equal to the bit or not); near-ties are samples whose
+runner-up
 was within 1e-3.
 """
 
@@ -71,10 +72,10 @@ def main() -> int:  # noqa: PLR0915 - one experiment, told in order
 
     everyone = range(args.requests)
     blocks = args.requests * (args.tokens + 120) // 16
-    shape = {"block_tokens": 16, "kv_blocks": blocks, "max_running": args.requests}
+    shape = {"block_size": 16, "kv_blocks": blocks, "max_num_seqs": args.requests}
     started = time.perf_counter()
     plain: dict[int, Generated] = {}
-    alone = an_engine(folder, block_tokens=16, kv_blocks=64, max_running=1)
+    alone = an_engine(folder, block_size=16, kv_blocks=64, max_num_seqs=1)
     for i in everyone:
         plain |= generate(alone, [chunk(i, args.tokens)])
     total = sum(len(answer.ids) for answer in plain.values())
@@ -92,9 +93,9 @@ def main() -> int:  # noqa: PLR0915 - one experiment, told in order
     compared += report("batch neighbours coming and going", answers, plain, time.perf_counter() - started)
 
     for name, changed in {
-        "other block size, small pieces": {"block_tokens": 32, "kv_blocks": blocks, "max_step_tokens": 37},
-        "three at a time": {"max_running": 3},
-        "seven at a time, blocks of 8": {"max_running": 7, "block_tokens": 8, "kv_blocks": 2 * blocks},
+        "other block size, small pieces": {"block_size": 32, "kv_blocks": blocks, "max_step_tokens": 37},
+        "three at a time": {"max_num_seqs": 3},
+        "seven at a time, blocks of 8": {"max_num_seqs": 7, "block_size": 8, "kv_blocks": 2 * blocks},
     }.items():
         started = time.perf_counter()
         answers = generate(an_engine(folder, **shape | changed), [chunk(i, args.tokens) for i in everyone])

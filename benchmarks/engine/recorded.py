@@ -1,6 +1,6 @@
 """The embedded engine over recorded responses: everything but the device, for benchmarks of what is not the device.
 
-A stub in the runner's place draws the recorded tokens, so that drafts are accepted as they would have been. Each
+A stub in the runner's place samples the recorded tokens, so that drafts are accepted as they would have been. Each
 request is the last of its group; the others are what the drafter knows.
 """
 
@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.engine.drafter import Allowance, DraftBudget, Following, StepObserver
+from seer.engine.drafter import Allowance, DraftBudget, DraftSession, StepObserver
 from seer.engine.host.drafts import GroupedDrafter
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.batch import Work
-from seer.engine.local.drafted_steps import follow
+from seer.engine.local.drafted_steps import run_drafted_steps
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import read_config
 from seer.engine.local.graph_shapes import Shape
 from seer.engine.local.runner import DraftedSteps
-from seer.engine.local.sampling import Draws
-from seer.engine.local.uniform_rows import LANE, POSITION
+from seer.engine.local.sampling import Samples
+from seer.engine.local.uniform_rows import POSITION, SEQ_SLOT
 from seer.types import Chunk, Sampling
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 96, 400
@@ -73,7 +73,7 @@ def a_chunk(group: int, prompt: Sequence[int], num_tokens: int) -> Chunk:
     return Chunk(
         request=group, group=group, attempt=1, num_prompt_tokens=len(prompt), num_generated_tokens=0,
         max_tokens=num_tokens, sampling=Sampling(max_tokens=num_tokens, ignore_eos=True, temperature=1.0),
-        seed=group, epoch=0, prompt=list(prompt),
+        seed=group, weights_version=0, prompt=list(prompt),
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def recorded_engine(
     """An engine with room for one request of each group."""
     batch, config = len(recording.prompts), read_config(folder)
     limits = choose_limits(
-        config, EngineSettings(), block_tokens=16, max_running=batch, kv_blocks=batch * 64, max_context_tokens=512
+        config, EngineSettings(), block_size=16, max_num_seqs=batch, kv_blocks=batch * 64, max_model_len=512
     )
     settings = EngineSettings(max_step_tokens=8192, drafter=drafter, budget=budget, kernels="torch", on_step=on_step)
     engine = assemble(0, folder, config, limits, settings)
@@ -92,26 +92,26 @@ def recorded_engine(
 
 
 class RecordedStep:
-    """A device that takes no time: draws what was recorded."""
+    """A device that takes no time: samples what was recorded."""
 
     def __init__(self, runner: RecordedRunner) -> None:
         self.runner, self.told, self.shape = runner, np.empty(0, np.int32), Shape(1, 1)
 
     def of(self, shape: Shape) -> RecordedStep:
         self.shape = shape
-        self.told = np.empty(6 * shape.num_rows + 2 * shape.num_nodes, np.int32)
+        self.told = np.empty(6 * shape.num_batched_tokens + 2 * shape.num_nodes, np.int32)
         return self
 
     def run(self) -> NDArray[np.float32]:
         began_s = time.perf_counter()
-        rows = self.told[: 6 * self.shape.num_rows].reshape(6, self.shape.num_rows)
-        drawn = np.ones((self.shape.num_rows, 4), np.float32)
+        rows = self.told[: 6 * self.shape.num_batched_tokens].reshape(6, self.shape.num_batched_tokens)
+        sampled = np.ones((self.shape.num_batched_tokens, 4), np.float32)
         table = self.runner.said
-        at = np.minimum(rows[POSITION] + 1 - self.runner.num_prompt[rows[LANE]], table.shape[1] - 1)
-        drawn[:, 0].view(np.int32)[...] = table[rows[LANE], at]
-        self.runner.device_s += self.runner.price(self.shape.num_rows)
-        self.runner.drawing_s += time.perf_counter() - began_s
-        return drawn
+        at = np.minimum(rows[POSITION] + 1 - self.runner.num_prompt[rows[SEQ_SLOT]], table.shape[1] - 1)
+        sampled[:, 0].view(np.int32)[...] = table[rows[SEQ_SLOT], at]
+        self.runner.device_s += self.runner.price(self.shape.num_batched_tokens)
+        self.runner.sampling_s += time.perf_counter() - began_s
+        return sampled
 
 
 class RecordedRunner:
@@ -121,43 +121,43 @@ class RecordedRunner:
 
     def __init__(self, engine: Engine, recording: Recording) -> None:
         self.engine = engine
-        self.said = np.zeros((len(recording.prompts) + 1, MAX_TOKENS), np.int32)  # by lane, the spare one too
-        for lane, responses in enumerate(recording.responses):
-            self.said[lane, : len(responses[-1])] = responses[-1]
+        self.said = np.zeros((len(recording.prompts) + 1, MAX_TOKENS), np.int32)  # by seq_slot, the spare one too
+        for seq_slot, responses in enumerate(recording.responses):
+            self.said[seq_slot, : len(responses[-1])] = responses[-1]
         self.num_prompt = np.array([*map(len, recording.prompts), 0])
         self.step = RecordedStep(self)
-        self.drawing_s = 0.0
+        self.sampling_s = 0.0
         """The stub's own work, of the host's time."""
-        self.price: Callable[[int], float] = lambda num_rows: 0.0
+        self.price: Callable[[int], float] = lambda num_batched_tokens: 0.0
         """Seconds that a step of so many rows would take."""
         self.device_s = 0.0
         """The sum of these."""
 
-    def follow(
-        self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
+    def run_drafted(
+        self, works: Sequence[Work], session: DraftSession, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:
-        return follow(
-            works, following, allowance, scheduler=self.engine.scheduler, choose=self.choose,
+        return run_drafted_steps(
+            works, session, allowance, scheduler=self.engine.scheduler, choose=self.choose,
             move=lambda source, target: None, max_steps=BURST, until_one_ends=until_one_ends,
         )  # fmt: skip
 
-    def choose(self, num_chunks: int, rows_per_chunk: int) -> tuple[Shape, RecordedStep]:
-        shape = Shape.of(num_chunks, rows_per_chunk)
+    def choose(self, num_chunks: int, tokens_per_chunk: int) -> tuple[Shape, RecordedStep]:
+        shape = Shape.of(num_chunks, tokens_per_chunk)
         return shape, self.step.of(shape)
 
-    def run(self, works: list[Work]) -> Draws:
+    def run(self, works: list[Work]) -> Samples:
         raise NotImplementedError
 
     def burst_length(self, works: Sequence[Work]) -> int:
         return BURST
 
-    def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
-        self.device_s += num_steps * self.price(Shape.of(len(works), 1).num_rows)
+    def burst(self, works: Sequence[Work], num_steps: int) -> list[Samples]:
+        self.device_s += num_steps * self.price(Shape.of(len(works), 1).num_batched_tokens)
         steps = []
         for ahead in range(num_steps):
             tokens = []
             for active in (work.active for work in works):
                 at = min(len(active.tokens) + ahead - active.chunk.num_prompt_tokens, MAX_TOKENS - 1)
-                tokens.append(int(self.said[active.lane, at]))
-            steps.append(Draws(tokens, [0.0] * len(works), [0.0] * len(works)))
+                tokens.append(int(self.said[active.seq_slot, at]))
+            steps.append(Samples(tokens, [0.0] * len(works), [0.0] * len(works)))
         return steps

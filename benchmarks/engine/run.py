@@ -31,7 +31,7 @@ async def main():
     instance, first = LocalInstance(0, folder, kv_blocks=64, stream_tokens=1), asyncio.Event()
     await instance.start(lambda output: first.set())
     instance.submit(Chunk(request=0, group=0, attempt=1, num_prompt_tokens=len(prompt), num_generated_tokens=0,
-                          max_tokens=8, sampling=Sampling(max_tokens=8), seed=0, epoch=0, prompt=prompt))
+                          max_tokens=8, sampling=Sampling(max_tokens=8), seed=0, weights_version=0, prompt=prompt))
     await asyncio.wait_for(first.wait(), 300)
     wall_s, cpu_s = time.perf_counter() - started, time.process_time()
     print(f"start to first token: {wall_s:.1f} s wall, {cpu_s:.1f} s CPU", flush=True)

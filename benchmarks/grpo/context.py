@@ -5,7 +5,7 @@
 
 lengths   Each group's lengths are drawn twice from one difficulty: the first draw is the earlier epoch and gives the
           estimate (its longest response), the second is rolled out. `drifted` scales the estimate, as if responses had
-          become longer or shorter meanwhile. The rollout loop and the policies are production code.
+          become longer or shorter meanwhile. The rollout loop and the schedulers are production code.
 words     Of each recorded group the last response is drafted for, with k responses of the earlier epoch known and no
           sibling finished (the start of a rollout) or four. All were sampled from one policy; drift is not covered.
 """
@@ -34,43 +34,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("lengths", "words"))
     parser.add_argument("--workloads", default="qwen2-vl-72b")
-    parser.add_argument("--policies", default="context,seer")
+    parser.add_argument("--schedulers", default="context,seer")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--recording", type=Path, nargs="*", default=[])
     args = parser.parse_args()
     if args.part == "lengths":
-        lengths(args.workloads.split(","), args.policies.split(","), [int(seed) for seed in args.seeds.split(",")])
+        lengths(args.workloads.split(","), args.schedulers.split(","), [int(seed) for seed in args.seeds.split(",")])
     else:
         for path in args.recording:
             words(path)
 
 
-def lengths(workloads: list[str], policies: list[str], seeds: list[int]) -> None:
+def lengths(workloads: list[str], schedulers: list[str], seeds: list[int]) -> None:
     say = sys.stdout.write
-    say("| workload | policy | estimate | makespan s | against none | tail s |\n|---|---|---|---|---|---|\n")
+    say("| workload | scheduler | estimate | makespan s | against none | tail s |\n|---|---|---|---|---|---|\n")
     for name in workloads:
-        drawn = {seed: two_epochs(name, seed) for seed in seeds}
-        for policy in policies:
+        drawn = {seed: two_weights_versions(name, seed) for seed in seeds}
+        for scheduler in schedulers:
             first: dict[int, float] = {}
             for label, scale in ESTIMATES.items():
                 runs = []
                 for seed, (workload, longest) in drawn.items():
-                    priors = (
+                    length_hints = (
                         None if scale is None else {key: max(1, round(scale * one)) for key, one in longest.items()}
                     )
-                    runs.append(simulate(workload, policy, speculation="off", priors=priors).summary)
+                    runs.append(simulate(workload, scheduler, speculation="off", length_hints=length_hints).summary)
                     first.setdefault(seed, runs[-1].makespan_s)
                 ratios = [run.makespan_s / base_s for run, base_s in zip(runs, first.values(), strict=True)]
                 makespans = [run.makespan_s for run in runs]
                 say(
-                    f"| {name} | {policy} | {label} | {statistics.mean(makespans):.0f} | {statistics.mean(ratios):.3f} "
+                    f"| {name} | {scheduler} | {label} | {statistics.mean(makespans):.0f} "
+                    f"| {statistics.mean(ratios):.3f} "
                 )
                 say(f"({min(ratios):.3f} to {max(ratios):.3f}) | {statistics.mean(run.tail_s for run in runs):.0f} |\n")
                 sys.stdout.flush()
 
 
-def two_epochs(name: str, seed: int) -> tuple[Workload, dict[str, int]]:
-    """This epoch's workload, and the longest response of each group in the earlier one."""
+def two_weights_versions(name: str, seed: int) -> tuple[Workload, dict[str, int]]:
+    """This weights version's workload, and the longest response of each group in the earlier one."""
     spec, workload = PAPER[name], paper_workload(name, seed=seed)
     size = spec.group_size
     rows = spec.lengths.sample(spec.num_groups, 2 * size, seed)

@@ -204,7 +204,7 @@ def seers(args: argparse.Namespace) -> Any:
     from seer.integrations.trl import seer_rollouts
 
     if args.tiny:
-        return seer_rollouts(kv_blocks=512, max_running=16)
+        return seer_rollouts(kv_blocks=512, max_num_seqs=16)
     hosting = HostOptions(
         pin=False,
         silence_deadline_s=60,
@@ -214,9 +214,9 @@ def seers(args: argparse.Namespace) -> Any:
     )
     return seer_rollouts(
         instances=args.instances,
-        max_running=args.max_running,
+        max_num_seqs=args.max_num_seqs,
         kv_memory_bytes=int(args.kv_memory_gib * 2**30) // args.instances,
-        max_context_tokens=args.max_tokens + 512,
+        max_model_len=args.max_tokens + 512,
         speculation=args.speculation,
         check_responses=16,
         hosting=hosting,
@@ -292,7 +292,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--instances", type=int, default=1)
-    parser.add_argument("--max-running", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-memory-gib", type=float, default=20.0, help="of all of Seer's instances together")
     parser.add_argument("--vllm-memory", type=float, default=0.25, help="share of the GPU that TRL's vLLM takes")
     parser.add_argument("--speculation", choices=("auto", "off"), default="auto")

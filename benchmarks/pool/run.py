@@ -115,7 +115,7 @@ def lmcache(block_bytes: int, num_rounds: int, venv: Path) -> dict[str, Any]:
             timeout=300,
             check=True,
             # On a busy machine, threads that spin while they wait would make torch look far slower.
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_SCHEDULER": "passive"},
         )
         line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
         result = json.loads(line.removeprefix("RESULT "))

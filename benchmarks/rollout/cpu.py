@@ -2,9 +2,9 @@
 
     python benchmarks/rollout/cpu.py [--repeat 3] [--limit-s 3600] [--out DIR]
 
-Three parts, each under every policy, interleaved and repeated: `mixed` (short answers to long lists, 24 groups of 8)
+Three parts, each under every scheduler, interleaved and repeated: `mixed` (short answers to long lists, 24 groups of 8)
 with natural lengths, the same with lengths forced to those of the first run, and `uniform` (prompts that all want
-about as much). Then one more run of `seer` on the mixed set whose responses are certified. Wants a machine with
+about as much). Then one more run of `seer` on the mixed set whose responses are verified. Wants a machine with
 nothing else on it: two instances take two cores. Writes DIR/cpu.json after every run, and DIR/cpu.md, a table for
 results.md.
 """
@@ -28,8 +28,8 @@ PROMPTS = ROOT / "examples" / "prompts"
 
 
 async def run(args: argparse.Namespace, ledger: Ledger) -> None:
-    policies = args.policies.split(",")
-    async with Rollout(args.model, instances=args.instances, max_running=args.max_running) as rollout:
+    schedulers = args.schedulers.split(",")
+    async with Rollout(args.model, instances=args.instances, max_num_seqs=args.max_num_seqs) as rollout:
         sampling = Sampling(max_tokens=args.max_tokens)
         lengths: Any = None
         for part in args.parts.split(","):
@@ -42,30 +42,30 @@ async def run(args: argparse.Namespace, ledger: Ledger) -> None:
                 continue
             print(f"{part}: {len(prompts)} groups of {args.n}", flush=True)
             found = await measure(
-                rollout, prompts, policies, ledger, label={"part": part}, lengths=forced,
+                rollout, prompts, schedulers, ledger, label={"part": part}, lengths=forced,
                 repeat=args.repeat if part == "natural" else args.repeat_others,
             )  # fmt: skip
             lengths = found if part == "natural" else lengths
-        if args.certify:
+        if args.verify:
             good, _ = read_prompts(PROMPTS / "mixed.jsonl")
             prompts = rollout.encode(good[: args.groups], n=args.n, sampling=sampling)
-            async for _ in rollout.run(prompts, policy="seer", certify=args.certify):
+            async for _ in rollout.run(prompts, scheduler="seer", verify=args.verify):
                 pass
-            if rollout.certificate is not None:
-                is_clean = {"is_clean": rollout.certificate.is_clean}
-                ledger.content["certificate"] = asdict(rollout.certificate) | is_clean
+            if rollout.verification is not None:
+                is_clean = {"is_clean": rollout.verification.is_clean}
+                ledger.content["verification"] = asdict(rollout.verification) | is_clean
                 ledger.save()
 
 
-def write_tables(ledger: Ledger, policies: list[str], path: Path) -> None:
+def write_tables(ledger: Ledger, schedulers: list[str], path: Path) -> None:
     lines = []
     for part in dict.fromkeys(run["part"] for run in ledger.content["runs"]):
-        lines += [f"### {part}\n", table([r for r in ledger.content["runs"] if r["part"] == part], policies)]
-    certificate = ledger.content.get("certificate")
-    if certificate is not None:
-        verdict = "clean" if certificate["is_clean"] else "NOT CLEAN"
+        lines += [f"### {part}\n", table([r for r in ledger.content["runs"] if r["part"] == part], schedulers)]
+    verification = ledger.content.get("verification")
+    if verification is not None:
+        verdict = "clean" if verification["is_clean"] else "NOT CLEAN"
         lines.append(
-            f"Certificate of a `seer` run: {verdict}, {certificate['num_responses']} responses scored again.\n"
+            f"Verification of a `seer` run: {verdict}, {verification['num_responses']} responses scored again.\n"
         )
     path.write_text("\n".join(lines))
 
@@ -74,22 +74,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--instances", type=int, default=2)
-    parser.add_argument("--max-running", type=int, default=16)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--groups", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=1024)
-    parser.add_argument("--policies", default="verl-sync,verl,seer")
+    parser.add_argument("--schedulers", default="verl-sync,verl,seer")
     parser.add_argument("--parts", default="natural,forced,uniform")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--repeat-others", type=int, default=1, help="of the parts that are not natural (%(default)s)")
-    parser.add_argument("--certify", type=float, default=0.05, help="share of a last run's responses; 0 for none")
+    parser.add_argument("--verify", type=float, default=0.05, help="share of a last run's responses; 0 for none")
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-rollout")
     args = parser.parse_args()
     about = {"machine": machine(), "options": {k: str(v) for k, v in vars(args).items()}}
     ledger = Ledger(args.out / "cpu.json", args.limit_s, about)
     asyncio.run(run(args, ledger))
-    write_tables(ledger, args.policies.split(","), args.out / "cpu.md")
+    write_tables(ledger, args.schedulers.split(","), args.out / "cpu.md")
     print((args.out / "cpu.md").read_text())
 
 

@@ -4,7 +4,7 @@
 
 Prompts (and, with --lengths forced, the lengths of the responses) are those of the trace: an .npz with `prompts`
 (concatenated token ids), `prompt_lengths` and `lengths` (groups x responses). The same prompts and seeds under every
-policy. KV memory is limited (--kv-share of what all running requests could fill), so that whoever promises memory it
+scheduler. KV memory is limited (--kv-share of what all running requests could fill), so that whoever promises memory it
 does not have preempts. Instances that share the GPU do so under MPS, each with an equal part of its threads; without
 MPS they would take turns, and an idle instance's share would go to the others.
 
@@ -44,8 +44,8 @@ from seer.prompts import EncodedPrompt, Prompt
 from seer.runs import machine
 from turns import await_turn
 
-POLICIES = "verl-sync,verl,divided,context,seer"
-BLOCK_TOKENS = 16
+SCHEDULERS = "verl-sync,verl,divided,context,seer"
+BLOCK_SIZE = 16
 
 
 def read_trace(path: Path, args: argparse.Namespace) -> tuple[list[EncodedPrompt], list[list[int]]]:
@@ -101,8 +101,8 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
     prompts, recorded = read_trace(args.trace, args)
     context = max(len(prompt.token_ids) for prompt in prompts) + args.max_tokens
     mean = sum(map(sum, recorded)) / sum(map(len, recorded)) + sum(len(p.token_ids) for p in prompts) / len(prompts)
-    kv_tokens = args.kv_tokens or int(args.kv_share * args.max_running * mean)
-    kv_blocks = -(-max(kv_tokens, context + BLOCK_TOKENS) // BLOCK_TOKENS)
+    kv_tokens = args.kv_tokens or int(args.kv_share * args.max_num_seqs * mean)
+    kv_blocks = -(-max(kv_tokens, context + BLOCK_SIZE) // BLOCK_SIZE)
     settings: dict[str, Any] = json.loads(args.engine_settings)
     if args.engine == "vllm":
         # KV memory is given in blocks, so this is only what must be free at the start: others may share the GPU.
@@ -114,9 +114,9 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         device=args.device,
         instances=num_instances,
         kv_blocks=kv_blocks,
-        block_tokens=BLOCK_TOKENS,
-        max_running=args.max_running,
-        max_context_tokens=context,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=context,
         pool_bytes=args.pool_bytes,
         hosting=HostOptions(pin=False, silence_deadline_s=60.0, start_deadline_s=300.0, log_dir=args.out / "logs"),
         engine_settings=settings,
@@ -124,7 +124,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         limits = rollout.fleet.instances[0].limits
         label |= {
             "kv_tokens": limits.kv_tokens,
-            "max_running": limits.max_running,
+            "max_num_seqs": limits.max_num_seqs,
             "start_s": time.monotonic() - began_s,
         }
         print(f"{num_instances} instances up in {label['start_s']:.0f} s, KV of {limits.kv_tokens} tokens", flush=True)
@@ -132,7 +132,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         await asyncio.to_thread(await_turn, args.go, ledger.left_s)
         lengths = recorded if args.lengths == "forced" else None
         await measure(
-            rollout, prompts, args.policies.split(","), ledger, label=label, repeat=args.repeat, lengths=lengths
+            rollout, prompts, args.schedulers.split(","), ledger, label=label, repeat=args.repeat, lengths=lengths
         )
 
 
@@ -147,11 +147,11 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=48)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=4096)
-    parser.add_argument("--max-running", type=int, default=64, help="of each instance")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="of each instance")
     parser.add_argument("--kv-share", type=float, default=0.5, help="KV memory over what full batches of the mean need")
     parser.add_argument("--kv-tokens", type=int, help="KV memory of each instance, instead of --kv-share")
     parser.add_argument("--pool-bytes", type=int, default=16 << 30)
-    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--schedulers", default=SCHEDULERS)
     parser.add_argument("--lengths", choices=("natural", "forced"), default="natural")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
@@ -172,7 +172,7 @@ def main() -> None:
     lines = []
     for num_instances in dict.fromkeys(run["instances"] for run in ledger.content["runs"]):
         runs = [run for run in ledger.content["runs"] if run["instances"] == num_instances]
-        lines += [f"### {num_instances} instances, {args.lengths} lengths\n", table(runs, args.policies.split(","))]
+        lines += [f"### {num_instances} instances, {args.lengths} lengths\n", table(runs, args.schedulers.split(","))]
     (args.out / "gpu.md").write_text("\n".join(lines))
     print("\n".join(lines))
 

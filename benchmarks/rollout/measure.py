@@ -1,6 +1,7 @@
-"""Runs of several policies on one fleet, measured and predicted; shared by cpu.py and gpu.py.
+"""Runs of several schedulers on one fleet, measured and predicted; shared by cpu.py and gpu.py.
 
-Every run begins with the weights loaded anew under another epoch, so that no KV and no draft of an earlier run can be
+Every run begins with the weights loaded anew under another weights version, so that no KV and no draft of an earlier
+run can be
 reached; runs of a repetition are interleaved. What is written after each run is all that is known so far.
 """
 
@@ -62,7 +63,7 @@ class Ledger:
 async def measure(
     rollout: Rollout,
     prompts: Sequence[EncodedPrompt],
-    policies: Sequence[str],
+    schedulers: Sequence[str],
     ledger: Ledger,
     *,
     label: dict[str, Any],
@@ -70,28 +71,30 @@ async def measure(
     seed: int = 0,
     lengths: Lengths | None = None,
 ) -> Lengths:
-    """Run every policy `repeat` times, interleaved; returns the lengths of the first run."""
+    """Run every scheduler `repeat` times, interleaved; returns the lengths of the first run."""
     await _warm_up(rollout, prompts)
     first: dict[tuple[int, int], list[int]] = {}
     longest_s, max_tokens = 0.0, max(prompt.sampling.max_tokens for prompt in prompts)
-    for repetition, policy in order_of_runs(list(policies), repeat):
+    for repetition, scheduler in order_of_runs(list(schedulers), repeat):
         if ledger.left_s < 1.3 * longest_s + 10:
-            ledger.skip(f"{label}, {policy}, repetition {repetition}")
+            ledger.skip(f"{label}, {scheduler}, repetition {repetition}")
             continue
         began_s = time.monotonic()
         assert rollout.engine.model_dir is not None
         await rollout.update_weights(rollout.engine.model_dir)
         events: list[Event] = []
         groups = [
-            g async for g in rollout.run(prompts, policy=policy, seed=seed, lengths=lengths, events=events.append)
+            g async for g in rollout.run(prompts, scheduler=scheduler, seed=seed, lengths=lengths, events=events.append)
         ]
         tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
         first = first or tokens
         different = sum(tokens[key] != ids for key, ids in first.items())
         # In a thread of its own: the simulator has an event loop, and a thread has but one.
-        numbers = await asyncio.to_thread(_numbers, rollout, policy, events, max_tokens=max_tokens, different=different)
+        numbers = await asyncio.to_thread(
+            _numbers, rollout, scheduler, events, max_tokens=max_tokens, different=different
+        )
         ledger.add(label | {"repetition": repetition} | numbers)
-        ledger.keep(f"{len(rollout.fleet.instances)}-{policy}-{repetition}", events, label)
+        ledger.keep(f"{len(rollout.fleet.instances)}-{scheduler}-{repetition}", events, label)
         _say(ledger.content["runs"][-1])
         longest_s = max(longest_s, time.monotonic() - began_s)
     return [[len(first[(g, i)]) for i in range(prompt.n)] for g, prompt in enumerate(prompts)] if first else []
@@ -99,20 +102,20 @@ async def measure(
 
 async def _warm_up(rollout: Rollout, prompts: Sequence[EncodedPrompt]) -> None:
     few = [replace(p, sampling=replace(p.sampling, max_tokens=8, min_tokens=0), n=2) for p in prompts[:8]]
-    async for _ in rollout.run(few, policy="verl"):
+    async for _ in rollout.run(few, scheduler="verl"):
         pass
 
 
 def _numbers(
-    rollout: Rollout, policy: str, events: Sequence[Event], *, max_tokens: int, different: int
+    rollout: Rollout, scheduler: str, events: Sequence[Event], *, max_tokens: int, different: int
 ) -> dict[str, Any]:
     """What a run came to, where its time went, and what the simulator makes of its lengths and step costs."""
     limits = rollout.fleet.instances[0].limits
     num_instances = len(rollout.fleet.instances)
     summary = rollout.summary
     assert summary is not None
-    found = explain(events, num_instances=num_instances, max_running=limits.max_running)
-    numbers: dict[str, Any] = {"policy": policy, "summary": asdict(summary), "different_responses": different}
+    found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
+    numbers: dict[str, Any] = {"scheduler": scheduler, "summary": asdict(summary), "different_responses": different}
     if found is not None and found.step is not None:
         numbers |= {
             "seconds": found.seconds,
@@ -123,13 +126,13 @@ def _numbers(
         }
         recorded = record(
             events,
-            policy=policy,
+            scheduler=scheduler,
             limits=limits,
             num_instances=num_instances,
             max_tokens=max_tokens,
             chunk_tokens=None,
         )
-        predicted = replay_under(recorded, policy)
+        predicted = replay_under(recorded, scheduler)
         numbers["predicted"] = asdict(predicted)
         numbers["prediction_error"] = predicted.makespan_s / summary.makespan_s - 1
     return numbers
@@ -140,22 +143,22 @@ def _say(run: dict[str, Any]) -> None:
     error = run.get("prediction_error")
     predicted = f", predicted {100 * error:+.0f}%" if error is not None else ""
     print(
-        f"{run['policy']:<10} {summary['throughput_tokens_s']:9.1f} tokens/s {summary['makespan_s']:7.1f} s, "
+        f"{run['scheduler']:<10} {summary['throughput_tokens_s']:9.1f} tokens/s {summary['makespan_s']:7.1f} s, "
         f"tail {summary['tail_s']:.1f} s, {summary['preemptions']} preemptions{predicted}",
         flush=True,
     )
 
 
-def table(runs: Sequence[dict[str, Any]], policies: Sequence[str]) -> str:
-    """One row per policy, medians over its repetitions; the first policy is what speedups are relative to."""
-    of = {p: [run for run in runs if run["policy"] == p] for p in policies}
+def table(runs: Sequence[dict[str, Any]], schedulers: Sequence[str]) -> str:
+    """One row per scheduler, medians over its repetitions; the first scheduler is what speedups are relative to."""
+    of = {p: [run for run in runs if run["scheduler"] == p] for p in schedulers}
     of = {p: found for p, found in of.items() if found}
     if not of:
         return "(nothing was run)\n"
 
-    def median(policy: str, *path: str) -> float | None:
+    def median(scheduler: str, *path: str) -> float | None:
         values: list[float] = []
-        for run in of[policy]:
+        for run in of[scheduler]:
             value: Any = run
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
@@ -166,28 +169,28 @@ def table(runs: Sequence[dict[str, Any]], policies: Sequence[str]) -> str:
     base = median(next(iter(of)), "summary", "throughput_tokens_s") or 1.0
     base_tail = median(next(iter(of)), "summary", "tail_s") or 1.0
     lines = [
-        "| policy | tokens/s | spread | x | total s | tail s | tail cut | idle | preempted | migrated "
+        "| scheduler | tokens/s | spread | x | total s | tail s | tail cut | idle | preempted | migrated "
         "| drafts accepted | oracle bound | simulator | tokens |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for policy, found in of.items():
+    for scheduler, found in of.items():
         rates = [run["summary"]["throughput_tokens_s"] for run in found]
-        makespan = median(policy, "summary", "makespan_s") or 1.0
-        tail = median(policy, "summary", "tail_s") or 0.0
-        oracle, error = median(policy, "oracle_s"), median(policy, "prediction_error")
-        drafted, accepted = median(policy, "drafted") or 0, median(policy, "accepted") or 0
+        makespan = median(scheduler, "summary", "makespan_s") or 1.0
+        tail = median(scheduler, "summary", "tail_s") or 0.0
+        oracle, error = median(scheduler, "oracle_s"), median(scheduler, "prediction_error")
+        drafted, accepted = median(scheduler, "drafted") or 0, median(scheduler, "accepted") or 0
         different = max(run["different_responses"] for run in found)
         cells = [
-            f"`{policy}`",
+            f"`{scheduler}`",
             f"{statistics.median(rates):,.1f}",
             f"{min(rates):,.1f} to {max(rates):,.1f}",
             f"{statistics.median(rates) / base:.2f}",
             f"{makespan:.1f}",
             f"{tail:.1f}",
             f"{1 - tail / base_tail:.0%}",
-            f"{median(policy, 'summary', 'idle_share') or 0:.0%}",
-            f"{median(policy, 'summary', 'preemptions') or 0:.0f}",
-            f"{median(policy, 'summary', 'migrations') or 0:.0f}",
+            f"{median(scheduler, 'summary', 'idle_share') or 0:.0%}",
+            f"{median(scheduler, 'summary', 'preemptions') or 0:.0f}",
+            f"{median(scheduler, 'summary', 'migrations') or 0:.0f}",
             f"{accepted:,.0f} of {drafted:,.0f}" if drafted else "-",
             f"{oracle / makespan:.0%}" if oracle is not None else "-",
             f"{error:+.0%}" if error is not None else "-",

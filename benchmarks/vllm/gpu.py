@@ -86,9 +86,9 @@ class Bench:
         tiny = self.args.tiny
         defaults: dict[str, Any] = {
             "model_dir": str(folder),
-            "max_running": 16 if tiny else 256,
-            "max_context_tokens": 440 if tiny else 4096,
-            "block_tokens": 32 if self.on_cpu else 16,
+            "max_num_seqs": 16 if tiny else 256,
+            "max_model_len": 440 if tiny else 4096,
+            "block_size": 32 if self.on_cpu else 16,
             "kv_memory_bytes": (64 << 20) if tiny else (7 << 30),
             "dtype": "float32" if self.on_cpu else "bfloat16",
             "device": self.args.device,
@@ -275,7 +275,7 @@ def migration(bench: Bench) -> None:
         (home / "config.json").write_text(json.dumps(SHAPES["qwen2.5-7b"]))
         folder = read_folder(home)
     engine = {} if bench.args.tiny else {"load_format": "dummy", "gpu_memory_utilization": 0.2}
-    changes: dict[str, Any] = {"max_context_tokens": 440 if bench.args.tiny else 9000, "engine": engine}
+    changes: dict[str, Any] = {"max_model_len": 440 if bench.args.tiny else 9000, "engine": engine}
     with bench.pool(folder, 6 << 30 if not bench.on_cpu else 64 << 20) as pool:
         settings = bench.settings(folder.path, pool=pool, **changes)
         orders = {
@@ -398,7 +398,7 @@ def measure_drafting(bench: Bench, folder: ModelFolder, served: dict[str, Engine
                 made = engine.do("generate", requests=asked, at_once=at_once, drafts="grouped")
                 rows = max(1, made["tokens"] - made["accepted"])
                 made["tokens_per_row"] = made["tokens"] / rows
-                made["drafted_per_row"] = made["drafted"] / rows
+                made["drafted_per_token"] = made["drafted"] / rows
                 made["host_ms_per_step"] = 1e3 * made["draft_host_s"] / max(1, made["steps"])
                 runs.append({key: round(value, 4) for key, value in made.items()})
             bench.note("drafting", f"batch {at_once}, {name}", runs)

@@ -38,10 +38,10 @@ class Served:
     async def generate(self, job: dict[str, Any]) -> dict[str, Any]:
         """Generate requests; what it took, and what was said where asked for."""
         await self.begin(job.get("drafts", "none"))
-        before, lanes = self.counts(), asyncio.Semaphore(job["at_once"])
+        before, permits = self.counts(), asyncio.Semaphore(job["at_once"])
 
         async def limited(request: dict[str, Any]) -> tuple[list[int], list[float]]:
-            async with lanes:
+            async with permits:
                 return await self.one(request)
 
         began_s = time.perf_counter()
@@ -136,7 +136,8 @@ class Seer(Served):
             Chunk(
                 request=request["request"], group=request["group"], attempt=self._attempts,
                 num_prompt_tokens=len(request["prompt"]), num_generated_tokens=len(said),
-                max_tokens=request["max_tokens"], seed=request["seed"], epoch=0, prompt=request["prompt"], spans=spans,
+                max_tokens=request["max_tokens"], seed=request["seed"], weights_version=0,
+                prompt=request["prompt"], spans=spans,
                 load_kv=request.get("load_kv", True),
                 sampling=Sampling(
                     max_tokens=request.get("max_response", len(said) + request["max_tokens"]),

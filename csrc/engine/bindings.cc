@@ -29,21 +29,21 @@ NB_MODULE(_kernels, m) {
       .def(
           "__init__",
           [](Kernels* self, int64_t num_layers, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-             int64_t block_tokens, Address cache) {
-            new (self) Kernels({num_layers, num_heads, num_kv_heads, head_dim, block_tokens}, at<float>(cache));
+             int64_t block_size, Address cache) {
+            new (self) Kernels({num_layers, num_heads, num_kv_heads, head_dim, block_size}, at<float>(cache));
           },
           nb::kw_only(), nb::arg("num_layers"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
-          nb::arg("block_tokens"), nb::arg("cache"))
+          nb::arg("block_size"), nb::arg("cache"))
       .def(
           "begin",
-          [](Kernels& self, int64_t num_rows, int64_t num_segments, Address segment_rows, Address segment_lanes,
+          [](Kernels& self, int64_t num_batched_tokens, int64_t num_segments, Address segment_rows, Address segment_seq_slots,
              Address tables, int64_t table_width, Address num_visible, Address slots, Address path_start, Address path_slots,
              Address cosine, Address sine) {
-            self.begin({num_rows, num_segments, at<const int32_t>(segment_rows), at<const int32_t>(segment_lanes),
+            self.begin({num_batched_tokens, num_segments, at<const int32_t>(segment_rows), at<const int32_t>(segment_seq_slots),
                         at<const int32_t>(tables), table_width, at<const int32_t>(num_visible), at<const int64_t>(slots), at<const int32_t>(path_start),
                         at<const int64_t>(path_slots), at<const float>(cosine), at<const float>(sine)});
           },
-          nb::kw_only(), nb::arg("num_rows"), nb::arg("num_segments"), nb::arg("segment_rows"), nb::arg("segment_lanes"),
+          nb::kw_only(), nb::arg("num_batched_tokens"), nb::arg("num_segments"), nb::arg("segment_rows"), nb::arg("segment_seq_slots"),
           nb::arg("tables"), nb::arg("table_width"), nb::arg("num_visible"), nb::arg("slots"), nb::arg("path_start"), nb::arg("path_slots"),
           nb::arg("cosine"), nb::arg("sine"))
       .def("rotate_store",
@@ -88,13 +88,13 @@ NB_MODULE(_kernels, m) {
       nb::arg("outer"), nb::arg("width") = 0);
   m.def("widths", &seer::engine::widths);
   m.def("use_threads", &seer::engine::use_threads);
-  m.def("draw", [](Address raw, Address processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy) {
-    seer::engine::Drawn drawn;
+  m.def("sample", [](Address raw, Address processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy) {
+    seer::engine::Sampled sampled;
     {
       nb::gil_scoped_release unlocked;
-      drawn = seer::engine::draw(at<const float>(raw), at<const float>(processed), vocab, seed, position, greedy);
+      sampled = seer::engine::sample(at<const float>(raw), at<const float>(processed), vocab, seed, position, greedy);
     }
-    return std::make_tuple(drawn.token, drawn.logprob, drawn.raw_logprob, drawn.margin);
+    return std::make_tuple(sampled.token, sampled.logprob, sampled.raw_logprob, sampled.margin);
   });
   m.def("gumbel", [](uint64_t seed, uint64_t position, Address out, int64_t vocab) {
     seer::engine::gumbel(seed, position, at<float>(out), vocab);

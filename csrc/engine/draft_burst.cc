@@ -7,11 +7,11 @@
 namespace seer::engine {
 namespace {
 
-enum Field { kToken, kPosition, kSlot, kVisible, kNodes, kLane };
+enum Field { kToken, kPosition, kSlot, kVisible, kNodes, kSeqSlot };
 
-std::int32_t token_of(const float* drawn) {
+std::int32_t token_of(const float* sampled) {
   std::int32_t token;
-  std::memcpy(&token, drawn, sizeof token);
+  std::memcpy(&token, sampled, sizeof token);
   return token;
 }
 
@@ -32,7 +32,7 @@ void DraftBurst::limit(std::int32_t most, std::int32_t* out) {
 }
 
 bool DraftBurst::lay_out(const TreeTable& trees, const BlockTables& tables, std::int64_t num_chunks,
-                         std::int64_t rows_per_chunk, std::int32_t* rows, std::int64_t max_moves,
+                         std::int64_t tokens_per_chunk, std::int32_t* rows, std::int64_t max_moves,
                          std::int32_t* moves) {
   if (static_cast<std::int64_t>(moves_.size()) > max_moves) return false;
   std::fill(moves, moves + 2 * max_moves, -1);
@@ -42,14 +42,14 @@ bool DraftBurst::lay_out(const TreeTable& trees, const BlockTables& tables, std:
   }
   moves_.clear();
 
-  const std::int64_t num_rows = num_chunks * rows_per_chunk;
-  const auto field = [&](Field which) { return rows + which * num_rows; };
-  std::fill(rows, rows + 6 * num_rows, 0);
-  std::fill(field(kSlot), field(kSlot) + num_rows, geometry_.spare_slot);
-  std::fill(field(kVisible), field(kVisible) + num_rows, 1);
-  std::fill(field(kLane), field(kLane) + num_rows, geometry_.spare_lane);
+  const std::int64_t num_batched_tokens = num_chunks * tokens_per_chunk;
+  const auto field = [&](Field which) { return rows + which * num_batched_tokens; };
+  std::fill(rows, rows + 6 * num_batched_tokens, 0);
+  std::fill(field(kSlot), field(kSlot) + num_batched_tokens, geometry_.spare_slot);
+  std::fill(field(kVisible), field(kVisible) + num_batched_tokens, 1);
+  std::fill(field(kSeqSlot), field(kSeqSlot) + num_batched_tokens, geometry_.spare_seq_slot);
 
-  rows_per_chunk_ = rows_per_chunk;
+  tokens_per_chunk_ = tokens_per_chunk;
   nodes_.clear();
   first_node_.assign(1, 0);
   std::int64_t scratch = geometry_.first_scratch_slot, at = 0;
@@ -59,8 +59,8 @@ bool DraftBurst::lay_out(const TreeTable& trees, const BlockTables& tables, std:
       field(kToken)[at] = chunk.token;
       field(kPosition)[at] = static_cast<std::int32_t>(chunk.root);
       field(kSlot)[at] = static_cast<std::int32_t>(slot(chunk, tables, chunk.root));
-      std::fill_n(field(kVisible) + at, rows_per_chunk, static_cast<std::int32_t>(chunk.root + 1));
-      std::fill_n(field(kLane) + at, rows_per_chunk, chunk.lane);
+      std::fill_n(field(kVisible) + at, tokens_per_chunk, static_cast<std::int32_t>(chunk.root + 1));
+      std::fill_n(field(kSeqSlot) + at, tokens_per_chunk, chunk.seq_slot);
       const std::size_t first = nodes_.size();
       std::int32_t tip = -1;
       for (std::int32_t node = 0; node < trees.counts[i]; ++node) {
@@ -82,14 +82,14 @@ bool DraftBurst::lay_out(const TreeTable& trees, const BlockTables& tables, std:
         field(kNodes)[row] = static_cast<std::int32_t>(made.seen);
         nodes_.push_back(made);
       }
-      at += rows_per_chunk;
+      at += tokens_per_chunk;
     }
     first_node_.push_back(nodes_.size());
   }
   return true;
 }
 
-void DraftBurst::settle(const float* drawn, const BlockTables& tables, float near_tie, std::int32_t* tokens,
+void DraftBurst::settle(const float* sampled, const BlockTables& tables, float near_tie, std::int32_t* tokens,
                         std::int64_t* offsets) {
   offsets[0] = 0;
   for (std::size_t i = 0; i < chunks_.size(); ++i) {
@@ -99,10 +99,10 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
     const std::size_t said = chunk.tokens.size();
     const std::size_t first = first_node_[i], end = first_node_[i + 1];
     // Children come after their parent and siblings differ, so the way down is found in one pass.
-    std::int32_t token = token_of(drawn), at = -1;
+    std::int32_t token = token_of(sampled), at = -1;
     std::int64_t row = 0;
     const auto take = [&] {
-      const float* from = drawn + 4 * row;
+      const float* from = sampled + 4 * row;
       chunk.tokens.push_back(token);
       chunk.logprobs.push_back(from[1]);
       chunk.raw_logprobs.push_back(from[2]);
@@ -117,7 +117,7 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
       if (child.slot != own) moves_.emplace_back(child.slot, own);
       at = static_cast<std::int32_t>(node - first);
       row = 1 + at;
-      token = token_of(drawn + 4 * row);
+      token = token_of(sampled + 4 * row);
       take();
     }
     const std::int64_t emitted = static_cast<std::int64_t>(chunk.tokens.size() - said);
@@ -133,7 +133,7 @@ void DraftBurst::settle(const float* drawn, const BlockTables& tables, float nea
     chunk.stopped = chunk.stops_at(token);
     std::copy(chunk.tokens.begin() + said, chunk.tokens.end(), tokens + offsets[i]);
     offsets[i + 1] += emitted;
-    drawn += 4 * rows_per_chunk_;
+    sampled += 4 * tokens_per_chunk_;
   }
 }
 

@@ -1,5 +1,5 @@
 // Several verification steps of the same chunks with nothing but this between them: each step's rows are laid out, the
-// trees walked down by what was drawn, and what became final is kept until Python asks.
+// trees walked down by what was sampled, and what became final is kept until Python asks.
 //
 // Why native: Python needs 20 to 30 microseconds for a chunk and step, during which the device idles; this needs less
 // than one. What a row and a walk mean is said by engine/local/uniform_rows.py and verify.py, which tests hold it to.
@@ -21,9 +21,9 @@ namespace seer::engine {
 constexpr int kMaxNodes = 31;
 
 struct BurstGeometry {
-  std::int64_t block_tokens;
+  std::int64_t block_size;
   std::int64_t first_scratch_slot;
-  std::int32_t spare_lane;
+  std::int32_t spare_seq_slot;
   std::int32_t spare_slot;
 };
 
@@ -36,12 +36,12 @@ struct TreeTable {
 };
 
 struct BlockTables {
-  const std::int32_t* blocks;  // [lanes][width]
+  const std::int32_t* blocks;  // [seq_slots][width]
   std::int64_t width;
 };
 
 struct BurstChunk {
-  std::int32_t lane;
+  std::int32_t seq_slot;
   std::int64_t root;  // position of the last known token, whose KV the next step computes
   std::int32_t token;
   std::int64_t remaining;
@@ -67,21 +67,21 @@ class DraftBurst {
   std::int64_t size() const { return static_cast<std::int64_t>(chunks_.size()); }
   std::int64_t num_live() const;
   const BurstChunk& chunk(std::size_t index) const { return chunks_.at(index); }
-  std::int64_t num_laid_out() const { return num_live() * rows_per_chunk_; }
+  std::int64_t num_laid_out() const { return num_live() * tokens_per_chunk_; }
   std::int64_t most_tokens() const { return num_live() + static_cast<std::int64_t>(nodes_.size()); }
   std::int64_t num_near_ties() const { return num_near_ties_; }
 
-  // How many nodes each chunk's tree may have: one fewer than it may still say, for the root's draw comes on top.
+  // How many nodes each chunk's tree may have: one fewer than it may still say, for the root's sample comes on top.
   void limit(std::int32_t most, std::int32_t* out);
 
-  // Writes [6][num_chunks * rows_per_chunk] rows and [2][max_moves] moves of KV that are due before the step; the rest of
+  // Writes [6][num_chunks * tokens_per_chunk] rows and [2][max_moves] moves of KV that are due before the step; the rest of
   // them are -1. False, and nothing is handed out, where more moves are due than there is room for.
-  bool lay_out(const TreeTable& trees, const BlockTables& tables, std::int64_t num_chunks, std::int64_t rows_per_chunk,
+  bool lay_out(const TreeTable& trees, const BlockTables& tables, std::int64_t num_chunks, std::int64_t tokens_per_chunk,
                std::int32_t* rows, std::int64_t max_moves, std::int32_t* moves);
 
-  // Walks down by `drawn` [rows][4]: the token's bits, its log-probability, the raw one, its lead over the second.
+  // Walks down by `sampled` [rows][4]: the token's bits, its log-probability, the raw one, its lead over the second.
   // Appends what each chunk said to `tokens`, chunk by chunk, offsets[i] to offsets[i + 1].
-  void settle(const float* drawn, const BlockTables& tables, float near_tie, std::int32_t* tokens,
+  void settle(const float* sampled, const BlockTables& tables, float near_tie, std::int32_t* tokens,
               std::int64_t* offsets);
 
   // Moves of KV that are due, sources and targets.
@@ -99,15 +99,15 @@ class DraftBurst {
   };
 
   std::int64_t slot(const BurstChunk& chunk, const BlockTables& tables, std::int64_t position) const {
-    const std::int64_t block = tables.blocks[chunk.lane * tables.width + position / geometry_.block_tokens];
-    return block * geometry_.block_tokens + position % geometry_.block_tokens;
+    const std::int64_t block = tables.blocks[chunk.seq_slot * tables.width + position / geometry_.block_size];
+    return block * geometry_.block_size + position % geometry_.block_size;
   }
 
   BurstGeometry geometry_;
   std::vector<BurstChunk> chunks_;
   std::vector<Node> nodes_;                 // of the step laid out, chunk after chunk
   std::vector<std::size_t> first_node_;     // of each chunk, and the end
-  std::int64_t rows_per_chunk_ = 1;
+  std::int64_t tokens_per_chunk_ = 1;
   std::vector<std::pair<std::int64_t, std::int64_t>> moves_;
   std::array<std::int64_t, kMaxNodes> tried_{}, taken_{};
   std::int64_t num_near_ties_ = 0;

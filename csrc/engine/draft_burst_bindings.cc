@@ -24,21 +24,21 @@ void require(bool holds, const char* what) {
   if (!holds) throw nb::value_error(what);
 }
 
-void check_lanes(const DraftBurst& burst, const Table<const std::int32_t>& tables) {
+void check_seq_slots(const DraftBurst& burst, const Table<const std::int32_t>& tables) {
   for (std::int64_t i = 0; i < burst.size(); ++i) {
-    const std::int32_t lane = burst.chunk(i).lane;
-    require(lane >= 0 && static_cast<std::size_t>(lane) < tables.shape(0), "a chunk's lane is outside the tables");
+    const std::int32_t seq_slot = burst.chunk(i).seq_slot;
+    require(seq_slot >= 0 && static_cast<std::size_t>(seq_slot) < tables.shape(0), "a chunk's seq_slot is outside the tables");
   }
 }
 
 bool lay_out(DraftBurst& burst, Table<const std::int32_t> tokens, Table<const std::int32_t> parents,
              Array<const std::int32_t> counts, Table<const std::int32_t> tables, std::int64_t num_chunks,
-             std::int64_t rows_per_chunk, std::int64_t max_moves, Array<std::int32_t> inputs) {
+             std::int64_t tokens_per_chunk, std::int64_t max_moves, Array<std::int32_t> inputs) {
   require(static_cast<std::int64_t>(counts.size()) == burst.size(), "one tree per chunk");
   require(tokens.shape(0) == counts.size() && parents.shape(0) == counts.size() && tokens.shape(1) == parents.shape(1),
           "tokens and parents have a row for each chunk");
   require(num_chunks >= burst.num_live(), "fewer places than chunks");
-  const std::int64_t most = std::min<std::int64_t>({static_cast<std::int64_t>(tokens.shape(1)), rows_per_chunk - 1,
+  const std::int64_t most = std::min<std::int64_t>({static_cast<std::int64_t>(tokens.shape(1)), tokens_per_chunk - 1,
                                                     kMaxNodes});
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::int32_t count = counts.data()[i];
@@ -49,22 +49,22 @@ bool lay_out(DraftBurst& burst, Table<const std::int32_t> tokens, Table<const st
       require(parent >= -1 && parent < node, "a node follows its parent");
     }
   }
-  require(static_cast<std::int64_t>(inputs.size()) == 6 * num_chunks * rows_per_chunk + 2 * max_moves,
+  require(static_cast<std::int64_t>(inputs.size()) == 6 * num_chunks * tokens_per_chunk + 2 * max_moves,
           "inputs are six fields of all rows, then sources and targets of the moves");
-  check_lanes(burst, tables);
+  check_seq_slots(burst, tables);
   return burst.lay_out({tokens.data(), parents.data(), counts.data(), static_cast<std::int64_t>(tokens.shape(1))},
-                       {tables.data(), static_cast<std::int64_t>(tables.shape(1))}, num_chunks, rows_per_chunk,
-                       inputs.data(), max_moves, inputs.data() + 6 * num_chunks * rows_per_chunk);
+                       {tables.data(), static_cast<std::int64_t>(tables.shape(1))}, num_chunks, tokens_per_chunk,
+                       inputs.data(), max_moves, inputs.data() + 6 * num_chunks * tokens_per_chunk);
 }
 
-void settle(DraftBurst& burst, Table<const float> drawn, Table<const std::int32_t> tables, float near_tie,
+void settle(DraftBurst& burst, Table<const float> sampled, Table<const std::int32_t> tables, float near_tie,
             Array<std::int32_t> tokens, Array<std::int64_t> offsets) {
-  require(drawn.shape(1) == 4, "a draw is a row of four");
-  require(static_cast<std::int64_t>(drawn.shape(0)) >= burst.num_laid_out(), "fewer draws than rows were laid out");
+  require(sampled.shape(1) == 4, "a sample is a row of four");
+  require(static_cast<std::int64_t>(sampled.shape(0)) >= burst.num_laid_out(), "fewer samples than rows were laid out");
   require(static_cast<std::int64_t>(tokens.size()) >= burst.most_tokens(), "fewer places than tokens may be said");
   require(static_cast<std::int64_t>(offsets.size()) == burst.size() + 1, "offsets of every chunk, and the end");
-  check_lanes(burst, tables);
-  burst.settle(drawn.data(), {tables.data(), static_cast<std::int64_t>(tables.shape(1))}, near_tie, tokens.data(),
+  check_seq_slots(burst, tables);
+  burst.settle(sampled.data(), {tables.data(), static_cast<std::int64_t>(tables.shape(1))}, near_tie, tokens.data(),
                offsets.data());
 }
 
@@ -83,24 +83,24 @@ NB_MODULE(_draft_burst, m) {
   nb::class_<DraftBurst>(m, "DraftBurst")
       .def(
           "__init__",
-          [](DraftBurst* self, std::int64_t block_tokens, std::int64_t first_scratch_slot, std::int32_t spare_lane,
+          [](DraftBurst* self, std::int64_t block_size, std::int64_t first_scratch_slot, std::int32_t spare_seq_slot,
              std::int32_t spare_slot) {
-            require(block_tokens > 0, "a block has at least one token");
-            new (self) DraftBurst({block_tokens, first_scratch_slot, spare_lane, spare_slot});
+            require(block_size > 0, "a block has at least one token");
+            new (self) DraftBurst({block_size, first_scratch_slot, spare_seq_slot, spare_slot});
           },
-          nb::kw_only(), nb::arg("block_tokens"), nb::arg("first_scratch_slot"), nb::arg("spare_lane"),
+          nb::kw_only(), nb::arg("block_size"), nb::arg("first_scratch_slot"), nb::arg("spare_seq_slot"),
           nb::arg("spare_slot"))
       .def(
           "add",
-          [](DraftBurst& self, std::int32_t lane, std::int64_t root, std::int32_t token, std::int64_t remaining,
+          [](DraftBurst& self, std::int32_t seq_slot, std::int64_t root, std::int32_t token, std::int64_t remaining,
              std::vector<std::int32_t> stop_ids) {
             require(remaining > 0 && root >= 0, "a chunk that has something to say");
             BurstChunk chunk{};
-            chunk.lane = lane, chunk.root = root, chunk.token = token, chunk.remaining = remaining;
+            chunk.seq_slot = seq_slot, chunk.root = root, chunk.token = token, chunk.remaining = remaining;
             chunk.stop_ids = std::move(stop_ids);
             self.add(std::move(chunk));
           },
-          nb::kw_only(), nb::arg("lane"), nb::arg("root"), nb::arg("token"), nb::arg("remaining"), nb::arg("stop_ids"))
+          nb::kw_only(), nb::arg("seq_slot"), nb::arg("root"), nb::arg("token"), nb::arg("remaining"), nb::arg("stop_ids"))
       .def("__len__", &DraftBurst::size)
       .def("__getitem__", &DraftBurst::chunk, nb::rv_policy::reference_internal)
       .def_prop_ro("num_live", &DraftBurst::num_live)

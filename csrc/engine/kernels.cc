@@ -207,12 +207,12 @@ struct Tile {
 template <int W>
 SEER_INLINE void score_table(const Tile& tile, const Shape& shape, const float* keys_of_block0, const int32_t* table,
                              float** s_at) {
-  const int64_t tokens = shape.block_tokens, head_size = shape.head_dim * tokens;
+  const int64_t tokens = shape.block_size, head_size = shape.head_dim * tokens;
   for (int64_t block = 0; block * tokens < tile.max_visible; ++block) {
-    const float* keys = keys_of_block0 + table[block] * shape.block_size();
+    const float* keys = keys_of_block0 + table[block] * shape.block_floats();
     // Behind the last keys come the first values; they lie after the keys of their block.
     const bool more = (block + 1) * tokens < tile.max_visible;
-    const float* next = keys_of_block0 + table[more ? block + 1 : 0] * shape.block_size() + (more ? 0 : shape.half_size());
+    const float* next = keys_of_block0 + table[more ? block + 1 : 0] * shape.block_floats() + (more ? 0 : shape.half_size());
     for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
       for (int64_t offset = 0; offset < tokens; offset += W) {
         for (int64_t r = 0; r < tile.rows; ++r) s_at[r] = tile.s[h * tile.rows + r] + block * tokens + offset;
@@ -225,9 +225,9 @@ SEER_INLINE void score_table(const Tile& tile, const Shape& shape, const float* 
 
 SEER_KERNEL void score_tile(const Tile& tile, const Shape& shape, const float* keys_of_block0, const int32_t* table,
                             float** s_at) {
-  if (shape.block_tokens % 16 == 0) return score_table<16>(tile, shape, keys_of_block0, table, s_at);
-  if (shape.block_tokens % 8 == 0) return score_table<8>(tile, shape, keys_of_block0, table, s_at);
-  if (shape.block_tokens % 4 == 0) return score_table<4>(tile, shape, keys_of_block0, table, s_at);
+  if (shape.block_size % 16 == 0) return score_table<16>(tile, shape, keys_of_block0, table, s_at);
+  if (shape.block_size % 8 == 0) return score_table<8>(tile, shape, keys_of_block0, table, s_at);
+  if (shape.block_size % 4 == 0) return score_table<4>(tile, shape, keys_of_block0, table, s_at);
   score_table<1>(tile, shape, keys_of_block0, table, s_at);
 }
 
@@ -242,11 +242,11 @@ SEER_KERNEL float softmax_one(float* s, int64_t n, float scale) { return softmax
 
 SEER_KERNEL void add_table_values(const Tile& tile, const Shape& shape, const float* values_of_block0,
                                   const int32_t* table, const float* behind) {
-  const int64_t tokens = shape.block_tokens, head_size = shape.head_dim * tokens;
+  const int64_t tokens = shape.block_size, head_size = shape.head_dim * tokens;
   for (int64_t block = 0; block * tokens < tile.max_visible; ++block) {
-    const float* values = values_of_block0 + table[block] * shape.block_size();
+    const float* values = values_of_block0 + table[block] * shape.block_floats();
     const bool more = (block + 1) * tokens < tile.max_visible;
-    const float* next = more ? values_of_block0 + table[block + 1] * shape.block_size() : behind;
+    const float* next = more ? values_of_block0 + table[block + 1] * shape.block_floats() : behind;
     for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
       for (int64_t r = 0; r < tile.rows; ++r) {
         const int64_t at = h * tile.rows + r, count = std::min(tokens, tile.num_visible[r] - block * tokens);
@@ -392,8 +392,8 @@ void add_rms_norm(const float* x, float* residual, const float* weight, float* o
 void silu_mul(const float* gate_up, float* out, int64_t rows, int64_t inner) { silu_rows(gate_up, out, rows, inner); }
 
 void Kernels::rotate_store(int64_t layer, float* qkv, const float* q_norm, const float* k_norm, float eps) {
-  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens, heads = shape_.num_heads, kv = shape_.num_kv_heads;
-  for (int64_t r = 0; r < step_.num_rows; ++r) {
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_size, heads = shape_.num_heads, kv = shape_.num_kv_heads;
+  for (int64_t r = 0; r < step_.num_batched_tokens; ++r) {
     float* row = qkv + r * shape_.qkv_width();
     const float* cosine = step_.cosine + r * (dim / 2);
     const float* sine = step_.sine + r * (dim / 2);
@@ -420,12 +420,12 @@ void Kernels::attend(int64_t layer, const float* qkv, float* out) {
 
 // Tokens first..last of one segment. Row i of KV head h is token first + i / group, query head h * group + i % group.
 void Kernels::attend_tile(int64_t layer, const float* qkv, float* out, int64_t seg, int64_t first, int64_t last) {
-  const auto table_of = [&](int64_t s) { return step_.tables + step_.segment_lanes[s] * step_.table_width; };
+  const auto table_of = [&](int64_t s) { return step_.tables + step_.segment_seq_slots[s] * step_.table_width; };
   const int32_t* table = table_of(seg);
   // What is read after this tile: the first keys of the next segment, or of this one again.
   const bool ends = last == step_.segment_rows[seg + 1] && seg + 1 < step_.num_segments;
   const float* behind = half((ends ? table_of(seg + 1) : table)[0], layer, 0);
-  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens, group = shape_.group(), kv = shape_.num_kv_heads;
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_size, group = shape_.group(), kv = shape_.num_kv_heads;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const int64_t rows = (last - first) * group;
   int64_t max_visible = 0, max_path = 0;
@@ -470,7 +470,7 @@ void Kernels::attend_tile(int64_t layer, const float* qkv, float* out, int64_t s
 
 // Scores of one query row against the keys of its ancestors, gathered so that the same code scores them.
 void Kernels::score_ancestors(int64_t layer, int64_t head, const float* q, const int64_t* path, int64_t depth, float* s) {
-  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens;
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_size;
   path_keys_.resize(static_cast<size_t>(dim * kLanes));
   for (int64_t start = 0; start < depth; start += kLanes) {
     const int64_t count = std::min(kLanes, depth - start);
@@ -485,7 +485,7 @@ void Kernels::score_ancestors(int64_t layer, int64_t head, const float* q, const
 }
 
 void Kernels::move(const int64_t* from, const int64_t* to, int64_t count) {
-  const int64_t dim = shape_.head_dim, tokens = shape_.block_tokens;
+  const int64_t dim = shape_.head_dim, tokens = shape_.block_size;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t a = from[i] % tokens, b = to[i] % tokens;
     for (int64_t layer = 0; layer < shape_.num_layers; ++layer) {
@@ -501,7 +501,7 @@ void Kernels::move(const int64_t* from, const int64_t* to, int64_t count) {
   }
 }
 
-Drawn draw(const float* raw, const float* processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy) {
+Sampled sample(const float* raw, const float* processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy) {
   const uint64_t key = noise_key(seed, position);
   Best best;
   if (greedy) {
@@ -510,9 +510,9 @@ Drawn draw(const float* raw, const float* processed, int64_t vocab, uint64_t see
     find_best(processed, vocab, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), &best);
   }
   const float raw_total = log_sum_exp(raw, vocab);
-  Drawn drawn{best.token, 0.0f, raw[best.token] - raw_total, best.score - best.second};
-  if (!greedy) drawn.logprob = processed == raw ? drawn.raw_logprob : processed[best.token] - log_sum_exp(processed, vocab);
-  return drawn;
+  Sampled sampled{best.token, 0.0f, raw[best.token] - raw_total, best.score - best.second};
+  if (!greedy) sampled.logprob = processed == raw ? sampled.raw_logprob : processed[best.token] - log_sum_exp(processed, vocab);
+  return sampled;
 }
 
 void gumbel(uint64_t seed, uint64_t position, float* out, int64_t vocab) {

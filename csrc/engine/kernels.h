@@ -22,36 +22,36 @@
 namespace seer::engine {
 
 // Fixed while an engine lives. The cache is [block][layer][key, value][kv head][...]; a block's bytes are contiguous,
-// so a block is exported and imported by one copy. Keys are stored [head_dim][block_tokens], so that the scores of
-// consecutive positions are one vector; values are stored [block_tokens][head_dim].
+// so a block is exported and imported by one copy. Keys are stored [head_dim][block_size], so that the scores of
+// consecutive positions are one vector; values are stored [block_size][head_dim].
 struct Shape {
   int64_t num_layers;
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t block_tokens;
+  int64_t block_size;
 
-  int64_t half_size() const { return num_kv_heads * head_dim * block_tokens; }
-  int64_t block_size() const { return num_layers * 2 * half_size(); }
+  int64_t half_size() const { return num_kv_heads * head_dim * block_size; }
+  int64_t block_floats() const { return num_layers * 2 * half_size(); }
   int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
   int64_t group() const { return num_heads / num_kv_heads; }
 };
 
 // One forward pass, described row by row. A segment is the consecutive rows of one sequence.
 struct Step {
-  int64_t num_rows = 0;
+  int64_t num_batched_tokens = 0;
   int64_t num_segments = 0;
-  const int32_t* segment_rows = nullptr;   // [num_segments + 1] first row of each segment, then num_rows
-  const int32_t* segment_lanes = nullptr;  // [num_segments] the sequence's row of `tables`
-  const int32_t* tables = nullptr;         // [lanes][table_width] cache blocks of each sequence, in order
+  const int32_t* segment_rows = nullptr;   // [num_segments + 1] first row of each segment, then num_batched_tokens
+  const int32_t* segment_seq_slots = nullptr;  // [num_segments] the sequence's row of `tables`
+  const int32_t* tables = nullptr;         // [seq_slots][table_width] cache blocks of each sequence, in order
   int64_t table_width = 0;
-  const int32_t* num_visible = nullptr;    // [num_rows] leading positions of the table the row sees, itself included
+  const int32_t* num_visible = nullptr;    // [num_batched_tokens] leading positions of the table the row sees, itself included
                                            // when its KV is stored there
-  const int64_t* slots = nullptr;          // [num_rows] where the row's KV goes: block * block_tokens + offset
-  const int32_t* path_start = nullptr;     // [num_rows + 1] into path_slots
+  const int64_t* slots = nullptr;          // [num_batched_tokens] where the row's KV goes: block * block_size + offset
+  const int32_t* path_start = nullptr;     // [num_batched_tokens + 1] into path_slots
   const int64_t* path_slots = nullptr;     // slots of a draft node's ancestors in order, itself last; the root, whose
                                            // KV is in the table, left out
-  const float* cosine = nullptr;           // [num_rows][head_dim / 2] rotary angles of each row's position
+  const float* cosine = nullptr;           // [num_batched_tokens][head_dim / 2] rotary angles of each row's position
   const float* sine = nullptr;
 };
 
@@ -73,7 +73,7 @@ class Kernels {
 
  private:
   float* half(int64_t block, int64_t layer, int64_t which) const {
-    return cache_ + block * shape_.block_size() + (layer * 2 + which) * shape_.half_size();
+    return cache_ + block * shape_.block_floats() + (layer * 2 + which) * shape_.half_size();
   }
 
   void attend_tile(int64_t layer, const float* qkv, float* out, int64_t seg, int64_t first, int64_t last);
@@ -95,17 +95,17 @@ void add_rms_norm(const float* x, float* residual, const float* weight, float* o
 // out [rows][inner] = silu(gate) * up, with gate_up [rows][2 * inner].
 void silu_mul(const float* gate_up, float* out, int64_t rows, int64_t inner);
 
-// What was drawn from one row of logits.
-struct Drawn {
+// What was sampled from one row of logits.
+struct Sampled {
   int64_t token;
   float logprob;       // under the processed distribution
   float raw_logprob;   // under softmax(raw)
   float margin;        // how far the runner-up's perturbed logit was behind: small means a near-tie
 };
 
-// Gumbel-max: argmax of processed[v] + noise(seed, position, v). `processed` may equal `raw`; -inf is never drawn.
-// `greedy` draws the argmax of `processed` without noise.
-Drawn draw(const float* raw, const float* processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy);
+// Gumbel-max: argmax of processed[v] + noise(seed, position, v). `processed` may equal `raw`; -inf is never sampled.
+// `greedy` samples the argmax of `processed` without noise.
+Sampled sample(const float* raw, const float* processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy);
 
 // The noise itself, for tests and for other implementations to compare with.
 void gumbel(uint64_t seed, uint64_t position, float* out, int64_t vocab);

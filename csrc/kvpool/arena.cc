@@ -167,7 +167,7 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
       Locked locked(*this);
       for (; next < blocks.size() && reserved.size() < kPutBatch; ++next) {
         const uint8_t* key = keys + next * kKeyBytes;
-        if (index_.epoch_dropped(key) || is_held(next)) continue;
+        if (index_.weights_version_dropped(key) || is_held(next)) continue;
         const uint32_t e = index_.reserve(key, uint32_t(blocks[next].bytes));
         if (e == kNone) {
           no_room = true;
@@ -187,8 +187,8 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
       Locked locked(*this);
       for (const Reserved& one : reserved) {
         const uint8_t* key = keys + one.block * kKeyBytes;
-        // Meanwhile its epoch may have ended, or another writer been faster.
-        if (index_.epoch_dropped(key) || is_held(one.block)) {
+        // Meanwhile its weights version may have ended, or another writer been faster.
+        if (index_.weights_version_dropped(key) || is_held(one.block)) {
           index_.abandon(one.entry, one.generation);
         } else if (index_.publish(one.entry, one.generation, one.sum)) {
           acknowledge(one.block, one.entry);
@@ -396,9 +396,9 @@ uint32_t Arena::unpin(const RequestId& request, bool drop_blocks) {
   return num;
 }
 
-uint32_t Arena::drop_epoch(uint64_t epoch) {
+uint32_t Arena::drop_weights_version(uint64_t weights_version) {
   Locked locked(*this);
-  return index_.drop_epoch(epoch);
+  return index_.drop_weights_version(weights_version);
 }
 
 uint32_t Arena::reap() {

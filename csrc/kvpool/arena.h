@@ -37,7 +37,7 @@ class Arena {
   uint32_t pin(const RequestId& request, const uint8_t* keys, size_t num);
   uint32_t unpin(const RequestId& request, bool drop_blocks);
   uint32_t promote(const uint8_t* keys, size_t num);  // SSD to DRAM, making room where needed
-  uint32_t drop_epoch(uint64_t epoch);
+  uint32_t drop_weights_version(uint64_t weights_version);
   uint32_t spill(uint32_t wanted, bool may_evict);  // returns DRAM slots freed
   uint32_t reap();
   void rebuild();

@@ -308,7 +308,7 @@ NB_MODULE(_arena, m) {
       .def("spill", &Arena::spill, "wanted"_a, "may_evict"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("keep", &Arena::keep, "wait_s"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("stop_keeping", &Arena::stop_keeping, nb::call_guard<nb::gil_scoped_release>())
-      .def("drop_epoch", &Arena::drop_epoch, "epoch"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("drop_weights_version", &Arena::drop_weights_version, "weights_version"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("reap", &Arena::reap, nb::call_guard<nb::gil_scoped_release>())
       .def("rebuild", &Arena::rebuild, nb::call_guard<nb::gil_scoped_release>())
       .def("problems", &Arena::problems, nb::call_guard<nb::gil_scoped_release>())

@@ -22,7 +22,7 @@ enum class CrashPoint : uint32_t {
   kPromoteCopied,    // promote: bytes in DRAM, entry not yet changed, no lock
   kPromoteMoved,     // promote: entry says both, lists not yet changed, lock held
   kFreeing,          // free: one of several pins gone, lock held
-  kDropping,         // drop_epoch: one of several entries gone, lock held
+  kDropping,         // drop_weights_version: one of several entries gone, lock held
   kRebuilding,       // rebuild: derived data cleared, lock held
   kCount
 };

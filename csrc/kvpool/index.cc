@@ -329,30 +329,30 @@ void Index::drop(uint32_t e) {
   }
 }
 
-// ---- epochs
+// ---- weights versions
 
-bool Index::epoch_dropped(const uint8_t* key) const {
-  uint64_t epoch;
-  std::memcpy(&epoch, key, 8);
+bool Index::weights_version_dropped(const uint8_t* key) const {
+  uint64_t weights_version;
+  std::memcpy(&weights_version, key, 8);
   for (const Dropped& dropped : header_->dropped)
-    if (dropped.epoch == epoch && dropped.check == uint64_t{crc32c_word(1, epoch)} + 1) return true;
+    if (dropped.weights_version == weights_version && dropped.check == uint64_t{crc32c_word(1, weights_version)} + 1) return true;
   return false;
 }
 
-uint32_t Index::drop_epoch(uint64_t epoch) {
+uint32_t Index::drop_weights_version(uint64_t weights_version) {
   uint8_t key[8];
-  std::memcpy(key, &epoch, 8);
-  if (!epoch_dropped(key)) {
+  std::memcpy(key, &weights_version, 8);
+  if (!weights_version_dropped(key)) {
     Dropped& record = header_->dropped[header_->next_dropped++ % kMaxDropped];
     record.check = 0;
-    record.epoch = epoch;
-    record.check = uint64_t{crc32c_word(1, epoch)} + 1;
+    record.weights_version = weights_version;
+    record.check = uint64_t{crc32c_word(1, weights_version)} + 1;
   }
   // One pass over the truth and one rebuild: linear, and no chain is walked per block.
   uint32_t num = 0;
   for (uint32_t e = 0; e < config_.num_entries; ++e) {
     Word at;
-    if (entries_[e].epoch() != epoch || !unpack(entries_[e].word.load(), &at) || at.state != State::kHeld) continue;
+    if (entries_[e].weights_version() != weights_version || !unpack(entries_[e].word.load(), &at) || at.state != State::kHeld) continue;
     at.state = entries_[e].claim.load() ? State::kDoomed : State::kFree;
     set_word(e, at.state == State::kFree ? Word{} : at);
     may_crash(CrashPoint::kDropping);

@@ -58,8 +58,8 @@ class Index {
   bool pin(uint32_t e, const RequestId& request);  // false: no pin record is free
   uint32_t unpin(const RequestId& request, bool drop_blocks);
 
-  bool epoch_dropped(const uint8_t* key) const;
-  uint32_t drop_epoch(uint64_t epoch);
+  bool weights_version_dropped(const uint8_t* key) const;
+  uint32_t drop_weights_version(uint64_t weights_version);
 
   bool claims_in_flight() const { return header_->num_claims > 0; }
   uint32_t free_dram() const { return header_->num_free_dram; }

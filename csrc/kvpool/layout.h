@@ -6,7 +6,7 @@
 // covered by a check that fails while it is half written):
 //   entries: key, checksum, generation, length, `word` (state and slots), `claim` (who is copying where)
 //   pins:    request, entry, generation
-//   header:  configuration, dropped epochs
+//   header:  configuration, dropped weights versions
 // Derived (rebuilt from the truth whenever a process dies inside the lock or damage is seen):
 //   hash cells, lists, slot owners, free stacks, pin chains, totals
 // Advisory (wrong values change order or statistics, never content): ticks, counters, latency buckets, client pids.
@@ -89,7 +89,7 @@ inline bool unpack(uint64_t packed, Claim* claim) {
 }
 
 struct Entry {
-  uint8_t key[kKeyBytes];  // first 8 bytes: the epoch
+  uint8_t key[kKeyBytes];  // first 8 bytes: the weights version
   uint64_t sum;            // checksum of the block
   uint64_t generation;     // never used twice: tells a block from a later one in the same entry
   uint32_t length;         // bytes of the block
@@ -110,7 +110,7 @@ struct Entry {
     for (uint64_t value : words) crc = crc32c_word(crc, value);
     return crc32c_word(crc32c_word(crc32c_word(crc, sum), generation), length);
   }
-  uint64_t epoch() const {
+  uint64_t weights_version() const {
     uint64_t value;
     std::memcpy(&value, key, 8);
     return value;
@@ -142,8 +142,8 @@ static_assert(sizeof(Pin) == 48);
 enum List : uint32_t { kDramFree, kDramPinned, kBothFree, kBothPinned, kSsdFree, kSsdPinned, kNumLists };
 
 struct Dropped {
-  uint64_t epoch;
-  uint64_t check;  // crc32c_word(1, epoch) + 1; 0: unused
+  uint64_t weights_version;
+  uint64_t check;  // crc32c_word(1, weights version) + 1; 0: unused
 };
 
 struct Client {  // advisory; a client is alive while it holds its byte of the file (shared_file.h)

@@ -64,7 +64,7 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     with seer_rollouts(  # Seer
-        reward=correct, instances=args.instances, max_running=args.max_running, kv_memory_bytes=args.kv_memory_mib << 20
+        reward=correct, instances=args.instances, max_num_seqs=args.max_num_seqs, kv_memory_bytes=args.kv_memory_mib << 20
     ) as rollouts:
         trainer = GRPOTrainer(
             model=model,
@@ -131,15 +131,15 @@ class Printer(TrainerCallback):
 
 
 def estimated_speed(step: RunFolder | None) -> str:
-    """The step's lengths in virtual time at its own measured step cost; all policies without speculation."""
+    """The step's lengths in virtual time at its own measured step cost; all schedulers without speculation."""
     try:
         recorded = read_recorded(step) if step is not None else None
     except InputError:  # too few steps to measure their cost
         recorded = None
     if recorded is None:
         return f"{'-':>12}  {'-':>9}"
-    policies = (recorded.policy, "verl-sync", "oracle")
-    own_s, verl_s, oracle_s = (replay_under(recorded, policy).makespan_s for policy in policies)
+    schedulers = (recorded.scheduler, "verl-sync", "oracle")
+    own_s, verl_s, oracle_s = (replay_under(recorded, scheduler).makespan_s for scheduler in schedulers)
     return f"{verl_s / own_s:>11.2f}x  {oracle_s / own_s:>9.0%}"
 
 
@@ -154,7 +154,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts-per-step", type=int, default=4)
     parser.add_argument("--num-prompts", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--max-running", type=int, default=16)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--kv-memory-mib", type=int, default=256, help="of each instance")
     parser.add_argument("--learning-rate", type=float, default=None)
     parser.add_argument("--seed", type=int, default=0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from seer.prompts import Prompt, read_prompts
     from seer.results import GroupRecord, ResponseRecord
     from seer.rollout import RolloutLoop
-    from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+    from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
     from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "InstanceError",
     "MissingExtra",
     "Overloaded",
-    "PolicySettings",
     "PoolError",
     "Prompt",
     "Response",
@@ -54,12 +53,13 @@ __all__ = [
     "Rollout",
     "RolloutLoop",
     "Sampling",
+    "SchedulerSettings",
     "SeerError",
     "Summary",
     "SyncRollout",
     "TokenSpan",
-    "make_policy",
-    "parse_policy",
+    "make_scheduler",
+    "parse_scheduler",
     "read_prompts",
     "rollout_sync",
 ]
@@ -85,9 +85,9 @@ _HOMES = {
     "GroupRecord": "seer.results",
     "ResponseRecord": "seer.results",
     "RolloutLoop": "seer.rollout",
-    "PolicySettings": "seer.scheduling.registry",
-    "make_policy": "seer.scheduling.registry",
-    "parse_policy": "seer.scheduling.registry",
+    "SchedulerSettings": "seer.scheduling.registry",
+    "make_scheduler": "seer.scheduling.registry",
+    "parse_scheduler": "seer.scheduling.registry",
     "FinishReason": "seer.types",
     "Group": "seer.types",
     "GroupResult": "seer.types",

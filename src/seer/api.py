@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from seer.engine.base import Weights
 from seer.engine.catalog import InstanceSettings, prepare
 from seer.engine.fleet import HostedFleet
-from seer.engine.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend, enough_bytes
+from seer.engine.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend, default_pool_bytes
 from seer.engine.host import HostOptions, hosting_for
 from seer.errors import ConfigError, SeerError
 from seer.journal import Journal, run_identity
@@ -29,12 +29,12 @@ from seer.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, re
 from seer.results import GroupRecord
 from seer.rewards import RewardFunction
 from seer.run import Lengths, PastResponses, Run, RunOptions
-from seer.scheduling.registry import parse_policy
+from seer.scheduling.registry import parse_scheduler
 from seer.types import Sampling
 
 if TYPE_CHECKING:
-    from seer.certificate import Certificate
-    from seer.certifier import Certifier
+    from seer.verification import Verification
+    from seer.verifier import Verifier
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
@@ -52,15 +52,15 @@ class Rollout:
         *,
         instances: int = 1,
         engine: str = "local",
-        policy: str = "seer",
+        scheduler: str = "seer",
         pool: PoolBackend = "local",
         speculation: Literal["auto", "off"] = "auto",
         chunk_tokens: int | None = None,
         kv_memory_bytes: int | None = None,
         kv_blocks: int | None = None,
-        block_tokens: int = 16,
-        max_running: int = 16,
-        max_context_tokens: int | None = None,
+        block_size: int = 16,
+        max_num_seqs: int = 16,
+        max_model_len: int | None = None,
         dtype: str = "auto",
         device: str = "cpu",
         pool_bytes: int | None = None,
@@ -74,15 +74,15 @@ class Rollout:
             raise ConfigError(f"unknown pool {pool!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
         if speculation not in ("auto", "off"):
             raise ConfigError(f"speculation={speculation!r}", hint="auto or off")
-        parse_policy(policy)
+        parse_scheduler(scheduler)
         if device == "cpu" and kv_blocks is None and kv_memory_bytes is None:
             kv_memory_bytes = DEFAULT_CPU_KV_BYTES
         settings = InstanceSettings(
             kv_blocks=kv_blocks,
             kv_memory_bytes=kv_memory_bytes,
-            block_tokens=block_tokens,
-            max_running=max_running,
-            max_context_tokens=max_context_tokens,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
             dtype=dtype,
             device=device,
             num_instances=instances,
@@ -90,7 +90,7 @@ class Rollout:
         )
         self.engine = prepare(engine, model, settings)
         self._model = str(self.engine.model_dir or model)
-        self._policy = policy
+        self._scheduler = scheduler
         self._speculation = speculation
         self._chunk_tokens = chunk_tokens
         self._fleet = HostedFleet(
@@ -102,23 +102,23 @@ class Rollout:
         )
         self._engine_name, self._dtype, self._device = engine, dtype, device
         self._run: Run | None = None
-        self._priors: dict[str, int] = {}
-        self.certificate: Certificate | None = None
-        """What certifying the newest run found; None if it was not asked to be, or nothing it chose ended."""
+        self._length_hints: dict[str, int] = {}
+        self.verification: Verification | None = None
+        """What verifying the newest run found; None if it was not asked to be, or nothing it chose ended."""
 
     def _make_pool(
         self, backend: PoolBackend, num_bytes: int | None, name: str, settings: InstanceSettings
     ) -> FleetPool | None:
         # One instance has no one to share KV with, and an engine without blocks nothing to share.
-        block_bytes, block_tokens = self.engine.block_bytes, self.engine.block_tokens
+        block_bytes, block_size = self.engine.block_bytes, self.engine.block_size
         if backend == "none" or settings.num_instances == 1 or not block_bytes or num_bytes == 0:
             return None
         if backend == "mooncake":
-            return FleetPool.mooncake(name, block_bytes=block_bytes, block_tokens=block_tokens)
+            return FleetPool.mooncake(name, block_bytes=block_bytes, block_size=block_size)
         if num_bytes is None:
             kv_bytes = settings.kv_blocks * block_bytes if settings.kv_blocks else settings.kv_memory_bytes
-            num_bytes = enough_bytes(kv_bytes, settings.num_instances)
-        return FleetPool.local(block_bytes=block_bytes, block_tokens=block_tokens, dram_bytes=num_bytes)
+            num_bytes = default_pool_bytes(kv_bytes, settings.num_instances)
+        return FleetPool.local(block_bytes=block_bytes, block_size=block_size, dram_bytes=num_bytes)
 
     async def __aenter__(self) -> Self:
         """Start the instances."""
@@ -134,9 +134,9 @@ class Rollout:
         await self._fleet.close()
 
     @property
-    def epoch(self) -> int:
+    def weights_version(self) -> int:
         """Version of the weights; every update adds one."""
-        return self._fleet.epoch
+        return self._fleet.weights_version
 
     @property
     def fleet(self) -> HostedFleet:
@@ -162,7 +162,7 @@ class Rollout:
             self.engine.codec,
             n=n,
             sampling=sampling or Sampling(max_tokens=256),
-            max_context_tokens=self.engine.max_context_tokens,
+            max_model_len=self.engine.max_model_len,
         )
         refuse(bad)
         return good
@@ -176,22 +176,22 @@ class Rollout:
         seed: int = 0,
         reward: RewardFunction | None = None,
         reward_deadline_s: float = 60.0,
-        policy: str | None = None,
+        scheduler: str | None = None,
         speculation: Literal["auto", "off"] | None = None,
         lengths: Lengths | None = None,
-        priors: Mapping[str, int] | None = None,
+        length_hints: Mapping[str, int] | None = None,
         past_responses: PastResponses | None = None,
         events: EventSink = discard,
         journal: Path | None = None,
         resume: bool = False,
-        certify: float = 0.0,
+        verify: float = 0.0,
     ) -> AsyncIterator[GroupRecord]:
         """Roll the prompts out, `n` responses each, and hand out groups as they complete.
 
-        `certify` is a share of the responses to score again with a plain forward pass while the run goes on;
-        after the last group `certificate` says what that found.
+        `verify` is a share of the responses to score again with a plain forward pass while the run goes on;
+        after the last group `verification` says what that found.
 
-        What an earlier epoch taught may be given by prompt id: `priors`, the longest response, and
+        What an earlier epoch taught may be given by prompt id: `length_hints`, the longest response, and
         `past_responses`, token ids to draft from. Neither changes a token.
 
         Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
@@ -204,15 +204,15 @@ class Rollout:
                 [item for item in given if not isinstance(item, EncodedPrompt)], n=n, sampling=sampling
             )
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
-        self.certificate = None
-        certifier = self._make_certifier(encoded, certify, seed, ends_ignored=lengths is not None) if certify else None
+        self.verification = None
+        verifier = self._make_verifier(encoded, verify, seed, ends_ignored=lengths is not None) if verify else None
         book = self._open_journal(journal, encoded, seed, resume)
         self._run = run = Run(
             self._fleet,
             encoded,
             self.engine.codec,
             RunOptions(
-                policy=policy or self._policy,
+                scheduler=scheduler or self._scheduler,
                 speculation=speculation or self._speculation,
                 seed=seed,
                 chunk_tokens=self._chunk_tokens,
@@ -221,23 +221,23 @@ class Rollout:
                 reward_deadline_s=reward_deadline_s,
                 events=events,
                 journal=book,
-                priors=self._priors if priors is None else priors,
+                length_hints=self._length_hints if length_hints is None else length_hints,
                 past_responses=past_responses or {},
-                certifier=certifier,
+                verifier=verifier,
             ),
         )
         groups = run.groups()
         try:
-            if certifier is not None:
-                await certifier.start()
+            if verifier is not None:
+                await verifier.start()
             async for group in groups:
                 yield group
-            if certifier is not None:
-                self.certificate = await certifier.finish()
+            if verifier is not None:
+                self.verification = await verifier.finish()
         finally:
             await groups.aclose()  # type: ignore[attr-defined]
-            if certifier is not None:
-                await certifier.close()
+            if verifier is not None:
+                await verifier.close()
             if book is not None:
                 book.close()
 
@@ -247,26 +247,26 @@ class Rollout:
             self._run.cancel()
 
     async def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
-        """Switch every instance to new weights between two runs; returns the new epoch.
+        """Switch every instance to new weights between two runs; returns the new weights version.
 
         `keep_context` carries the lengths that the last run saw to the next one as first estimates, by
-        prompt id. Drafts never outlive their epoch.
+        prompt id. Drafts never outlive their weights version.
         """
-        self._priors = self._run.priors() if keep_context and self._run is not None else {}
+        self._length_hints = self._run.length_hints() if keep_context and self._run is not None else {}
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         return await self._fleet.update_weights(weights)
 
-    def _make_certifier(
+    def _make_verifier(
         self, prompts: Sequence[EncodedPrompt], share: float, seed: int, *, ends_ignored: bool
-    ) -> Certifier:
+    ) -> Verifier:
         if self._engine_name != "local" or self.engine.model_dir is None:
             raise ConfigError(
-                f"responses of engine {self._engine_name!r} cannot be certified", hint="engine='local' draws by seed"
+                f"responses of engine {self._engine_name!r} cannot be verified", hint="engine='local' draws by seed"
             )
-        from seer.certificate import engine_dtype
-        from seer.certifier import Certifier
+        from seer.verification import engine_dtype
+        from seer.verifier import Verifier
 
-        return Certifier(
+        return Verifier(
             prompts,
             share,
             folder=self.engine.model_dir,
@@ -315,9 +315,9 @@ class SyncRollout:
             self._stop()
 
     @property
-    def epoch(self) -> int:
+    def weights_version(self) -> int:
         """Version of the weights."""
-        return self._started().epoch
+        return self._started().weights_version
 
     @property
     def summary(self) -> Summary | None:
@@ -325,9 +325,9 @@ class SyncRollout:
         return self._started().summary
 
     @property
-    def certificate(self) -> Certificate | None:
-        """What certifying the newest run found."""
-        return self._started().certificate
+    def verification(self) -> Verification | None:
+        """What verifying the newest run found."""
+        return self._started().verification
 
     @property
     def fleet(self) -> HostedFleet:

@@ -38,6 +38,7 @@ class Request:
         "attempt",
         "chunk_remaining",
         "error",
+        "finish_reason",
         "finished_s",
         "group",
         "id",
@@ -48,7 +49,6 @@ class Request:
         "num_generated",
         "num_migrations",
         "queued_s",
-        "reason",
         "seed",
         "spans",
         "started_s",
@@ -75,7 +75,7 @@ class Request:
         self.queued_s = queued_s
         self.started_s: float | None = None
         self.finished_s = 0.0
-        self.reason: FinishReason | None = None
+        self.finish_reason: FinishReason | None = None
         self.error: str | None = None
 
     @property
@@ -110,8 +110,8 @@ class Request:
 class RequestBuffer:
     """All requests of one rollout and the legal moves between their states."""
 
-    def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
+    def __init__(self, weights_version: int = 0) -> None:
+        self.weights_version = weights_version
         self._requests: list[Request] = []
         self._unfinished_of_group: dict[int, int] = {}
         self._requests_of_group: dict[int, list[Request]] = {}
@@ -150,15 +150,17 @@ class RequestBuffer:
         self.num_waiting += len(admitted)
         return admitted
 
-    def restore(self, request: Request, spans: Iterable[TokenSpan], reason: FinishReason | None, now_s: float) -> None:
+    def restore(
+        self, request: Request, spans: Iterable[TokenSpan], finish_reason: FinishReason | None, now_s: float
+    ) -> None:
         """Give a request that has not begun what an earlier, interrupted run generated for it."""
         self._expect(request, RequestState.WAITING, "restore")
         assert request.attempt == 0, f"{request} has begun"
         request.spans.extend(spans)
         request.num_generated = sum(len(span.ids) for span in request.spans)
         assert request.num_generated <= request.max_tokens, f"{request} was restored beyond its limit"
-        if reason is not None:
-            self._end(request, RequestState.FINISHED, reason, now_s)
+        if finish_reason is not None:
+            self._end(request, RequestState.FINISHED, finish_reason, now_s)
 
     def siblings(self, request: Request) -> list[Request]:
         """All requests of the same group, itself included."""
@@ -189,7 +191,7 @@ class RequestBuffer:
             max_tokens=max_tokens,
             sampling=group.sampling,
             seed=request.seed,
-            epoch=self.epoch,
+            weights_version=self.weights_version,
             prompt=group.prompt,
             spans=tuple(request.spans),
             is_probe=request.is_probe,
@@ -208,7 +210,9 @@ class RequestBuffer:
             request.num_generated += output.num_tokens
             request.chunk_remaining -= output.num_tokens
             if output.span is not None:
-                assert output.span.epoch == self.epoch, f"tokens of epoch {output.span.epoch}, rollout of {self.epoch}"
+                assert output.span.weights_version == self.weights_version, (
+                    f"tokens of weights version {output.span.weights_version}, rollout of {self.weights_version}"
+                )
                 request.spans.append(output.span)
         if output.end is None:
             return request
@@ -253,7 +257,9 @@ class RequestBuffer:
         assert self.num_ended == sum(request.ended for request in self._requests), "ended requests miscounted"
         for request in self._requests:
             assert 0 <= request.num_generated <= request.max_tokens, f"{request} is over its limit"
-            assert (request.reason is not None) == request.ended, f"{request} has reason {request.reason}"
+            assert (request.finish_reason is not None) == request.ended, (
+                f"{request} has finish_reason {request.finish_reason}"
+            )
             assert (request.instance is not None) == (request.state is RequestState.IN_FLIGHT), f"{request} has a place"
             if request.spans:
                 assert sum(len(span.ids) for span in request.spans) == request.num_generated, f"{request} lost tokens"
@@ -265,7 +271,7 @@ class RequestBuffer:
         self.num_in_flight -= 1
         self.num_waiting += 1
 
-    def _end(self, request: Request, state: RequestState, reason: FinishReason, now_s: float) -> None:
+    def _end(self, request: Request, state: RequestState, finish_reason: FinishReason, now_s: float) -> None:
         if request.state is RequestState.IN_FLIGHT:
             self.num_in_flight -= 1
             request.last_instance, request.instance = request.instance, None
@@ -273,7 +279,7 @@ class RequestBuffer:
             self._expect(request, RequestState.WAITING, "end")
             self.num_waiting -= 1
         request.state = state
-        request.reason = reason
+        request.finish_reason = finish_reason
         request.finished_s = now_s
         request.chunk_remaining = 0
         self.num_ended += 1
@@ -298,12 +304,12 @@ def request_seed(group_seed: int, index: int) -> int:
 
 
 def _response(request: Request) -> Response:
-    assert request.reason is not None, f"{request} has not ended"
+    assert request.finish_reason is not None, f"{request} has not ended"
     return Response(
         request=request.id,
         group=request.group.id,
         index=request.index,
-        reason=request.reason,
+        finish_reason=request.finish_reason,
         num_tokens=request.num_generated,
         spans=tuple(request.spans),
         error=request.error,

@@ -1,13 +1,13 @@
-"""Several policies on the same prompts, seeds and instances, so that nothing but the policy differs.
+"""Several schedulers on the same prompts, seeds and instances, so that nothing but the scheduler differs.
 
 Fairness
-  1. The same processes serve every run; before each one they load the weights again under a new epoch, so
+  1. The same processes serve every run; before each one they load the weights again under a new weights version, so
      no KV and no draft of an earlier run can be reached.
-  2. Runs are interleaved: each repetition goes through all policies, starting with another one each time,
+  2. Runs are interleaved: each repetition goes through all schedulers, starting with another one each time,
      so that a machine that slows down or warms up does so for everybody.
   3. A first, short run that nobody counts touches all code and memory.
-  4. Lengths are natural (on the local engine they are equal under all policies, because tokens are) or
-     forced to a recorded run's. Differences between the policies' tokens are counted and shown.
+  4. Lengths are natural (on the local engine they are equal under all schedulers, because tokens are) or
+     forced to a recorded run's. Differences between the schedulers' tokens are counted and shown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One policy, one repetition."""
+    """One scheduler, one repetition."""
 
-    policy: str
+    scheduler: str
     repetition: int
     summary: Summary
     explanation: Explanation | None
@@ -47,26 +47,26 @@ class Measured:
 class Comparison:
     """All runs of a comparison."""
 
-    policies: list[str]
+    schedulers: list[str]
     runs: list[Measured] = field(default_factory=list)
 
-    def of(self, policy: str) -> list[Measured]:
-        """The runs of one policy."""
-        return [run for run in self.runs if run.policy == policy]
+    def of(self, scheduler: str) -> list[Measured]:
+        """The runs of one scheduler."""
+        return [run for run in self.runs if run.scheduler == scheduler]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per policy: medians over the repetitions, with the spread of the throughput."""
-        base = statistics.median(run.summary.throughput_tokens_s for run in self.of(self.policies[0]))
-        return [self._row(policy, base) for policy in self.policies]
+        """One row per scheduler: medians over the repetitions, with the spread of the throughput."""
+        base = statistics.median(run.summary.throughput_tokens_s for run in self.of(self.schedulers[0]))
+        return [self._row(scheduler, base) for scheduler in self.schedulers]
 
-    def _row(self, policy: str, base_tokens_s: float) -> dict[str, Any]:
-        runs = self.of(policy)
+    def _row(self, scheduler: str, base_tokens_s: float) -> dict[str, Any]:
+        runs = self.of(scheduler)
         rates = [run.summary.throughput_tokens_s for run in runs]
         oracles = [e.oracle_s for run in runs if (e := run.explanation) is not None and e.oracle_s is not None]
         makespan_s = statistics.median(run.summary.makespan_s for run in runs)
         oracle_s = statistics.median(oracles) if oracles else None
         return {
-            "policy": policy,
+            "scheduler": scheduler,
             "throughput_tokens_s": statistics.median(rates),
             "throughput_min": min(rates),
             "throughput_max": max(rates),
@@ -92,19 +92,19 @@ def _drafts(run: Measured) -> tuple[int, int]:
     return (0, 0) if explanation is None else (explanation.num_drafted, explanation.num_accepted)
 
 
-def order_of_runs(policies: Sequence[str], repetitions: int) -> list[tuple[int, str]]:
-    """Repetition and policy of each run; every repetition starts with another policy."""
+def order_of_runs(schedulers: Sequence[str], repetitions: int) -> list[tuple[int, str]]:
+    """Repetition and scheduler of each run; every repetition starts with another scheduler."""
     return [
-        (repetition, policies[(start + repetition) % len(policies)])
+        (repetition, schedulers[(start + repetition) % len(schedulers)])
         for repetition in range(repetitions)
-        for start in range(len(policies))
+        for start in range(len(schedulers))
     ]
 
 
 async def compare(
     rollout: Rollout,
     prompts: Sequence[EncodedPrompt],
-    policies: Sequence[str],
+    schedulers: Sequence[str],
     *,
     repetitions: int = 1,
     seed: int = 0,
@@ -113,13 +113,13 @@ async def compare(
     ended: Callable[[Measured, list[GroupRecord]], None] | None = None,
 ) -> Comparison:
     """Run everything; the rollout must have been started. `began` may return a sink for the run's events."""
-    comparison = Comparison(list(policies))
+    comparison = Comparison(list(schedulers))
     assert rollout.engine.model_dir is not None, "comparisons need an engine with weights"
     reference: dict[tuple[int, int], list[int]] | None = None
     await _warm_up(rollout, prompts)
-    for repetition, policy in order_of_runs(policies, repetitions):
+    for repetition, scheduler in order_of_runs(schedulers, repetitions):
         await rollout.update_weights(rollout.engine.model_dir)
-        sink = began(repetition, policy) if began is not None else None
+        sink = began(repetition, scheduler) if began is not None else None
         events: list[Event] = []
 
         def record(event: Event, sink: Callable[[Event], None] | None = sink, to: list[Event] = events) -> None:
@@ -128,7 +128,8 @@ async def compare(
                 sink(event)
 
         groups = [
-            group async for group in rollout.run(prompts, policy=policy, seed=seed, lengths=lengths, events=record)
+            group
+            async for group in rollout.run(prompts, scheduler=scheduler, seed=seed, lengths=lengths, events=record)
         ]
         tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
         reference = tokens if reference is None else reference
@@ -136,10 +137,10 @@ async def compare(
         assert summary is not None, "a run that ended has a summary"
         limits = rollout.fleet.instances[0].limits
         measured = Measured(
-            policy=policy,
+            scheduler=scheduler,
             repetition=repetition,
             summary=summary,
-            explanation=explain(events, num_instances=len(rollout.fleet.instances), max_running=limits.max_running),
+            explanation=explain(events, num_instances=len(rollout.fleet.instances), max_num_seqs=limits.max_num_seqs),
             num_tokens_by_response={key: len(ids) for key, ids in tokens.items()},
             num_different=sum(tokens[key] != ids for key, ids in reference.items()),
         )
@@ -154,7 +155,7 @@ async def _warm_up(rollout: Rollout, prompts: Sequence[EncodedPrompt]) -> None:
         replace(prompt, sampling=replace(prompt.sampling, max_tokens=WARM_UP_TOKENS, min_tokens=0), n=2)
         for prompt in prompts[: 2 * len(rollout.fleet.instances)]
     ]
-    async for _ in rollout.run(few, policy="verl"):
+    async for _ in rollout.run(few, scheduler="verl"):
         pass
 
 

@@ -2,7 +2,8 @@
 
 The paper's estimate, exactly: until a request of the group has finished, the group is taken to be as long as it may be
 (`max_tokens`), so that it is not the one everybody waits for at the end; the first finish replaces that bound, and from
-then on the estimate is the longest finished response. A prior (the group's estimate in an earlier epoch) takes the
+then on the estimate is the longest finished response. A length hint (the group's estimate in an earlier epoch) takes
+the
 bound's place where there is one.
 
 `service` counts the tokens granted to a group, for the guard against starvation.
@@ -19,8 +20,8 @@ from seer.types import Group
 class Context:
     """Length estimate and service of each group."""
 
-    def __init__(self, priors: Mapping[str, int] | None = None) -> None:
-        self._priors = priors or {}
+    def __init__(self, length_hints: Mapping[str, int] | None = None) -> None:
+        self._length_hints = length_hints or {}
         """Longest response of a prompt in an earlier epoch, by `Group.key`."""
         self._longest_finished: dict[int, int] = {}
         self._service: dict[int, int] = {}
@@ -30,12 +31,12 @@ class Context:
         longest = self._longest_finished.get(group.id)
         if longest is not None:
             return longest
-        prior = self._prior(group)
+        prior = self._length_hint(group)
         return group.sampling.max_tokens if prior is None else min(prior, group.sampling.max_tokens)
 
-    def has_prior(self, group: Group) -> bool:
+    def has_length_hint(self, group: Group) -> bool:
         """Whether an earlier epoch tells how long the group's responses are."""
-        return self._prior(group) is not None
+        return self._length_hint(group) is not None
 
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""
@@ -55,11 +56,11 @@ class Context:
         """Tokens granted to the group so far."""
         return self._service.get(group.id, 0)
 
-    def as_priors(self, groups: Mapping[int, Group]) -> dict[str, int]:
-        """What this iteration taught, for the next epoch of the same prompts."""
+    def as_length_hints(self, groups: Mapping[int, Group]) -> dict[str, int]:
+        """What this iteration taught, for the next weights version of the same prompts."""
         return {
             key: longest for group, longest in self._longest_finished.items() if (key := groups[group].key) is not None
         }
 
-    def _prior(self, group: Group) -> int | None:
-        return self._priors.get(group.key) if group.key is not None else None
+    def _length_hint(self, group: Group) -> int | None:
+        return self._length_hints.get(group.key) if group.key is not None else None

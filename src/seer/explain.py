@@ -45,13 +45,13 @@ class StepFit:
     """Of a row of a prompt; None where none was seen beside the others: as any row."""
 
     @property
-    def prefill_row_s(self) -> float:
+    def prefill_token_s(self) -> float:
         """Seconds that a row of a prompt adds to a step."""
         return self.slope_s if self.prefill_s is None else self.prefill_s
 
-    def step_s(self, num_rows: float, num_prefill_rows: float = 0.0) -> float:
+    def step_s(self, num_batched_tokens: float, num_prefill_tokens: float = 0.0) -> float:
         """Seconds of a step over so many rows, and so many of prompts besides."""
-        return self.base_s + self.slope_s * num_rows + self.prefill_row_s * num_prefill_rows
+        return self.base_s + self.slope_s * num_batched_tokens + self.prefill_token_s * num_prefill_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class _Instance:
     steps: list[Stepped] = field(default_factory=list)
 
 
-def explain(events: Iterable[Event], *, num_instances: int, max_running: int) -> Explanation | None:
+def explain(events: Iterable[Event], *, num_instances: int, max_num_seqs: int) -> Explanation | None:
     """Split a run's time; None if nothing ended."""
     instances = [_Instance() for _ in range(num_instances)]
     prompt_of: dict[int, int] = {}
@@ -115,11 +115,11 @@ def explain(events: Iterable[Event], *, num_instances: int, max_running: int) ->
         makespan_s=makespan_s,
         seconds={heading: value / num_instances for heading, value in seconds.items()},
         busy_share=[1 - sum(b - a for a, b in one.idle) / makespan_s if makespan_s else 0.0 for one in instances],
-        num_prefilled=sum(step.num_prefill_rows for step in steps),
+        num_prefilled=sum(step.num_prefill_tokens for step in steps),
         num_drafted=sum(step.num_drafted for step in steps),
         num_accepted=sum(step.num_accepted for step in steps),
         step=fit,
-        oracle_s=oracle_bound_s(lengths, num_instances, max_running, fit) if fit is not None else None,
+        oracle_s=oracle_bound_s(lengths, num_instances, max_num_seqs, fit) if fit is not None else None,
     )
 
 
@@ -150,7 +150,7 @@ def _split_idle(seconds: dict[str, float], instances: Sequence[_Instance], tail_
 def _split_busy(
     seconds: dict[str, float], instances: Sequence[_Instance], makespan_s: float, num_prompt_tokens: int
 ) -> None:
-    num_prefilled = sum(step.num_prefill_rows for one in instances for step in one.steps)
+    num_prefilled = sum(step.num_prefill_tokens for one in instances for step in one.steps)
     needed_share = min(1.0, num_prompt_tokens / num_prefilled) if num_prefilled else 1.0
     for one in instances:
         busy_s = makespan_s - sum(b - a for a, b in one.idle)
@@ -161,13 +161,13 @@ def _split_busy(
         # Steps can reach a little beyond the states that were sampled; they never count for more.
         scale = min(1.0, busy_s / measured_s)
         for step in one.steps:
-            row_s = scale * step.duration_s / max(1, step.num_rows)
+            row_s = scale * step.duration_s / max(1, step.num_batched_tokens)
             rejected = step.num_drafted - step.num_accepted
-            seconds["prefill"] += row_s * step.num_prefill_rows * needed_share
-            seconds["recompute"] += row_s * step.num_prefill_rows * (1.0 - needed_share)
+            seconds["prefill"] += row_s * step.num_prefill_tokens * needed_share
+            seconds["recompute"] += row_s * step.num_prefill_tokens * (1.0 - needed_share)
             seconds["migration"] += scale * step.load_s
             seconds["speculation"] += row_s * rejected
-            seconds["decode"] += row_s * max(0, step.num_rows - step.num_prefill_rows - rejected)
+            seconds["decode"] += row_s * max(0, step.num_batched_tokens - step.num_prefill_tokens - rejected)
         seconds["overhead"] += busy_s - scale * measured_s
 
 
@@ -177,15 +177,15 @@ def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
     Reports weigh as their time does, so that the fit takes as long as the run did: what follows from it is not off by
     whatever a straight line misses.
     """
-    pure = [step for step in steps if not step.num_prefill_rows and step.num_steps]
+    pure = [step for step in steps if not step.num_prefill_tokens and step.num_steps]
     if not pure:
         return None
     base_s, slope_s = _base_and_slope(pure)
-    mixed = [step for step in steps if step.num_prefill_rows]
-    num_prefilled = sum(step.num_prefill_rows for step in mixed)
+    mixed = [step for step in steps if step.num_prefill_tokens]
+    num_prefilled = sum(step.num_prefill_tokens for step in mixed)
     if not num_prefilled:
         return StepFit(base_s, slope_s)
-    beside_s = sum(base_s * s.num_steps + slope_s * (s.num_rows - s.num_prefill_rows) for s in mixed)
+    beside_s = sum(base_s * s.num_steps + slope_s * (s.num_batched_tokens - s.num_prefill_tokens) for s in mixed)
     return StepFit(base_s, slope_s, max(0.0, sum(s.duration_s for s in mixed) - beside_s) / num_prefilled)
 
 
@@ -193,31 +193,31 @@ def _base_and_slope(pure: Sequence[Stepped]) -> tuple[float, float]:
     # Least squares of time against steps and rows, each report weighted by one over its steps: the residuals then
     # add up to nothing.
     total_s = sum(s.duration_s for s in pure)
-    num_steps, num_rows = sum(s.num_steps for s in pure), sum(s.num_rows for s in pure)
-    rr = sum(s.num_rows * s.num_rows / s.num_steps for s in pure)
-    rt = sum(s.num_rows * s.duration_s / s.num_steps for s in pure)
-    determinant = num_steps * rr - num_rows * num_rows
+    num_steps, num_batched_tokens = sum(s.num_steps for s in pure), sum(s.num_batched_tokens for s in pure)
+    rr = sum(s.num_batched_tokens * s.num_batched_tokens / s.num_steps for s in pure)
+    rt = sum(s.num_batched_tokens * s.duration_s / s.num_steps for s in pure)
+    determinant = num_steps * rr - num_batched_tokens * num_batched_tokens
     if determinant <= 1e-9 * num_steps * rr:  # all steps alike: rows alone keep the bound below what was measured
-        return 0.0, total_s / max(1, num_rows)
-    base_s = (total_s * rr - rt * num_rows) / determinant
-    slope_s = (rt * num_steps - total_s * num_rows) / determinant
+        return 0.0, total_s / max(1, num_batched_tokens)
+    base_s = (total_s * rr - rt * num_batched_tokens) / determinant
+    slope_s = (rt * num_steps - total_s * num_batched_tokens) / determinant
     if base_s < 0:  # noise: one of the two explains everything
-        return 0.0, total_s / num_rows
+        return 0.0, total_s / num_batched_tokens
     if slope_s < 0:
         return total_s / num_steps, 0.0
     return base_s, slope_s
 
 
-def oracle_bound_s(lengths: Sequence[int], num_instances: int, max_running: int, fit: StepFit) -> float:
+def oracle_bound_s(lengths: Sequence[int], num_instances: int, max_num_seqs: int, fit: StepFit) -> float:
     """Seconds of the idealised schedule described above."""
     waiting = [-length for length in lengths]
     heapq.heapify(waiting)
-    lanes = num_instances * max_running
+    slots = num_instances * max_num_seqs
     elapsed_s = 0.0
     quantum = max(1, max(lengths, default=0) // 2000)  # steps taken at once at least: bounds the work for long runs
     while waiting:
-        # Run the longest `lanes` until the shortest of them meets the longest that waits, or is done.
-        running = [-heapq.heappop(waiting) for _ in range(min(lanes, len(waiting)))]
+        # Run the longest `slots` until the shortest of them meets the longest that waits, or is done.
+        running = [-heapq.heappop(waiting) for _ in range(min(slots, len(waiting)))]
         shortest = running[-1]
         meets = shortest + waiting[0] + 1 if waiting else shortest
         num_steps = min(shortest, max(quantum, meets))

@@ -7,7 +7,7 @@ torn last line is dropped.
 Invariants
   1. A line that is in the file is never changed; a resumed run appends to the same file.
   2. The tokens of a request, read in order, are a prefix of its response.
-  3. A journal is used only by a run with the same identity: model, prompts, sampling and seed. The policy,
+  3. A journal is used only by a run with the same identity: model, prompts, sampling and seed. The scheduler,
      the number of instances and everything else that does not change tokens may differ.
 """
 
@@ -43,13 +43,13 @@ class Line(msgspec.Struct, frozen=True, tag="chunk"):
     group: int
     index: int
     spans: list[TokenSpan]
-    reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
 class _Past:
     spans: list[TokenSpan]
-    reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None
 
 
 def run_identity(model: str, prompts: Sequence[EncodedPrompt], seed: int) -> str:
@@ -92,17 +92,19 @@ class Journal:
 
     def restored(self) -> dict[tuple[int, int], Restored]:
         """What the interrupted run had generated, by group and index."""
-        return {key: Restored(tuple(one.spans), one.reason) for key, one in self._past.items()}
+        return {key: Restored(tuple(one.spans), one.finish_reason) for key, one in self._past.items()}
 
     def record(self, request: Request) -> None:
         """A chunk of the request has ended: write what is not in the file yet."""
         key = (request.group.id, request.index)
         done = self._num_written.get(key, 0)
         fresh = request.spans[done:]
-        reason = request.reason if request.reason in (FinishReason.STOP, FinishReason.LENGTH) else None
-        if not fresh and reason is None:
+        finish_reason = (
+            request.finish_reason if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) else None
+        )
+        if not fresh and finish_reason is None:
             return
-        line = self._encoder.encode(Line(*key, fresh, reason)) + b"\n"
+        line = self._encoder.encode(Line(*key, fresh, finish_reason)) + b"\n"
         written = os.write(self._file, line)
         assert written == len(line), f"{written} of {len(line)} bytes written to {self.path}"
         self._num_written[key] = len(request.spans)
@@ -134,5 +136,5 @@ def _read(path: Path) -> tuple[Header, dict[tuple[int, int], _Past], int]:
             raise InputError(f"{path}, line {number}: {error}", hint="the file was damaged; start anew") from None
         one = past.setdefault((line.group, line.index), _Past([]))
         one.spans.extend(line.spans)
-        one.reason = line.reason
+        one.finish_reason = line.finish_reason
     return header, past, good_bytes

@@ -1,6 +1,6 @@
 """Where a chunk runs: what each instance has been promised, and which one to promise it to.
 
-Placement is apart from ordering: a policy says which request is next, this says where it fits.
+Placement is apart from ordering: a scheduler says which request is next, this says where it fits.
 
 The paper's rule: an instance is a candidate if it can hold the request's KV at the chunk's *end*. While the load is
 balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight
@@ -98,7 +98,7 @@ class Fleet:
         return (
             self._alive[instance]
             and self._free[instance] >= num_blocks
-            and self._in_flight[instance] < self.limits[instance].max_running
+            and self._in_flight[instance] < self.limits[instance].max_num_seqs
         )
 
     def least_loaded(self, num_blocks: int | None = None) -> int | None:
@@ -136,10 +136,10 @@ class Fleet:
         else:
             fits = by_free[first:]
         in_flight, limits = self._in_flight, self.limits
-        return [i for entry in fits if in_flight[i := entry % radix] < limits[i].max_running]
+        return [i for entry in fits if in_flight[i := entry % radix] < limits[i].max_num_seqs]
 
     def promise(self, request: Request, instance: int, num_blocks: int, *, overcommit: bool = False) -> None:
-        """Set blocks aside. `overcommit` is for policies that leave memory to the engine, as verl's do."""
+        """Set blocks aside. `overcommit` is for schedulers that leave memory to the engine, as verl's do."""
         assert request.id not in self._promise, f"{request} holds a promise already"
         assert overcommit or self._free[instance] >= num_blocks, (
             f"instance {instance} has {self._free[instance]} free blocks, {num_blocks} promised for {request}"
@@ -161,7 +161,7 @@ class Fleet:
             self._move(instance, -num_blocks, -1)
         self._remove(instance)
         self._alive[instance] = False
-        self._free_tokens -= self._free[instance] * self.limits[instance].block_tokens
+        self._free_tokens -= self._free[instance] * self.limits[instance].block_size
         self._prompt_home = {group: where for group, where in self._prompt_home.items() if where != instance}
         return lost
 
@@ -169,7 +169,7 @@ class Fleet:
         """The instance is (again) ready for work, with nothing in its memory."""
         assert not self._alive[instance], f"instance {instance} is in the fleet already"
         self._alive[instance] = True
-        self._free_tokens += self._free[instance] * self.limits[instance].block_tokens
+        self._free_tokens += self._free[instance] * self.limits[instance].block_size
         insort(self._by_load, self._in_flight[instance] * self._radix + instance)
         insort(self._by_free, self._free[instance] * self._radix + instance)
 
@@ -184,7 +184,7 @@ class Fleet:
             assert self._free[instance] == limit.kv_blocks - sum(promised), f"instance {instance} miscounts its blocks"
             assert self._in_flight[instance] == len(promised), f"instance {instance} miscounts its requests"
         living = [instance for instance in range(len(self)) if self._alive[instance]]
-        free_tokens = sum(self._free[i] * self.limits[i].block_tokens for i in living)
+        free_tokens = sum(self._free[i] * self.limits[i].block_size for i in living)
         assert self._free_tokens == free_tokens, f"{self._free_tokens} tokens counted free, {free_tokens} are"
         loads = [divmod(entry, self._radix) for entry in self._by_load]
         assert loads == sorted((self._in_flight[i], i) for i in living), "load order is stale"
@@ -196,7 +196,7 @@ class Fleet:
         if alive:
             self._remove(instance)
         self._free[instance] -= num_blocks
-        self._free_tokens -= num_blocks * self.limits[instance].block_tokens
+        self._free_tokens -= num_blocks * self.limits[instance].block_size
         self._in_flight[instance] += num_requests
         if alive:
             insort(self._by_load, self._in_flight[instance] * self._radix + instance)
@@ -237,6 +237,6 @@ def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementCon
         num_tokens=missing,
         num_pooled_tokens=missing,
         bytes_per_token=costs.bytes_per_token,
-        block_tokens=fleet.limits[instance].block_tokens,
+        block_size=fleet.limits[instance].block_size,
     )
     return plan_transfer(gap, costs.move, costs.prefill).move_tokens > 0

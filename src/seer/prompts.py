@@ -131,14 +131,14 @@ def as_prompts(given: Iterable[str | Messages | Sequence[int] | Prompt]) -> list
 
 
 def encode(
-    prompts: Iterable[Prompt], codec: TextCodec | None, *, n: int, sampling: Sampling, max_context_tokens: int
+    prompts: Iterable[Prompt], codec: TextCodec | None, *, n: int, sampling: Sampling, max_model_len: int
 ) -> tuple[list[EncodedPrompt], list[BadPrompt]]:
     """Turn prompts into tokens and settle their sampling; those that cannot run come back as bad."""
     good: list[EncodedPrompt] = []
     bad: list[BadPrompt] = []
     for position, prompt in enumerate(prompts):
         try:
-            good.append(_encode(prompt, codec, n, sampling, max_context_tokens))
+            good.append(_encode(prompt, codec, n, sampling, max_model_len))
         except SeerError as error:
             where = f"line {prompt.line}" if prompt.line is not None else f"prompt {position}"
             bad.append(BadPrompt(where, str(error)))
@@ -154,9 +154,7 @@ def refuse(bad: Sequence[BadPrompt]) -> None:
     raise InputError(f"{len(bad)} bad prompts: {shown}{more}", hint="--skip-bad goes on without them")
 
 
-def _encode(
-    prompt: Prompt, codec: TextCodec | None, n: int, sampling: Sampling, max_context_tokens: int
-) -> EncodedPrompt:
+def _encode(prompt: Prompt, codec: TextCodec | None, n: int, sampling: Sampling, max_model_len: int) -> EncodedPrompt:
     if prompt.token_ids is not None:
         ids = prompt.token_ids
     elif codec is None:
@@ -169,10 +167,9 @@ def _encode(
     if not ids:
         raise InputError("the prompt encodes to no token")
     settled = prompt.sampling_over(sampling)
-    if len(ids) + settled.max_tokens > max_context_tokens:
+    if len(ids) + settled.max_tokens > max_model_len:
         raise InputError(
-            f"{len(ids)} prompt tokens and max_tokens={settled.max_tokens} exceed the {max_context_tokens} "
-            "tokens that fit"
+            f"{len(ids)} prompt tokens and max_tokens={settled.max_tokens} exceed the {max_model_len} tokens that fit"
         )
     return EncodedPrompt(prompt, ids, settled, prompt.n if prompt.n is not None else n)
 

@@ -32,8 +32,8 @@ class ResponseRecord(msgspec.Struct, kw_only=True):
     """Of each token under the distribution it was drawn from."""
     raw_logprobs: list[float] | None
     """Of each token under the model's own distribution, where the engine reports it."""
-    reason: FinishReason
-    epoch: int
+    finish_reason: FinishReason
+    weights_version: int
     """Version of the weights that every token was sampled under."""
     seed: int
     num_prompt_tokens: int
@@ -51,7 +51,7 @@ class ResponseRecord(msgspec.Struct, kw_only=True):
     @property
     def is_complete(self) -> bool:
         """Whether it ended by itself: the model stopped, or the length limit was reached."""
-        return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +69,10 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def respond(
-    request: Request, prompt: EncodedPrompt, codec: TextCodec | None, *, epoch: int, seed: int, began_s: float
+    request: Request, prompt: EncodedPrompt, codec: TextCodec | None, *, weights_version: int, seed: int, began_s: float
 ) -> ResponseRecord:
     """The record of a request that has ended."""
-    assert request.reason is not None, f"{request} has not ended"
+    assert request.finish_reason is not None, f"{request} has not ended"
     ids = [token for span in request.spans for token in span.ids]
     raw = [span.raw_logprobs for span in request.spans]
     return ResponseRecord(
@@ -83,8 +83,8 @@ def respond(
         token_ids=ids,
         logprobs=[value for span in request.spans for value in span.logprobs],
         raw_logprobs=[value for values in raw for value in values or ()] if None not in raw else None,
-        reason=request.reason,
-        epoch=epoch,
+        finish_reason=request.finish_reason,
+        weights_version=weights_version,
         seed=seed,
         num_prompt_tokens=len(prompt.token_ids),
         num_tokens=request.num_generated,

@@ -1,7 +1,7 @@
 """The rollout loop: the story of the system on one page.
 
-Admit the groups. Let the policy fill the instances with chunks. Wait for outputs; apply each to its request, and
-learn from it. A request whose chunk ended rests in the buffer, tied to no instance, until the policy picks it again.
+Admit the groups. Let the scheduler fill the instances with chunks. Wait for outputs; apply each to its request, and
+learn from it. A request whose chunk ended rests in the buffer, tied to no instance, until the scheduler picks it again.
 Groups are handed out as they complete, so that rewards can start early.
 
 The loop knows neither real time nor any engine: on an event loop whose clock is virtual, with instances that are cost
@@ -22,28 +22,28 @@ from seer.engine.base import Instance
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.metrics.events import Ended, EventSink, Queued, Started, Stopped, discard
 from seer.placement import Fleet
-from seer.scheduling.base import Policy
+from seer.scheduling.base import Scheduler
 from seer.types import ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Restored
 
 
 class RolloutLoop:
-    """Carries out a policy over a set of instances, for one epoch of the weights."""
+    """Carries out a scheduler over a set of instances, for one weights version of the weights."""
 
     def __init__(
         self,
         instances: Sequence[Instance],
-        policy: Policy,
+        scheduler: Scheduler,
         context: Context,
         *,
-        epoch: int = 0,
+        weights_version: int = 0,
         events: EventSink = discard,
         max_failures: int = 3,
         stall_deadline_s: float | None = None,
     ) -> None:
         self.instances = instances
-        self.policy = policy
+        self.scheduler = scheduler
         self.context = context
-        self.buffer = RequestBuffer(epoch)
+        self.buffer = RequestBuffer(weights_version)
         self.fleet = Fleet([instance.limits for instance in instances])
         self._events = events
         self._max_failures = max_failures
@@ -112,7 +112,7 @@ class RolloutLoop:
 
     def _admit(self, groups: list[Group], restored: Mapping[tuple[int, int], Restored]) -> None:
         largest = max(limit.kv_tokens for limit in self.fleet.limits)
-        longest = max(limit.max_context_tokens for limit in self.fleet.limits)
+        longest = max(limit.max_model_len for limit in self.fleet.limits)
         for group in groups:
             needed = group.num_prompt_tokens + group.sampling.max_tokens
             if needed > min(largest, longest):
@@ -128,17 +128,17 @@ class RolloutLoop:
             past = restored.get((request.group.id, request.index))
             if past is not None:
                 self._restore(request, past, now_s)
-        self.policy.admit([request for request in admitted if not request.ended], self.fleet)
+        self.scheduler.admit([request for request in admitted if not request.ended], self.fleet)
 
     def _restore(self, request: Request, past: Restored, now_s: float) -> None:
-        self.buffer.restore(request, past.spans, past.reason, now_s)
-        if past.reason is not None:
+        self.buffer.restore(request, past.spans, past.finish_reason, now_s)
+        if past.finish_reason is not None:
             self.context.observe_finished(request)
-            self._events(Ended(now_s, request.id, request.num_generated, past.reason.value))
+            self._events(Ended(now_s, request.id, request.num_generated, past.finish_reason.value))
 
     def _fill_instances(self) -> None:
         now_s = self._now_s()
-        while (plan := self.policy.next(self.fleet)) is not None:
+        while (plan := self.scheduler.next(self.fleet)) is not None:
             request = plan.request
             if request.ended:
                 continue
@@ -153,7 +153,7 @@ class RolloutLoop:
                     ChunkOutput(request.id, chunk.attempt, plan.instance, 0, end=ChunkEnd.FAILED, error=str(error))
                 )
         assert self.buffer.num_in_flight or self.buffer.drained or self._outputs or not self.fleet.num_alive, (
-            f"{self.buffer.num_waiting} requests wait, none is in flight, and the policy starts none"
+            f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )
 
     def _apply(self, output: ChunkOutput) -> None:
@@ -165,7 +165,7 @@ class RolloutLoop:
         self._events(Stopped(now_s, request.id, output.instance, request.num_generated, output.end.value))
         if request.state is RequestState.FINISHED:
             self._learn(request, now_s)
-        elif output.end is ChunkEnd.FAILED and self._is_given_up(request):
+        elif output.end is ChunkEnd.FAILED and self._record_failure(request):
             self.buffer.fail(request, output.error or "the instance gave no reason", now_s)
             self._learn(request, now_s)
         else:
@@ -175,20 +175,20 @@ class RolloutLoop:
         if self._cancelling:
             self._end_cancelled(request, now_s)
         else:
-            self.policy.requeue(request)
+            self.scheduler.requeue(request)
 
     def _end_cancelled(self, request: Request, now_s: float) -> None:
         self.buffer.cancel(request, now_s)
         self._learn(request, now_s)
 
     def _learn(self, request: Request, now_s: float) -> None:
-        if request.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.context.observe_finished(request)
-        assert request.reason is not None, f"{request} has no reason"
-        self._events(Ended(now_s, request.id, request.num_generated, request.reason.value))
-        self.policy.finished(request)
+        assert request.finish_reason is not None, f"{request} has no reason"
+        self._events(Ended(now_s, request.id, request.num_generated, request.finish_reason.value))
+        self.scheduler.finished(request)
 
-    def _is_given_up(self, request: Request) -> bool:
+    def _record_failure(self, request: Request) -> bool:
         self._failures[request.id] = self._failures.get(request.id, 0) + 1
         return self._failures[request.id] >= self._max_failures
 

@@ -33,12 +33,12 @@ from seer.prompts import EncodedPrompt, TextCodec
 from seer.results import GroupRecord, ResponseRecord, respond
 from seer.rewards import RewardCalls, RewardFunction
 from seer.rollout import RolloutLoop
-from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.transfer import TransferEstimate
 from seer.types import ChunkOutput, Group, GroupResult, InstanceLimits
 
 if TYPE_CHECKING:
-    from seer.certifier import Certifier
+    from seer.verifier import Verifier
 
 MIN_CHUNK_TOKENS = 128
 """Each chunk's end costs its request a few steps: the way to the driver and back, and the last block's KV again."""
@@ -54,9 +54,9 @@ PastResponses = Mapping[str, Sequence[Sequence[int]]]
 class RunOptions:
     """What may differ between two runs on the same fleet."""
 
-    policy: str = "seer"
+    scheduler: str = "seer"
     speculation: str = "auto"
-    """`auto`: as the policy says, where it pays; `off`: never."""
+    """`auto`: as the scheduler says, where it pays; `off`: never."""
     seed: int = 0
     chunk_tokens: int | None = None
     """None chooses by the longest response allowed."""
@@ -68,11 +68,11 @@ class RunOptions:
     cancel_deadline_s: float = 30.0
     events: EventSink = discard
     journal: Journal | None = None
-    certifier: Certifier | None = None
+    verifier: Verifier | None = None
     """Told of every response as it ends; whoever made it starts and finishes it."""
-    priors: Mapping[str, int] | None = None
+    length_hints: Mapping[str, int] | None = None
     past_responses: PastResponses = field(default_factory=dict)
-    """To draft from; drafts are verified, so they may come from another epoch."""
+    """To draft from; drafts are verified, so they may come from another weights version."""
 
 
 class Run:
@@ -89,10 +89,10 @@ class Run:
         self._prompts = prompts
         self._codec = codec
         self._options = options
-        self._spec = parse_policy(options.policy)
+        self._spec = parse_scheduler(options.scheduler)
         _refuse_impossible(options, prompts)
         self.groups_asked = [_group(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
-        self._context = Context(options.priors)
+        self._context = Context(options.length_hints)
         self._summarizer = Summarizer(len(fleet.instances))
         self._records: dict[tuple[int, int], ResponseRecord] = {}
         self._queue: asyncio.Queue[GroupRecord | None] = asyncio.Queue()
@@ -136,9 +136,9 @@ class Run:
         """The numbers of the run, once a request has ended by itself."""
         return self._summarizer.summary() if any(r.is_complete for r in self._records.values()) else None
 
-    def priors(self) -> dict[str, int]:
+    def length_hints(self) -> dict[str, int]:
         """What this run taught of its prompts' lengths, for a later epoch."""
-        return self._context.as_priors({group.id: group for group in self.groups_asked})
+        return self._context.as_length_hints({group.id: group for group in self.groups_asked})
 
     def _make_loop(self) -> RolloutLoop:
         options, fleet = self._options, self._fleet
@@ -149,13 +149,13 @@ class Run:
             instances = list(forced)
         longest = max(prompt.sampling.max_tokens for prompt in self._prompts)
         transfer = fleet.pool.transfer if fleet.pool is not None else None
-        settings = policy_settings(options.chunk_tokens, fleet.instances[0].limits, longest, transfer)
-        policy = make_policy(self._spec, settings, self._context, lambda request: self._length_of(request.id))
+        settings = scheduler_settings(options.chunk_tokens, fleet.instances[0].limits, longest, transfer)
+        scheduler = make_scheduler(self._spec, settings, self._context, lambda request: self._length_of(request.id))
         loop = RolloutLoop(
             instances,
-            policy,
+            scheduler,
             self._context,
-            epoch=fleet.epoch,
+            weights_version=fleet.weights_version,
             events=self._on_event,
             stall_deadline_s=options.stall_deadline_s,
         )
@@ -253,9 +253,9 @@ class Run:
         if self._fleet.pool is None:
             return
         self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.load_aside_s)
-        if steps.num_prefill_rows:
+        if steps.num_prefill_tokens:
             self._fleet.pool.transfer.saw_prefill(
-                steps.num_prefill_rows, steps.duration_s * steps.num_prefill_rows / steps.num_rows
+                steps.num_prefill_tokens, steps.duration_s * steps.num_prefill_tokens / steps.num_batched_tokens
             )
 
     def _on_end(self, request: Request) -> None:
@@ -264,13 +264,13 @@ class Run:
             request,
             prompt,
             self._codec,
-            epoch=self._fleet.epoch,
+            weights_version=self._fleet.weights_version,
             seed=request_seed(request.group.seed, request.index),
             began_s=self._began_s,
         )
         self._records[(record.group, record.index)] = record
-        if self._options.certifier is not None:
-            self._options.certifier.consider(record)
+        if self._options.verifier is not None:
+            self._options.verifier.consider(record)
         if self._fleet.pool is not None:
             self._fleet.pool.free(request.id)
         if self._rewards is not None and record.is_complete:
@@ -287,20 +287,20 @@ class Run:
         return self._options.lengths[asked.group.id][asked.index]
 
 
-def policy_settings(
+def scheduler_settings(
     chunk_tokens: int | None, limits: InstanceLimits, longest: int, transfer: TransferEstimate | None
-) -> PolicySettings:
-    """Settings in proportion to this run: the defaults of the policies are a cluster's.
+) -> SchedulerSettings:
+    """Settings in proportion to this run: the defaults of the schedulers are a cluster's.
 
     A chunk is an eighth of the longest response, as in the paper's workloads, in whole blocks; instances
     count as balanced within an eighth of the requests one of them runs at once. `transfer` is None where
     there is no pool.
     """
     if chunk_tokens is None:
-        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(8192, longest // 8)) / limits.block_tokens))
-        chunk_tokens = blocks * limits.block_tokens
-    placement = PlacementConfig(imbalance_threshold=max(1, limits.max_running // 8), transfer=transfer)
-    return PolicySettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)
+        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(8192, longest // 8)) / limits.block_size))
+        chunk_tokens = blocks * limits.block_size
+    placement = PlacementConfig(imbalance_threshold=max(1, limits.max_num_seqs // 8), transfer=transfer)
+    return SchedulerSettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)
 
 
 def _group(id: int, prompt: EncodedPrompt, seed: int) -> Group:
@@ -316,18 +316,18 @@ def _group(id: int, prompt: EncodedPrompt, seed: int) -> Group:
 
 
 def _refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> None:
-    spec = parse_policy(options.policy)
+    spec = parse_scheduler(options.scheduler)
     if not prompts:
         raise ConfigError("there are no prompts to roll out")
     if options.speculation not in ("auto", "off"):
         raise ConfigError(f"speculation={options.speculation!r}", hint="auto or off")
     if spec.oversample > 1:
         raise ConfigError(
-            f"policy {spec.name!r} discards responses and is off-policy; real rollouts do not offer it",
+            f"scheduler {spec.name!r} discards responses and is off-policy; real rollouts do not offer it",
             hint="seer simulate shows what it would do",
         )
     if spec.needs_true_lengths and options.lengths is None:
-        raise ConfigError(f"policy {spec.name!r} needs to know every length", hint="give forced lengths")
+        raise ConfigError(f"scheduler {spec.name!r} needs to know every length", hint="give forced lengths")
     if options.lengths is not None:
         if len(options.lengths) != len(prompts):
             raise ConfigError(f"lengths for {len(options.lengths)} groups, {len(prompts)} prompts")

@@ -90,7 +90,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bytes_per_token: int
     """KV bytes of a token."""
 
-    block_tokens: int
+    block_size: int
     """Tokens per block: what is moved is whole blocks."""
 
 
@@ -109,7 +109,7 @@ def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
     end (late tokens cost most), so the best split is at one of the two ends.
     """
     pooled = min(gap.num_pooled_tokens, gap.num_tokens)
-    pooled -= pooled % gap.block_tokens
+    pooled -= pooled % gap.block_size
     compute_all = Transfer(0, gap.num_tokens, prefill.seconds(gap.first_token, gap.num_tokens))
     if pooled <= 0:
         return compute_all

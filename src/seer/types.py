@@ -24,7 +24,7 @@ from seer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of a request are drawn. The defaults sample from the model's own distribution."""
+    """How the tokens of a request are sampled. The defaults sample from the model's own distribution."""
 
     max_tokens: int
     """The most tokens a response may have, its stop token included."""
@@ -34,7 +34,7 @@ class Sampling:
     top_k: int | None = None
     min_p: float = 0.0
     min_tokens: int = 0
-    """Stop tokens are not drawn before this many tokens."""
+    """Stop tokens are not sampled before this many tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, beside the model's own end-of-sequence tokens."""
     ignore_eos: bool = False
@@ -69,7 +69,7 @@ class Group:
     seed: int = 0
     """Each request's own seed is derived from this one and its index."""
     key: str | None = None
-    """Names the prompt across epochs, so that what an earlier epoch taught can serve as a prior."""
+    """Names the prompt across epochs, so that what an earlier epoch taught can serve as a length hint."""
 
     def __post_init__(self) -> None:
         """A group is never empty and its prompt, where given, has the length it states."""
@@ -88,30 +88,30 @@ class InstanceLimits:
     """What an instance can hold; fixed while it runs."""
 
     kv_blocks: int
-    block_tokens: int
-    max_running: int
+    block_size: int
+    max_num_seqs: int
     """Requests it decodes at once; more wait inside it."""
-    max_context_tokens: int
+    max_model_len: int
     """Longest prompt plus response it can serve."""
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose KV fits at once."""
-        return self.kv_blocks * self.block_tokens
+        return self.kv_blocks * self.block_size
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens of one request."""
-        return -(-num_tokens // self.block_tokens)
+        return -(-num_tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive generated tokens of one request, all sampled under one epoch of the weights."""
+    """Consecutive generated tokens of one request, all sampled under one weights version of the weights."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
-    """Of each token under the distribution it was drawn from (after temperature, top-p, top-k and min-p)."""
-    epoch: int
+    """Of each token under the distribution it was sampled from (after temperature, top-p, top-k and min-p)."""
+    weights_version: int
     raw_logprobs: Sequence[float] | None = None
     """Of each token under the model's own distribution (temperature 1, nothing cut), where the instance reports it."""
 
@@ -147,7 +147,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampling: Sampling
     seed: int
     """Sampling noise is a function of this and a token's absolute position, where the instance can do so."""
-    epoch: int
+    weights_version: int
     prompt: Sequence[int] | None = None
     spans: tuple[TokenSpan, ...] = ()
     is_probe: bool = False
@@ -208,7 +208,7 @@ class Response:
     group: int
     index: int
     """Which of the group's responses this is, from 0."""
-    reason: FinishReason
+    finish_reason: FinishReason
     num_tokens: int
     spans: tuple[TokenSpan, ...] = ()
     error: str | None = None
@@ -233,7 +233,7 @@ class Restored:
     """What an interrupted run had generated for a request, and how it ended if it had."""
 
     spans: tuple[TokenSpan, ...]
-    reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""What would another policy have made of a recorded run? Its lengths again, in virtual time, at its own step cost.
+"""What would another scheduler have made of a recorded run? Its lengths again, in virtual time, at its own step cost.
 
-The rollout loop and the policies are the production code. Instances are the simulator's, with a step that costs what
+The rollout loop and the schedulers are the production code. Instances are the simulator's, with a step that costs what
 the recorded steps were measured to cost (base + slope·rows) instead of a roofline; KV that moves takes as long as it
 did there, and no time where none moved. Drafts are as deep and as good as they were in the recorded run at the same
-batch size, for policies that draft; where it drafted nothing, nothing is known of them and they are left out.
-Under the recorded policy the prediction can be held against what was measured.
+batch size, for schedulers that draft; where it drafted nothing, nothing is known of them and they are left out.
+Under the recorded scheduler the prediction can be held against what was measured.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
 from seer.metrics.jsonl import read_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
-from seer.run import policy_settings
+from seer.run import scheduler_settings
 from seer.runs import RunFolder
-from seer.scheduling.registry import make_policy, parse_policy
+from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
 from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
 from seer.sim.instance import SimulatedInstance
@@ -35,7 +35,7 @@ from seer.types import Group, InstanceLimits, Sampling
 class DraftGain:
     """What drafting came to at one batch size."""
 
-    rows_per_request: float
+    tokens_per_request: float
     """Rows of a step for each request in it: one, and its drafts."""
     tokens_per_step: float
     """Tokens a request gained by a step."""
@@ -60,7 +60,7 @@ class MeasuredCost(InstanceCost):
         The simulated instance gains one token per request and step, so a step that gained more takes that much less.
         """
         gain = self._gain(num_requests)
-        rows = num_requests * tokens_per_request * gain.rows_per_request
+        rows = num_requests * tokens_per_request * gain.tokens_per_request
         return StepTime(self.fit.step_s(rows, prefill_tokens) / gain.tokens_per_step, 0.0)
 
     def transfer_s(self, num_tokens: int) -> float:
@@ -71,7 +71,7 @@ class MeasuredCost(InstanceCost):
         """As charged."""
         return TransferCosts(
             move=MoveCost(latency_s=0.0, bandwidth_bytes_s=1.0 / self.load_token_s if self.load_token_s else math.inf),
-            prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.prefill_row_s),
+            prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.prefill_token_s),
             bytes_per_token=1,
         )
 
@@ -86,7 +86,7 @@ class MeasuredCost(InstanceCost):
 class RecordedRun:
     """The part of a run that a replay needs."""
 
-    policy: str
+    scheduler: str
     groups: tuple[Group, ...]
     lengths: tuple[tuple[int, ...], ...]
     limits: InstanceLimits
@@ -107,7 +107,7 @@ def read_recorded(folder: RunFolder) -> RecordedRun:
     try:
         return record(
             list(read_events(folder.events)),
-            policy=options["policy"],
+            scheduler=options["scheduler"],
             limits=InstanceLimits(**manifest["limits"]),
             num_instances=options["instances"],
             max_tokens=options["max_tokens"],
@@ -120,7 +120,7 @@ def read_recorded(folder: RunFolder) -> RecordedRun:
 def record(
     events: Sequence[Event],
     *,
-    policy: str,
+    scheduler: str,
     limits: InstanceLimits,
     num_instances: int,
     max_tokens: int,
@@ -129,10 +129,12 @@ def record(
     """What a replay needs of a run's events."""
     queued = {event.request: event for event in events if isinstance(event, Queued)}
     ended = {event.request: event for event in events if isinstance(event, Ended)}
-    cut = [request for request in queued if request not in ended or ended[request].reason not in ("stop", "length")]
+    cut = [
+        request for request in queued if request not in ended or ended[request].finish_reason not in ("stop", "length")
+    ]
     if cut or not queued:
         raise InputError(f"{len(cut)} of {len(queued)} responses did not end by themselves")
-    found = explain(events, num_instances=num_instances, max_running=limits.max_running)
+    found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
     if found is None or found.step is None:
         raise InputError("no steps were measured", hint="the fake engine reports none")
     lengths: dict[int, dict[int, int]] = {}
@@ -146,7 +148,7 @@ def record(
         for group, row in sorted(lengths.items())
     )
     return RecordedRun(
-        policy=policy,
+        scheduler=scheduler,
         groups=groups,
         lengths=tuple(tuple(row[index] for index in sorted(row)) for _, row in sorted(lengths.items())),
         limits=limits,
@@ -174,7 +176,7 @@ def draft_gains(steps: Iterable[Stepped]) -> dict[int, DraftGain]:
     sums: dict[int, list[int]] = {}
     for step in steps:
         request_steps = step.num_emitted - step.num_accepted  # each gains one token and what was accepted
-        if step.num_prefill_rows or not step.num_steps or request_steps <= 0:
+        if step.num_prefill_tokens or not step.num_steps or request_steps <= 0:
             continue
         total = sums.setdefault(_bucket(request_steps / step.num_steps), [0, 0, 0])
         total[0] += request_steps
@@ -192,9 +194,9 @@ def _bucket(num_requests: float) -> int:
     return 1 << max(0, round(math.log2(max(1.0, num_requests))))
 
 
-def replay_under(recorded: RecordedRun, policy: str) -> Summary:
-    """The recorded lengths under a policy."""
-    spec = parse_policy(policy)
+def replay_under(recorded: RecordedRun, scheduler: str) -> Summary:
+    """The recorded lengths under a scheduler."""
+    spec = parse_scheduler(scheduler)
     gains = recorded.gains if spec.drafts != "none" else {}
     cost = MeasuredCost(
         model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit, gains=gains, load_token_s=recorded.load_token_s
@@ -204,7 +206,7 @@ def replay_under(recorded: RecordedRun, policy: str) -> Summary:
     summarizer = Summarizer(recorded.num_instances)
     longest = max(group.sampling.max_tokens for group in recorded.groups)
     transfer = TransferEstimate(cost.transfer_costs())
-    settings = policy_settings(recorded.chunk_tokens, recorded.limits, longest, transfer)
+    settings = scheduler_settings(recorded.chunk_tokens, recorded.limits, longest, transfer)
 
     def true_length(request: Request) -> int:
         return flat[request.id]
@@ -214,7 +216,7 @@ def replay_under(recorded: RecordedRun, policy: str) -> Summary:
             SimulatedInstance(i, cost, recorded.limits, flat.__getitem__, events=summarizer)
             for i in range(recorded.num_instances)
         ]
-        chosen = make_policy(spec, settings, context, true_length)
+        chosen = make_scheduler(spec, settings, context, true_length)
         loop = RolloutLoop(instances, chosen, context, events=summarizer)
         for instance in instances:
             await instance.start(loop.on_output)
@@ -227,7 +229,7 @@ def replay_under(recorded: RecordedRun, policy: str) -> Summary:
     return summarizer.summary()
 
 
-def replay_all(recorded: RecordedRun, policies: Sequence[str]) -> dict[str, Summary]:
-    """The recorded policy first, then the others, each once."""
-    names = [recorded.policy, *(policy for policy in policies if policy != recorded.policy)]
+def replay_all(recorded: RecordedRun, schedulers: Sequence[str]) -> dict[str, Summary]:
+    """The recorded scheduler first, then the others, each once."""
+    names = [recorded.scheduler, *(scheduler for scheduler in schedulers if scheduler != recorded.scheduler)]
     return {name: replay_under(recorded, name) for name in names}

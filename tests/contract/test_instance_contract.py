@@ -35,7 +35,7 @@ def a_chunk(request: int = 0, *, max_tokens: int = 20, spans: tuple[TokenSpan, .
         "max_tokens": max_tokens,
         "sampling": sampling,
         "seed": 100 + request,
-        "epoch": 0,
+        "weights_version": 0,
         "prompt": [5, 6, 7, 8, 9],
         "spans": spans,
     } | changes
@@ -142,7 +142,7 @@ def test_a_chunk_yields_exactly_its_tokens_and_one_end(play: Play) -> None:
         assert len(inbox.tokens(request)) == 10 + request
 
 
-def test_every_token_has_its_log_probability_and_epoch(play: Play) -> None:
+def test_every_token_has_its_log_probability_and_weights_version(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         instance.submit(a_chunk())
         await inbox.ends(0)
@@ -151,7 +151,7 @@ def test_every_token_has_its_log_probability_and_epoch(play: Play) -> None:
     assert spans
     for span in spans:
         assert len(span.ids) == len(span.logprobs)
-        assert span.epoch == 0
+        assert span.weights_version == 0
         assert all(value <= 0.0 for value in span.logprobs)
 
 
@@ -201,7 +201,7 @@ def test_closing_ends_what_is_in_hand(play: Play) -> None:
     assert [o.end for o in inbox.outputs if o.end] == [ChunkEnd.ABORTED] * 2
 
 
-def test_weights_change_only_between_chunks_and_move_the_epoch(play: Play, tmp_path: Path) -> None:
+def test_weights_change_only_between_chunks_and_move_the_weights_version(play: Play, tmp_path: Path) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.pause()
         instance.submit(a_chunk(0))
@@ -210,18 +210,18 @@ def test_weights_change_only_between_chunks_and_move_the_epoch(play: Play, tmp_p
         await instance.resume()
         await inbox.ends(0)
         await instance.update_weights(tmp_path / "tiny", 1)
-        chunk = a_chunk(1, epoch=1)
+        chunk = a_chunk(1, weights_version=1)
         assert instance.cached_prefix_tokens(chunk) == 0
         instance.submit(chunk)
         await inbox.ends(1)
 
     inbox = play(scenario)
-    assert {o.span.epoch for o in inbox.of(1) if o.span} == {1}
+    assert {o.span.weights_version for o in inbox.of(1) if o.span} == {1}
 
 
 def test_a_chunk_it_could_never_finish_is_refused_or_fails_by_name(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
-        too_long = instance.limits.max_context_tokens
+        too_long = instance.limits.max_model_len
         huge = a_chunk(0, max_tokens=too_long, sampling=Sampling(max_tokens=too_long))
         try:
             instance.submit(huge)

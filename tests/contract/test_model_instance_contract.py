@@ -30,7 +30,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
 
 def local(folder: Path, **limits: int) -> Instance:
-    return LocalInstance(0, folder, **({"kv_blocks": 128, "block_tokens": 4, "stream_tokens": 1} | limits))  # type: ignore[arg-type]
+    return LocalInstance(0, folder, **({"kv_blocks": 128, "block_size": 4, "stream_tokens": 1} | limits))  # type: ignore[arg-type]
 
 
 MAKERS = [local, pytest.param("vllm", marks=needs_vllm)]
@@ -181,12 +181,12 @@ def test_overload_is_refused_and_the_rest_goes_on(play: Play) -> None:
             instance.submit(a_chunk(3, PROMPT, max_tokens=10))
         with pytest.raises(InstanceError, match="already in hand"):
             instance.submit(a_chunk(0, PROMPT, max_tokens=10))
-        with pytest.raises(InstanceError, match="epoch 5"):
-            instance.submit(a_chunk(7, PROMPT, epoch=5))
+        with pytest.raises(InstanceError, match="weights version 5"):
+            instance.submit(a_chunk(7, PROMPT, weights_version=5))
         await instance.resume()
         await inbox.ends(0, 1, 2)
 
-    inbox = play(scenario, kv_blocks=10, max_running=2, max_waiting=1)
+    inbox = play(scenario, kv_blocks=10, max_num_seqs=2, max_waiting=1)
     assert {o.request for o in inbox.outputs} == {0, 1, 2}
 
 
@@ -201,9 +201,9 @@ def test_new_weights_take_effect_and_old_kv_is_not_used(play: Play, tmp_path: Pa
         await inbox.ends(0)
         assert instance.cached_prefix_tokens(old) >= 20
         await instance.update_weights(weights, 1)
-        new = a_chunk(1, PROMPT * 5, max_tokens=20, epoch=1, temperature=play.temperature)
+        new = a_chunk(1, PROMPT * 5, max_tokens=20, weights_version=1, temperature=play.temperature)
         assert instance.cached_prefix_tokens(new) == 0
-        with pytest.raises(InstanceError, match="epoch 0"):
+        with pytest.raises(InstanceError, match="weights version 0"):
             instance.submit(old)
         instance.submit(new)
         await inbox.ends(1)
@@ -238,8 +238,10 @@ def test_steps_are_counted_without_a_pool(_: str, vllm_engine: SharedEngine) -> 
         await inbox.ends(*range(5))
 
     Play(vllm_engine.instance, vllm_engine.thread.run, temperature=0.0)(scenario)
-    assert sum(report.num_prefill_rows for report in reports) == sum(10 * i - 1 for i in range(1, 5))
-    assert sum(r.num_rows - r.num_prefill_rows for r in reports) == sum(r.num_emitted for r in reports) > 100
+    assert sum(report.num_prefill_tokens for report in reports) == sum(10 * i - 1 for i in range(1, 5))
+    assert (
+        sum(r.num_batched_tokens - r.num_prefill_tokens for r in reports) == sum(r.num_emitted for r in reports) > 100
+    )
     assert all(report.duration_s > 0 for report in reports)
 
 
@@ -264,7 +266,7 @@ def test_a_step_that_breaks_fails_its_chunks_by_name_and_not_the_instance(folder
     assert inbox.end(1).end is ChunkEnd.LIMIT
 
 
-def test_instances_of_one_process_share_their_weights_and_agree_on_the_epoch(folder: Path) -> None:
+def test_instances_of_one_process_share_their_weights_and_agree_on_the_weights_version(folder: Path) -> None:
     first, second = LocalInstance(0, folder, kv_blocks=32), LocalInstance(1, folder, kv_blocks=32)
     inbox = Inbox()
 
@@ -280,10 +282,10 @@ def test_instances_of_one_process_share_their_weights_and_agree_on_the_epoch(fol
         await second.resume()
         await inbox.ends(0)
         await first.update_weights(weights, 1)
-        with pytest.raises(InstanceError, match="weights are of epoch 1"):
+        with pytest.raises(InstanceError, match="weights are of weights version 1"):
             second.submit(a_chunk(1, PROMPT, max_tokens=5))
         await second.update_weights(weights, 1)
-        second.submit(a_chunk(2, PROMPT, max_tokens=5, epoch=1))
+        second.submit(a_chunk(2, PROMPT, max_tokens=5, weights_version=1))
         await inbox.ends(2)
         await first.close()
         await second.close()

@@ -23,14 +23,14 @@ from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 from seer.kvpool.none import NonePool
 
 BLOCK_BYTES = 64 << 10
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32", block_tokens=4)
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32", block_size=4)
 
 
 def keys_of(
-    num_blocks: int, *, epoch: int = 1, model: str = "m", first: int = 0, layout: KVLayout = LAYOUT
+    num_blocks: int, *, weights_version: int = 1, model: str = "m", first: int = 0, layout: KVLayout = LAYOUT
 ) -> KeyArray:
-    namespace = Namespace(model=model, epoch=epoch, layout=layout)
-    return block_keys(namespace, np.arange(num_blocks * layout.block_tokens) + first)
+    namespace = Namespace(model=model, weights_version=weights_version, layout=layout)
+    return block_keys(namespace, np.arange(num_blocks * layout.block_size) + first)
 
 
 def blocks_of(num_blocks: int, seed: int = 0) -> np.ndarray:
@@ -150,14 +150,14 @@ def test_putting_a_held_key_changes_nothing(pool: Pool) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"epoch": 2},
+        {"weights_version": 2},
         {"model": "n"},
-        {"layout": KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="bfloat16", block_tokens=4)},
-        {"layout": KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32", block_tokens=4, num_ranks=2)},
+        {"layout": KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="bfloat16", block_size=4)},
+        {"layout": KVLayout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32", block_size=4, num_ranks=2)},
     ],
-    ids=["epoch", "model", "dtype", "shard"],
+    ids=["weights_version", "model", "dtype", "shard"],
 )
-def test_a_reader_of_another_epoch_model_or_layout_never_hits(pool: Pool, other: dict[str, object]) -> None:
+def test_a_reader_of_another_weights_version_model_or_layout_never_hits(pool: Pool, other: dict[str, object]) -> None:
     pool.put_now(keys_of(4), blocks_of(4))
     out = np.zeros((4, BLOCK_BYTES), np.uint8)
     assert pool.lookup_now(keys_of(4, **other)) == 0  # type: ignore[arg-type]
@@ -235,17 +235,17 @@ def test_pin_takes_the_leading_run_and_twice_is_once(pool: Pool) -> None:
     assert pool.release("a") == 2
 
 
-def test_dropping_an_epoch_ends_it_and_no_other(pool: Pool) -> None:
-    old, new, blocks = keys_of(4, epoch=1), keys_of(4, epoch=2), blocks_of(4)
+def test_dropping_an_weights_version_ends_it_and_no_other(pool: Pool) -> None:
+    old, new, blocks = keys_of(4, weights_version=1), keys_of(4, weights_version=2), blocks_of(4)
     pool.put_now(old, blocks, owners="a")
     pool.put_now(new, blocks)
-    assert pool.drop_epoch(1) == 4
+    assert pool.drop_weights_version(1) == 4
     assert (pool.lookup_now(old), pool.lookup_now(new)) == (0, 4)
-    assert pool.put_now(old, blocks) == [False] * 4, "a put of a dropped epoch must not be kept"
+    assert pool.put_now(old, blocks) == [False] * 4, "a put of a dropped weights version must not be kept"
     assert pool.lookup_now(old) == 0
     assert pool.get_now(old, np.zeros((4, BLOCK_BYTES), np.uint8)) == [False] * 4
-    assert pool.drop_epoch(1) == 0
-    assert pool.drop_epoch(2) == 4
+    assert pool.drop_weights_version(1) == 0
+    assert pool.drop_weights_version(2) == 4
 
 
 def test_prefetch_is_a_hint(pool: Pool) -> None:
@@ -314,7 +314,7 @@ def test_none_holds_nothing_and_fails_nothing() -> None:
     with NonePool() as none:
         assert none.put_now(keys, blocks, "a") == [False] * 3
         assert none.get_now(keys, blocks) == [False] * 3
-        assert (none.lookup_now(keys), none.pin("a", keys), none.free("a"), none.drop_epoch(1)) == (
+        assert (none.lookup_now(keys), none.pin("a", keys), none.free("a"), none.drop_weights_version(1)) == (
             0,
             0,
             0,

@@ -23,8 +23,8 @@ BLOCK_BYTES = 8 << 10
 DEADLINE_S = 60
 
 
-def key_of(block: int, epoch: int = 1) -> bytes:
-    return epoch.to_bytes(8, "little") + block.to_bytes(8, "little") + bytes(16)
+def key_of(block: int, weights_version: int = 1) -> bytes:
+    return weights_version.to_bytes(8, "little") + block.to_bytes(8, "little") + bytes(16)
 
 
 def keys_of(blocks: range) -> list[bytes]:
@@ -62,10 +62,10 @@ def do_everything(config: LocalPoolConfig, point: str, after: int) -> None:
         arena.spill(4, False)
         arena.promote(b"".join(keys_of(range(12))))
         pool.free("mine")
-        pool.put_now([key_of(0, epoch=2), key_of(1, epoch=2)], [block_of(0), block_of(1)])
-        pool.drop_epoch(2)
+        pool.put_now([key_of(0, weights_version=2), key_of(1, weights_version=2)], [block_of(0), block_of(1)])
+        pool.drop_weights_version(2)
         arena.rebuild()
-        if point == "dropping":  # an epoch can be dropped with effect only once
+        if point == "dropping":  # a weights version can be dropped with effect only once
             os.kill(os.getpid(), signal.SIGTERM)
 
 

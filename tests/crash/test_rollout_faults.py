@@ -70,7 +70,7 @@ def tokens_of(groups: list[GroupRecord]) -> Tokens:
 
 
 def a_rollout(model: Path, **settings: Any) -> Rollout:
-    defaults: dict[str, Any] = {"instances": 2, "kv_blocks": 256, "max_running": 6, "chunk_tokens": 16}
+    defaults: dict[str, Any] = {"instances": 2, "kv_blocks": 256, "max_num_seqs": 6, "chunk_tokens": 16}
     return Rollout(model, **defaults | {"pool_bytes": 8 << 20, "hosting": HOSTING} | settings)
 
 
@@ -119,12 +119,12 @@ class StrikesAt:
                 self.done.append(self._action())
 
 
-def check(groups: list[GroupRecord], expected: Tokens, epoch: int, story: str) -> None:
+def check(groups: list[GroupRecord], expected: Tokens, weights_version: int, story: str) -> None:
     assert tokens_of(groups) == expected, story
     responses = [r for group in groups for r in group.responses]
     assert len(responses) == 3 * len(PROMPTS), story
-    assert {r.reason for r in responses} <= {FinishReason.STOP, FinishReason.LENGTH}, story
-    assert {r.epoch for r in responses} == {epoch}, story
+    assert {r.finish_reason for r in responses} <= {FinishReason.STOP, FinishReason.LENGTH}, story
+    assert {r.weights_version for r in responses} == {weights_version}, story
 
 
 def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[Tokens]) -> None:
@@ -134,12 +134,14 @@ def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[T
     async def disturbed() -> None:
         async with a_rollout(model) as rollout:
             for number in range(ROUNDS - DRIVER_ROUNDS - MOONCAKE_ROUNDS):
-                if number % 5 == 4:  # the same weights, of a new epoch: nothing of the old one may be used
+                if number % 5 == 4:  # the same weights, of a new weights version: nothing of the old one may be used
                     await rollout.update_weights(model)
                 moments = {rng.randrange(2, 40) for _ in range(rng.choice([1, 1, 2]))}
                 sink = StrikesAt(moments, lambda: strike(rollout, rng))
                 groups = await rolled_out(rollout, sink, number % NUM_SEEDS)
-                check(groups, expected[number % NUM_SEEDS], rollout.epoch, f"round {number}, after {sink.done}")
+                check(
+                    groups, expected[number % NUM_SEEDS], rollout.weights_version, f"round {number}, after {sink.done}"
+                )
                 strikes.update(sink.done)
             server = rollout.fleet.draft_server
             restarts = server.num_restarts if server is not None else 0
@@ -165,7 +167,9 @@ def test_no_fault_of_mooncake_changes_a_token(model: Path, expected: list[Tokens
             for number in range(MOONCAKE_ROUNDS):
                 sink = StrikesAt({rng.randrange(2, 40)}, partial(kill_master, name))
                 groups = await rolled_out(rollout, sink, number % NUM_SEEDS)
-                check(groups, expected[number % NUM_SEEDS], rollout.epoch, f"round {number}, after {sink.done}")
+                check(
+                    groups, expected[number % NUM_SEEDS], rollout.weights_version, f"round {number}, after {sink.done}"
+                )
                 strikes.update(sink.done)
 
     with a_mooncake_store() as store:

@@ -26,10 +26,10 @@ def _short(value: object) -> object:
     return round(value, 3) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("policy", [*NAMES, "verl+sd"])
-def test_the_run_is_as_it_was(policy: str) -> None:
-    path = FOLDER / f"{policy}.txt"
-    text = "\n".join(map(line, roll_out(WORKLOAD, policy).events)) + "\n"
+@pytest.mark.parametrize("scheduler", [*NAMES, "verl+sd"])
+def test_the_run_is_as_it_was(scheduler: str) -> None:
+    path = FOLDER / f"{scheduler}.txt"
+    text = "\n".join(map(line, roll_out(WORKLOAD, scheduler).events)) + "\n"
     if os.environ.get("SEER_UPDATE_GOLDEN"):
         path.write_text(text)
     assert text.splitlines() == path.read_text().splitlines()

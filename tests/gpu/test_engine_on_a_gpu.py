@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from engines import FollowingDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
 from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
 
 pytestmark = pytest.mark.gpu
-CUDA = {"device": torch.device("cuda"), "block_tokens": 16, "kv_blocks": 256}
+CUDA = {"device": torch.device("cuda"), "block_size": 16, "kv_blocks": 256}
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
@@ -47,7 +47,7 @@ def assert_close(answers, expected) -> None:
 
 
 def test_bursts(folder: Path, expected) -> None:
-    assert_close(generate(an_engine(folder, **CUDA, max_running=16), chunks()), expected)
+    assert_close(generate(an_engine(folder, **CUDA, max_num_seqs=16), chunks()), expected)
 
 
 @pytest.mark.parametrize("how", ["kernel by kernel", "by graph", "as it comes"])
@@ -56,7 +56,7 @@ def test_pieces_of_contexts(folder: Path, expected, how: str, drafts: int, monke
     eager = {"kernel by kernel": 0, "by graph": graph_shapes.CAPTURE_ROWS, "as it comes": graph_shapes.EAGER_ROWS}
     monkeypatch.setattr(graph_shapes, "EAGER_ROWS", eager[how])
     drafter = knowing(tokens_of(expected), tree=True) if drafts else None
-    engine = an_engine(folder, **CUDA, max_running=5, max_step_tokens=40, drafter=drafter, budget=always(drafts))
+    engine = an_engine(folder, **CUDA, max_num_seqs=5, max_step_tokens=40, drafter=drafter, budget=always(drafts))
     assert_close(generate(engine, chunks(), arrive={i: 3 * i for i in range(16)}), expected)
     assert bool(len(engine.runner.mixed)) is (how != "kernel by kernel")
 
@@ -64,18 +64,18 @@ def test_pieces_of_contexts(folder: Path, expected, how: str, drafts: int, monke
 @pytest.mark.parametrize("max_draft", [2, 6, 20])
 def test_trees(folder: Path, expected, max_draft: int) -> None:
     for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
-        engine = an_engine(folder, **CUDA, max_running=7, drafter=drafter, budget=always(max_draft))
+        engine = an_engine(folder, **CUDA, max_num_seqs=7, drafter=drafter, budget=always(max_draft))
         assert_close(generate(engine, chunks()), expected)
 
 
 @pytest.mark.parametrize("max_draft", [2, 6, 20])
-@pytest.mark.parametrize("max_running", [7, 16])
-def test_trees_several_steps_at_once(folder: Path, expected, max_running: int, max_draft: int) -> None:
+@pytest.mark.parametrize("max_num_seqs", [7, 16])
+def test_trees_several_steps_at_once(folder: Path, expected, max_num_seqs: int, max_draft: int) -> None:
     for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
         steps: list = []
-        follows = FollowingDrafter(drafter.propose)
+        follows = SessionDrafter(drafter.propose)
         engine = an_engine(
-            folder, **CUDA, max_running=max_running, drafter=follows, budget=always(max_draft), on_step=steps.append
+            folder, **CUDA, max_num_seqs=max_num_seqs, drafter=follows, budget=always(max_draft), on_step=steps.append
         )
         assert_close(generate(engine, chunks()), expected)
         assert any(step.num_steps > 1 and step.num_drafted for step in steps)

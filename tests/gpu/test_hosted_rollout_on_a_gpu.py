@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rolled_out(model: Path, *, kill: bool = False, **settings: Any) -> tuple[dict[tuple[int, int], list[int]], Rollout]:
     async def scenario() -> tuple[list[GroupRecord], Rollout]:
-        defaults: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_running": 8, "chunk_tokens": 16}
+        defaults: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_num_seqs": 8, "chunk_tokens": 16}
         async with Rollout(model, **defaults | {"dtype": "float32"} | settings) as rollout:
             watch: dict[str, Any] = {"events": KillOnce(rollout.fleet.instances[1], request=2)} if kill else {}
             groups = [group async for group in rollout.run(PROMPTS, n=4, sampling=SAMPLING, **watch)]

@@ -48,7 +48,7 @@ async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
 @functools.cache
 def undisturbed() -> Tokens:
     async def scenario() -> Tokens:
-        async with a_rollout(1, policy="verl") as rollout:
+        async with a_rollout(1, scheduler="verl") as rollout:
             return tokens_of(await rolled_out(rollout))
 
     return asyncio.run(scenario())
@@ -63,7 +63,7 @@ def test_every_response_comes_back_whole() -> None:
                 assert group.is_complete
                 for response in group.responses:
                     assert len(response.token_ids) == len(response.logprobs) == response.num_tokens > 0
-                    assert response.reason in (FinishReason.STOP, FinishReason.LENGTH)
+                    assert response.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
                     assert response.text is None
                     assert response.finished_s >= 0
             assert rollout.summary is not None
@@ -72,10 +72,10 @@ def test_every_response_comes_back_whole() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("policy", ["verl-sync", "verl", "group", "divided", "context", "seer"])
-def test_the_policy_changes_no_token(policy: str) -> None:
+@pytest.mark.parametrize("scheduler", ["verl-sync", "verl", "group", "divided", "context", "seer"])
+def test_the_scheduler_changes_no_token(scheduler: str) -> None:
     async def scenario() -> Tokens:
-        async with a_rollout(3, policy=policy) as rollout:
+        async with a_rollout(3, scheduler=scheduler) as rollout:
             return tokens_of(await rolled_out(rollout))
 
     assert asyncio.run(scenario()) == undisturbed()
@@ -143,9 +143,9 @@ def test_cancelling_hands_out_what_was_generated() -> None:
                 groups.append(group)
                 rollout.cancel()
             assert sorted(group.group for group in groups) == list(range(8))
-            reasons = {response.reason for group in groups for response in group.responses}
+            reasons = {response.finish_reason for group in groups for response in group.responses}
             assert FinishReason.CANCELLED in reasons
-            cut = [r for g in groups for r in g.responses if r.reason is FinishReason.CANCELLED]
+            cut = [r for g in groups for r in g.responses if r.finish_reason is FinishReason.CANCELLED]
             assert any(response.token_ids for response in cut)
             assert all(len(r.token_ids) == len(r.logprobs) == r.num_tokens for r in cut)
             assert tokens_of(await rolled_out(rollout)) == expected  # the fleet is as good as new
@@ -230,18 +230,18 @@ def test_slow_and_failing_rewards_are_named_and_stall_nothing(is_async: bool) ->
             assert "took longer than 0.2 s" in (group.responses[2].reward_error or "")
 
 
-def test_an_epoch_advances_with_the_weights_and_lengths_may_be_carried(tmp_path: Path) -> None:
+def test_an_weights_version_advances_with_the_weights_and_lengths_may_be_carried(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_rollout() as rollout:
             first = await rolled_out(rollout)
             assert await rollout.update_weights(tmp_path, keep_context=True) == 1
             second = await rolled_out(rollout)
-            assert {r.epoch for g in first for r in g.responses} == {0}
-            assert {r.epoch for g in second for r in g.responses} == {1}
+            assert {r.weights_version for g in first for r in g.responses} == {0}
+            assert {r.weights_version for g in second for r in g.responses} == {1}
             assert rollout.current is not None
             longest = max(r.num_tokens for g in first if g.group == 0 for r in g.responses)
-            assert rollout.current._options.priors is not None
-            assert rollout.current._options.priors["0"] == longest
+            assert rollout.current._options.length_hints is not None
+            assert rollout.current._options.length_hints["0"] == longest
 
     asyncio.run(scenario())
 
@@ -251,11 +251,11 @@ def test_forced_lengths_are_what_comes_out_and_the_oracle_may_know_them() -> Non
 
     async def scenario() -> None:
         async with a_rollout() as rollout:
-            for policy in ("verl", "seer", "oracle"):
-                groups = await rolled_out(rollout, lengths=lengths, policy=policy)
+            for scheduler in ("verl", "seer", "oracle"):
+                groups = await rolled_out(rollout, lengths=lengths, scheduler=scheduler)
                 assert {g.group: [r.num_tokens for r in g.responses] for g in groups} == dict(enumerate(lengths))
             with pytest.raises(ConfigError, match="needs to know every length"):
-                await rolled_out(rollout, policy="oracle")
+                await rolled_out(rollout, scheduler="oracle")
             with pytest.raises(ConfigError, match="lengths of prompt 0"):
                 await rolled_out(rollout, lengths=[[1000] * 4] * 8)
 
@@ -298,7 +298,7 @@ def test_a_journal_restores_a_run_that_was_cut(tmp_path: Path) -> None:
 def test_the_synchronous_twin_gives_the_same() -> None:
     with SyncRollout("none", engine="fake", instances=2, hosting=QUICK) as rollout:
         first = list(rollout.run(PROMPTS, n=4, sampling=SAMPLING))
-        assert rollout.update_weights(Path("anywhere")) == rollout.epoch == 1
+        assert rollout.update_weights(Path("anywhere")) == rollout.weights_version == 1
         second = list(rollout.run(PROMPTS, n=4, sampling=SAMPLING))
     assert tokens_of(first) == tokens_of(second) == undisturbed()
     groups = rollout_sync("none", PROMPTS, n=4, sampling=SAMPLING, engine="fake", hosting=QUICK)
@@ -321,7 +321,7 @@ def test_the_synchronous_twin_passes_errors_on_and_ends_its_thread() -> None:
     [
         ({"instances": 0}, "instances=0"),
         ({"engine": "fak"}, "unknown engine"),
-        ({"policy": "sear"}, "unknown policy"),
+        ({"scheduler": "sear"}, "unknown scheduler"),
         ({"pool": "lake"}, "unknown pool"),
         ({"speculation": "on"}, "speculation="),
     ],

@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of two policies, made once."""
+    """A comparison of two schedulers, made once."""
     home = tmp_path_factory.mktemp("compare")
     make_tiny_model(home / "tiny")
     lines = [json.dumps({"prompt_token_ids": [3 + i, 9, 4], "id": f"p{i}"}) for i in range(6)]
@@ -32,16 +32,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(home: Path, name: str) -> list[str]:
     where = ["--model", f"{home}/tiny", "--prompts", f"{home}/prompts.jsonl", "--run-dir", f"{home}/{name}"]
     sizes = ["--n", "4", "--max-tokens", "60", "--kv-memory", "8MiB", "--pool-memory", "8MiB"]
-    return ["compare", "--policies", "verl,seer", *where, *sizes, "--no-pin", "--json", "--quiet"]
+    return ["compare", "--schedulers", "verl,seer", *where, *sizes, "--no-pin", "--json", "--quiet"]
 
 
-def test_each_repetition_starts_with_another_policy() -> None:
+def test_each_repetition_starts_with_another_scheduler() -> None:
     assert order_of_runs(["a", "b"], 3) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
-def test_the_table_has_a_row_per_policy_and_tokens_are_identical(home: Path) -> None:
+def test_the_table_has_a_row_per_scheduler_and_tokens_are_identical(home: Path) -> None:
     manifest = json.loads((home / "c" / "run.json").read_text())
-    rows = {row["policy"]: row for row in manifest["rows"]}
+    rows = {row["scheduler"]: row for row in manifest["rows"]}
     assert list(rows) == ["verl", "seer"]
     assert rows["verl"]["speedup"] == 1.0
     for row in rows.values():
@@ -49,7 +49,7 @@ def test_the_table_has_a_row_per_policy_and_tokens_are_identical(home: Path) -> 
         assert row["num_requests"] == 24
         assert row["different_responses"] == 0
         assert row["throughput_min"] <= row["throughput_tokens_s"] <= row["throughput_max"]
-    assert [(run["policy"], run["repetition"]) for run in manifest["runs"]] == [
+    assert [(run["scheduler"], run["repetition"]) for run in manifest["runs"]] == [
         ("verl", 0),
         ("seer", 0),
         ("seer", 1),
@@ -62,9 +62,9 @@ def test_every_run_of_it_is_a_run_that_can_be_verified_replayed_and_reported(
 ) -> None:
     run = home / "c" / "seer-0"
     assert main(["verify", str(run), "--share", "1", "--json"]) == 0
-    certificate = json.loads(capsys.readouterr().out)
-    assert certificate["is_clean"]
-    assert certificate["num_responses"] == 24
+    verification = json.loads(capsys.readouterr().out)
+    assert verification["is_clean"]
+    assert verification["num_responses"] == 24
     assert main(["replay", str(run)]) == 0
     assert "oracle" in capsys.readouterr().out
     assert main(["report", str(run)]) == 0

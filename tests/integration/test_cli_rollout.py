@@ -56,7 +56,15 @@ def test_a_rollout_leaves_results_events_and_a_summary(tmp_path: Path, capsys: p
     tokens = tokens_in(tmp_path / "run" / "results.jsonl")
     assert len(tokens) == 18
     record = json.loads((tmp_path / "run" / "results.jsonl").read_text().splitlines()[0])
-    assert {"text", "token_ids", "logprobs", "reason", "epoch", "started_s", "finished_s"} <= record.keys()
+    assert {
+        "text",
+        "token_ids",
+        "logprobs",
+        "finish_reason",
+        "weights_version",
+        "started_s",
+        "finished_s",
+    } <= record.keys()
     manifest = json.loads((tmp_path / "run" / "run.json").read_text())
     assert manifest["status"] == "finished"
     assert main(["report", str(tmp_path / "run")]) == 0
@@ -84,7 +92,7 @@ def test_bad_prompts_are_listed_before_anything_starts(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--policy", "sear"], "did you mean seer?"),
+        (["--scheduler", "sear"], "did you mean seer?"),
         (["--instances", "0"], "instances=0"),
         (["--temperature", "-1"], "temperature=-1.0"),
         (["--n", "0"], "--n 0"),

@@ -38,7 +38,7 @@ def accepted_share(events: list[Event]) -> float:
 
 def test_past_responses_are_drafted_from_and_change_no_token(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with Rollout(make_tiny_model(tmp_path / "tiny"), kv_blocks=256, max_running=8) as rollout:
+        async with Rollout(make_tiny_model(tmp_path / "tiny"), kv_blocks=256, max_num_seqs=8) as rollout:
             before, blind = await rolled_out(rollout)
             past = {group.prompt_id: [response.token_ids for response in group.responses] for group in before}
             knowing: list[Event] = []
@@ -55,10 +55,10 @@ def test_past_responses_are_drafted_from_and_change_no_token(tmp_path: Path) -> 
 
 def test_priors_say_which_prompt_is_long_before_any_response_has_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with Rollout(make_tiny_model(tmp_path / "tiny"), kv_blocks=256, max_running=1) as rollout:
+        async with Rollout(make_tiny_model(tmp_path / "tiny"), kv_blocks=256, max_num_seqs=1) as rollout:
             for longest in (0, 2):
-                priors = {prompt.id: 90 if i == longest else 10 for i, prompt in enumerate(PROMPTS)}
-                _, events = await rolled_out(rollout, n=1, priors=priors)
+                length_hints = {prompt.id: 90 if i == longest else 10 for i, prompt in enumerate(PROMPTS)}
+                _, events = await rolled_out(rollout, n=1, length_hints=length_hints)
                 first = next(event for event in events if isinstance(event, Started))
                 assert first.request == longest, "one at a time, and the longest goes first"
 

@@ -1,4 +1,4 @@
-"""The whole thing on the local engine with a tiny model: processes, pool, drafts, faults, certificate."""
+"""The whole thing on the local engine with a tiny model: processes, pool, drafts, faults, verification."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from seer import GroupRecord, HostOptions, Rollout, Sampling
-from seer.certificate import Claim, PlainModel, certify
 from seer.engine.local.tiny import make_tiny_model
+from seer.verification import Claim, PlainModel, verify
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
 SAMPLING = Sampling(max_tokens=80)
@@ -34,7 +34,7 @@ def a_rollout(model: Path, instances: int = 2, **settings: Any) -> Rollout:
         model,
         instances=instances,
         kv_blocks=512,
-        max_running=8,
+        max_num_seqs=8,
         chunk_tokens=16,
         pool_bytes=16 << 20,
         hosting=HostOptions(pin=False),
@@ -53,7 +53,7 @@ def tokens_of(groups: list[GroupRecord]) -> Tokens:
 @functools.cache
 def undisturbed(model: Path) -> list[GroupRecord]:
     async def scenario() -> list[GroupRecord]:
-        async with a_rollout(model, 1, policy="verl", speculation="off") as rollout:
+        async with a_rollout(model, 1, scheduler="verl", speculation="off") as rollout:
             return await rolled_out(rollout)
 
     return asyncio.run(scenario())
@@ -62,7 +62,7 @@ def undisturbed(model: Path) -> list[GroupRecord]:
 def test_everything_on_gives_the_tokens_of_everything_off(model: Path) -> None:
     async def scenario() -> list[Tokens]:
         async with a_rollout(model) as rollout:
-            return [tokens_of(await rolled_out(rollout, policy=p)) for p in ("seer", "verl-sync", "context")]
+            return [tokens_of(await rolled_out(rollout, scheduler=p)) for p in ("seer", "verl-sync", "context")]
 
     for tokens in asyncio.run(scenario()):
         assert tokens == tokens_of(undisturbed(model))
@@ -82,7 +82,7 @@ def test_kill_9_of_an_instance_changes_no_token(model: Path) -> None:
     assert tokens == tokens_of(undisturbed(model))
 
 
-def test_new_weights_give_other_tokens_and_the_next_epoch(model: Path, tmp_path: Path) -> None:
+def test_new_weights_give_other_tokens_and_the_next_weights_version(model: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", seed=1)
 
     async def scenario() -> list[GroupRecord]:
@@ -92,7 +92,7 @@ def test_new_weights_give_other_tokens_and_the_next_epoch(model: Path, tmp_path:
             return await rolled_out(rollout)
 
     groups = asyncio.run(scenario())
-    assert {r.epoch for g in groups for r in g.responses} == {1}
+    assert {r.weights_version for g in groups for r in g.responses} == {1}
     assert tokens_of(groups) == tokens_of(undisturbed(other))
 
 
@@ -149,27 +149,27 @@ def test_instances_share_packed_matrices_also_of_new_weights(tmp_path: Path) -> 
     assert set(Path("/dev/shm").glob("seer-matrices-*")) <= known
 
 
-def test_the_certificate_is_clean_for_these_weights_and_not_for_others(model: Path, tmp_path: Path) -> None:
+def test_the_verification_is_clean_for_these_weights_and_not_for_others(model: Path, tmp_path: Path) -> None:
     groups = undisturbed(model)
-    found = certify(PlainModel(model), claims(groups))
+    found = verify(PlainModel(model), claims(groups))
     assert found.is_clean
     assert found.num_mismatches == 0
     assert found.num_responses == 24
     assert found.num_tokens == sum(r.num_tokens for g in groups for r in g.responses)
-    wrong = certify(PlainModel(make_tiny_model(tmp_path / "wrong", seed=2)), claims(groups)[:4])
+    wrong = verify(PlainModel(make_tiny_model(tmp_path / "wrong", seed=2)), claims(groups)[:4])
     assert not wrong.is_clean
     assert wrong.num_mismatches > 0
 
 
-def test_the_certificate_notices_a_single_wrong_token_and_a_single_wrong_number(model: Path) -> None:
+def test_the_verification_notices_a_single_wrong_token_and_a_single_wrong_number(model: Path) -> None:
     (claim, *_) = claims(undisturbed(model))
     plain = PlainModel(model)
     token = claim.response.token_ids[3]
     claim.response.token_ids[3] = (token + 1) % 100
-    assert certify(plain, [claim]).num_mismatches >= 1
+    assert verify(plain, [claim]).num_mismatches >= 1
     claim.response.token_ids[3] = token
     value = claim.response.logprobs[5]
     claim.response.logprobs[5] = value - 0.01
-    assert not certify(plain, [claim]).is_clean
+    assert not verify(plain, [claim]).is_clean
     claim.response.logprobs[5] = value
-    assert certify(plain, [claim]).is_clean
+    assert verify(plain, [claim]).is_clean

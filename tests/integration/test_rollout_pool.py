@@ -39,7 +39,7 @@ def a_rollout(model: Path, **settings: Any) -> Rollout:
     defaults: dict[str, Any] = {
         "instances": 2,
         "kv_blocks": 512,
-        "max_running": 8,
+        "max_num_seqs": 8,
         "chunk_tokens": 16,
         "pool_bytes": 16 << 20,
         "hosting": HostOptions(pin=False),
@@ -118,7 +118,7 @@ def test_a_request_that_fails_leaves_nothing_pinned(model: Path) -> None:
             assert stats_of(rollout).num_pinned_blocks == 0
             return groups
 
-    failed = [r for group in asyncio.run(scenario()) for r in group.responses if r.reason.value == "failed"]
+    failed = [r for group in asyncio.run(scenario()) for r in group.responses if r.finish_reason.value == "failed"]
     assert [(r.group, r.index) for r in failed] == [(0, 0)]
     assert failed[0].num_tokens, "it had begun, so there was KV to free"
 
@@ -186,7 +186,7 @@ def test_a_killed_mooncake_master_costs_time_and_no_token(model: Path, mooncake:
                 os.kill(mooncake.pids["master"], signal.SIGKILL)
 
             kill = Once(Stopped, kill_for_good)
-            return expected, await rolled_out(rollout, events=kill, policy="context"), rollout.summary
+            return expected, await rolled_out(rollout, events=kill, scheduler="context"), rollout.summary
 
     expected, groups, summary = asyncio.run(scenario())
     assert {(r.group, r.index): r.token_ids for g in groups for r in g.responses} == {
@@ -205,9 +205,9 @@ def test_kv_that_was_dropped_at_home_comes_back_from_the_pool(model: Path) -> No
     events: list[Event] = []
 
     async def scenario() -> None:
-        async with a_rollout(model, kv_blocks=12, max_running=4) as rollout:
+        async with a_rollout(model, kv_blocks=12, max_num_seqs=4) as rollout:
             pool_of(rollout).transfer = MovingIsFree()
-            await rolled_out(rollout, events=events.append, policy="context")
+            await rolled_out(rollout, events=events.append, scheduler="context")
 
     asyncio.run(scenario())
     loaded = sum(event.num_loaded for event in events if isinstance(event, Prefilling))
@@ -223,7 +223,7 @@ def test_a_chunk_that_goes_on_at_home_computes_nothing_again(model: Path) -> Non
 
     async def scenario() -> None:
         async with a_rollout(model, instances=1) as rollout:  # nowhere else to go, and memory for all
-            await rolled_out(rollout, events=events.append, policy="divided")
+            await rolled_out(rollout, events=events.append, scheduler="divided")
 
     asyncio.run(scenario())
     again = [e for e in events if isinstance(e, Prefilling) and e.num_tokens and e.num_recomputed]

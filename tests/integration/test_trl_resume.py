@@ -46,10 +46,11 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
 
     assert resumed.state.global_step == straight.state.global_step == 8
     assert same_weights(weights_of(resumed), weights_of(straight))
-    # The instances of a resumed run were started anew, from the checkpoint: epoch 0, on policy from its first token.
+    # The instances of a resumed run were started anew, from the checkpoint: weights version 0, on policy from its
+    # first token.
     steps = read_training(RunFolder(tmp_path / "killed" / "seer"))
     assert [step.rollout["step"] for step in steps] == list(range(8))
-    assert [step.rollout["epoch"] for step in steps] == [0, 1, 2, 0, 1, 0, 1, 2]
+    assert [step.rollout["weights_version"] for step in steps] == [0, 1, 2, 0, 1, 0, 1, 2]
     assert all(step.rollout["on_policy"]["mean_gap"] < 1e-5 for step in steps)
     lengths = [
         [step.rollout["num_tokens"] for step in read_training(RunFolder(tmp_path / name / "seer"))]

@@ -16,7 +16,7 @@ from seer.metrics.events import Ended, Event
 from seer.metrics.jsonl import EventLog
 from trl_toy import Dataset, rewards_of, same_weights, share, share_of_kind, toy_trainer, weights_of
 
-SMALL: dict[str, Any] = {"kv_blocks": 256, "block_tokens": 4, "max_running": 16}
+SMALL: dict[str, Any] = {"kv_blocks": 256, "block_size": 4, "max_num_seqs": 16}
 
 
 def test_early_rewards_train_as_late_ones_do(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_reward_begins_while_others_are_generated(tmp_path: Path, monkeypatch:
         order.append("reward")
         return share(completion, kind)
 
-    with seer_rollouts(**SMALL | {"max_running": 2}, reward=noting) as rollouts:
+    with seer_rollouts(**SMALL | {"max_num_seqs": 2}, reward=noting) as rollouts:
         toy_trainer(rollouts, tmp_path, max_steps=1, reward_funcs=noting).train()
     assert order.count("ended") == order.count("reward") == 32
     assert order.index("reward") < 8, "with two requests at a time most responses end later than the first"

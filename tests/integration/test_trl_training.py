@@ -22,11 +22,11 @@ from seer.metrics.jsonl import read_events
 from trl_toy import RANDOM_REWARD, Heard, rewards_of, same_weights, toy_trainer, weights_of
 
 SEEDS = [int(seed) for seed in os.environ.get("SEER_GRPO_SEEDS", "0").split(",")]
-SMALL: dict[str, Any] = {"kv_blocks": 256, "block_tokens": 4, "max_running": 16}
-EVERYTHING_ON: dict[str, Any] = {**SMALL, "instances": 2, "chunk_tokens": 4, "keep_words": True, "keep_steps": 100}
+SMALL: dict[str, Any] = {"kv_blocks": 256, "block_size": 4, "max_num_seqs": 16}
+EVERYTHING_ON: dict[str, Any] = {**SMALL, "instances": 2, "chunk_tokens": 4, "keep_responses": True, "keep_steps": 100}
 EVERYTHING_OFF: dict[str, Any] = {
     **SMALL,
-    "policy": "verl",
+    "scheduler": "verl",
     "pool": "none",
     "speculation": "off",
     "chunk_tokens": 512,
@@ -59,7 +59,7 @@ def test_a_tiny_model_learns(tmp_path: Path, seed: int) -> None:
         if "reward" in line:
             assert line["seer/on_policy/mean_gap"] < 1e-5
             assert line["seer/on_policy/mean_ratio"] == pytest.approx(1.0, abs=1e-4)
-            assert line["seer/epoch"] == line["step"] - 1
+            assert line["seer/weights_version"] == line["step"] - 1
 
 
 def test_weights_that_do_not_arrive_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

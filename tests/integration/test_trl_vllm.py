@@ -19,7 +19,7 @@ from trl_toy import rewards_of, toy_model, toy_trainer
 
 def test_a_model_with_a_tied_head_learns_on_policy(tmp_path: Path) -> None:
     """The head's weights are the embedding's: an engine that keeps a copy of them has to renew it."""
-    settings: dict[str, Any] = {"kv_memory_bytes": 256 << 20, "max_running": 8, "max_context_tokens": 128}
+    settings: dict[str, Any] = {"kv_memory_bytes": 256 << 20, "max_num_seqs": 8, "max_model_len": 128}
     with seer_rollouts(engine="vllm", dtype="float32", speculation="off", **settings) as rollouts:
         trainer = toy_trainer(rollouts, tmp_path, model=toy_model(0, head_dim=64), max_steps=12)
         trainer.train()

@@ -22,19 +22,19 @@ import torch
 
 from engines import a_chunk
 from inbox import OutputInbox
-from seer.certificate import PlainModel
 from seer.engine.drafter import StepReport
-from seer.engine.local.sampling import DrawRow, processed
+from seer.engine.local.sampling import SampleRow, processed
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 from seer.types import ChunkEnd, ChunkOutput, Sampling, TokenSpan
+from seer.verification import PlainModel
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 pytestmark = needs_vllm
 
-BLOCK_TOKENS = 32
+BLOCK_SIZE = 32
 CHUNK_TOKENS = 32
 RESPONSE_TOKENS = 160
 GROUP = list(range(3, 43))
@@ -114,7 +114,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
     from seer.engine.vllm.folder import read_folder
 
-    block_bytes = read_folder(folder).block_bytes(BLOCK_TOKENS, 4)
+    block_bytes = read_folder(folder).block_bytes(BLOCK_SIZE, 4)
     thread = LoopThread()
     if request.param == "local":
         config = {"name": f"test-{uuid.uuid4().hex[:8]}", "block_bytes": block_bytes, "dram_bytes": 32 << 20}
@@ -153,7 +153,7 @@ def test_a_moving_group_with_drafts_says_what_one_uninterrupted_run_says(pair: P
         await pair.begin("grouped")
         moved = await asyncio.gather(*(pair.moving(variant) for variant in variants))
         num_moves = 8 * (RESPONSE_TOKENS // CHUNK_TOKENS - 1)
-        assert sum(instance.num_recomputed_tokens for instance in pair.instances) < BLOCK_TOKENS * num_moves
+        assert sum(instance.num_recomputed_tokens for instance in pair.instances) < BLOCK_SIZE * num_moves
         assert await pair.counts("loaded_blocks") >= num_moves // 2, "of a pair, one may find what the other loaded"
         if pair.pool["backend"] == "local":  # Mooncake knows no pins: a sibling's end may take shared blocks away
             assert await pair.counts("missed_blocks") == 0
@@ -189,18 +189,18 @@ def test_steps_tell_what_they_computed_and_what_they_loaded(pair: Pair, load_kv:
         return len(GROUP) + 1 + 100, await pair.counts("loaded_blocks") - before
 
     num_context, num_loaded = pair.thread.run(scenario())
-    num_prefilled = sum(report.num_prefill_rows for report in reports)
+    num_prefilled = sum(report.num_prefill_tokens for report in reports)
     seconds = [sum(report.load_s for report in reports), sum(report.load_aside_s for report in reports)]
-    assert sum(r.num_rows - r.num_prefill_rows for r in reports) == sum(r.num_emitted for r in reports)
+    assert sum(r.num_batched_tokens - r.num_prefill_tokens for r in reports) == sum(r.num_emitted for r in reports)
     assert sum(report.loaded_bytes for report in reports) == num_loaded * pair.pool["block_bytes"]
     if load_kv:
         assert num_loaded > 0
-        assert num_prefilled < BLOCK_TOKENS
+        assert num_prefilled < BLOCK_SIZE
         assert [value > 0 for value in seconds] == [not pair.load_async, pair.load_async]
     else:
         assert num_loaded == 0
         assert seconds == [0.0, 0.0]
-        assert num_context - len(GROUP) - BLOCK_TOKENS <= num_prefilled < num_context
+        assert num_context - len(GROUP) - BLOCK_SIZE <= num_prefilled < num_context
 
 
 def test_an_abort_in_the_middle_goes_on_elsewhere(pair: Pair) -> None:
@@ -297,11 +297,11 @@ async def sampled_pairs(pair: Pair) -> Counter[tuple[int, ...]]:
     """Three tokens each; the first is drawn alone, the others are drafted for."""
     await pair.begin("grouped")
     sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
-    lanes = asyncio.Semaphore(48)
+    permits = asyncio.Semaphore(48)
     said: Counter[tuple[int, ...]] = Counter()
 
     async def one(number: int) -> None:
-        async with lanes:
+        async with permits:
             seed = 77_000 + number
             outputs = await pair.chunk(number % 2, pair.request(), (), max_tokens=3, sampling=sampling, seed=seed)
             said[tuple(ids([o.span for o in outputs if o.span]))] += 1
@@ -318,7 +318,7 @@ def exact_pairs(folder: Path, least: float = 1e-3) -> dict[tuple[int, ...], floa
 
     def following(context: tuple[int, ...]) -> dict[int, float]:
         logits = model.logits([*GROUP, 60, *context], len(GROUP) + len(context))[-1]
-        shares = processed(logits, DrawRow(sampling=sampling, seed=0, position=0)).softmax(0)
+        shares = processed(logits, SampleRow(sampling=sampling, seed=0, position=0)).softmax(0)
         return {int(token): float(shares[token]) for token in torch.nonzero(shares > 0).flatten()}
 
     known: dict[tuple[int, ...], float] = {(): 1.0}
@@ -339,7 +339,7 @@ def test_a_request_with_one_token_to_compute_draws_from_its_own_distribution(pai
     if pair.pool["backend"] != "local":
         pytest.skip("the pool has no part in sampling")
     model = PlainModel(folder)
-    blocks = GROUP[:BLOCK_TOKENS]
+    blocks = GROUP[:BLOCK_SIZE]
     prompt = max(([*blocks, token] for token in GROUP), key=lambda prompt: last_token_share(model, prompt))
 
     async def scenario() -> tuple[list[TokenSpan], int]:

@@ -131,7 +131,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             instances=2,
             chunk_tokens=24,
             kv_blocks=20,  # of 32 tokens: too few for six whole requests, which need up to five each
-            max_running=6,
+            max_num_seqs=6,
             pool_bytes=16 << 20,
             hosting=HostOptions(pin=False, max_restarts=0, log_dir=home / "logs"),
         )
@@ -139,7 +139,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             told.first = await rolled_out(rollout)
             assert rollout.summary is not None
             told.preemptions["seer"] = rollout.summary.preemptions
-            told.all_at_once = await rolled_out(rollout, policy="verl-sync")
+            told.all_at_once = await rolled_out(rollout, scheduler="verl-sync")
             told.preemptions["verl-sync"] = rollout.summary.preemptions
             await rollout.update_weights(told.other)
             told.updated = await rolled_out(rollout)
@@ -165,7 +165,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 def test_a_rollout_says_what_the_local_engine_says(story: Story) -> None:
     assert tokens_of(story.first) == by_the_local_engine(story.model)
-    assert {r.epoch for g in story.first for r in g.responses} == {0}
+    assert {r.weights_version for g in story.first for r in g.responses} == {0}
 
 
 def test_memory_that_was_never_promised_is_preempted_and_counted(story: Story) -> None:
@@ -174,9 +174,9 @@ def test_memory_that_was_never_promised_is_preempted_and_counted(story: Story) -
     assert tokens_of(story.all_at_once) == tokens_of(story.first)
 
 
-def test_new_weights_take_effect_in_the_next_epoch(story: Story) -> None:
+def test_new_weights_take_effect_in_the_next_weights_version(story: Story) -> None:
     assert tokens_of(story.updated) == by_the_local_engine(story.other)
-    assert {r.epoch for g in story.updated for r in g.responses} == {1}
+    assert {r.weights_version for g in story.updated for r in g.responses} == {1}
 
 
 def test_requests_of_a_killed_engine_finish_elsewhere_nothing_lost_or_doubled(story: Story) -> None:
@@ -202,7 +202,7 @@ def test_a_real_model_says_what_the_local_engine_says() -> None:
     sampling = Sampling(max_tokens=24, temperature=0.0)
 
     async def answers(engine: str) -> list[list[int]]:
-        settings: dict[str, Any] = {"engine": engine, "max_context_tokens": 512, "max_running": 4}
+        settings: dict[str, Any] = {"engine": engine, "max_model_len": 512, "max_num_seqs": 4}
         async with Rollout(model, **settings, hosting=HostOptions(pin=False)) as rollout:
             prompt = [{"role": "user", "content": "Count from one to ten."}]
             return [r.token_ids async for g in rollout.run([prompt], n=2, sampling=sampling) for r in g.responses]

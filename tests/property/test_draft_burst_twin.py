@@ -17,7 +17,7 @@ from seer.engine.local._draft_burst import DraftBurst
 from seer.engine.local.uniform_rows import lay_out
 from seer.engine.local.verify import walk
 
-BLOCK_TOKENS, SCRATCH, SPARE_LANE, SPARE_SLOT, NEAR_TIE = 4, 1000, 99, 777, 0.25
+BLOCK_SIZE, SCRATCH, SPARE_SEQ_SLOT, SPARE_SLOT, NEAR_TIE = 4, 1000, 99, 777, 0.25
 NUM_BLOCKS, VOCABULARY, MAX_NODES = 12, 3, 5
 NUMBERS = np.array([2.0**-k for k in range(1, 8)], np.float32)
 
@@ -26,7 +26,7 @@ NUMBERS = np.array([2.0**-k for k in range(1, 8)], np.float32)
 class Twin:
     """One chunk, kept in plain Python."""
 
-    lane: int
+    seq_slot: int
     blocks: list[int]
     tokens: list[int]
     remaining: int
@@ -45,17 +45,17 @@ class Twin:
         return not self.stopped and self.remaining > 0
 
     def slot(self, position: int) -> int:
-        return self.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+        return self.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
 
 @st.composite
-def chunks(draw: st.DrawFn) -> list[Twin]:
+def chunks(draw: st.SampleFn) -> list[Twin]:
     made = []
     for index in range(draw(st.integers(1, 4))):
         num_known, remaining = draw(st.integers(1, 20)), draw(st.integers(1, 20))
         made.append(
             Twin(
-                lane=draw(st.sampled_from([2 * index, 2 * index + 1])),
+                seq_slot=draw(st.sampled_from([2 * index, 2 * index + 1])),
                 blocks=draw(st.permutations(range(NUM_BLOCKS * index, NUM_BLOCKS * (index + 1)))),
                 tokens=[0] * (num_known - 1) + [draw(st.integers(0, VOCABULARY - 1))],
                 remaining=remaining,
@@ -105,13 +105,13 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
     dice = np.random.default_rng(seed)
     tables = np.zeros((2 * len(twins), NUM_BLOCKS), np.int32)
     for twin in twins:
-        tables[twin.lane] = twin.blocks
+        tables[twin.seq_slot] = twin.blocks
     burst = DraftBurst(
-        block_tokens=BLOCK_TOKENS, first_scratch_slot=SCRATCH, spare_lane=SPARE_LANE, spare_slot=SPARE_SLOT
+        block_size=BLOCK_SIZE, first_scratch_slot=SCRATCH, spare_seq_slot=SPARE_SEQ_SLOT, spare_slot=SPARE_SLOT
     )
     for twin in twins:
         burst.add(
-            lane=twin.lane, root=twin.num_computed, token=twin.tokens[-1], remaining=twin.remaining,
+            seq_slot=twin.seq_slot, root=twin.num_computed, token=twin.tokens[-1], remaining=twin.remaining,
             stop_ids=sorted(twin.stop_ids),
         )  # fmt: skip
     limits, offsets = np.empty(len(twins), np.int32), np.empty(len(twins) + 1, np.int64)
@@ -134,13 +134,13 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         size, per_chunk = len(live) + num_spare, 1 + MAX_NODES
 
         works = [
-            SimpleNamespace(active=twin, tree=tree if tree.tokens else None, first_draw=-1, node_slots=None)
+            SimpleNamespace(active=twin, tree=tree if tree.tokens else None, first_sample=-1, node_slots=None)
             for twin, tree in zip(twins, trees, strict=True)
             if twin.live
         ]
         expected = lay_out(
-            works, size=size, per_chunk=per_chunk, block_tokens=BLOCK_TOKENS, first_scratch_slot=SCRATCH,
-            spare_lane=SPARE_LANE, spare_slot=SPARE_SLOT,
+            works, size=size, per_chunk=per_chunk, block_size=BLOCK_SIZE, first_scratch_slot=SCRATCH,
+            spare_seq_slot=SPARE_SEQ_SLOT, spare_slot=SPARE_SLOT,
         )  # fmt: skip
         max_moves = len(due) + int(dice.integers(0, 3))
         if due:
@@ -158,7 +158,7 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         burst.settle(drawn, tables, NEAR_TIE, fresh, offsets)
         due, before = [], {id(twin): len(twin.tokens) for twin in twins}
         for work in works:
-            rows = drawn[work.first_draw : work.first_draw + per_chunk]
+            rows = drawn[work.first_sample : work.first_sample + per_chunk]
             due += settle(work.active, work.tree, work.node_slots, rows, tally)
             num_near_ties += int((rows[tally[-1][1].rows, 3] < NEAR_TIE).sum())
         for row, twin in enumerate(twins):
@@ -178,8 +178,8 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
 
 
 def a_burst(remaining: int = 5) -> DraftBurst:
-    burst = DraftBurst(block_tokens=4, first_scratch_slot=SCRATCH, spare_lane=9, spare_slot=7)
-    burst.add(lane=0, root=3, token=1, remaining=remaining, stop_ids=[])
+    burst = DraftBurst(block_size=4, first_scratch_slot=SCRATCH, spare_seq_slot=9, spare_slot=7)
+    burst.add(seq_slot=0, root=3, token=1, remaining=remaining, stop_ids=[])
     return burst
 
 

@@ -23,7 +23,7 @@ class World:
         self.incarnation = 1
         self.store = LogStore()
         self.indexes = [DraftIndex() for _ in range(num_instances)]
-        self.replicas = [Replica(index, epoch=3) for index in self.indexes]
+        self.replicas = [Replica(index, weights_version=3) for index in self.indexes]
         self.truth: dict[tuple[int, int], list[int]] = {}
         self.to_server: list[tuple[int, bytes]] = []
         self.to_instance: list[tuple[int, bytes]] = []

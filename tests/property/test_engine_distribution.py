@@ -51,7 +51,7 @@ def _next_distribution(folder: Path, context: list[int]) -> list[float]:
         engine.add(a_chunk(0, context, max_tokens=1))
         works = engine.scheduler.plan()
         engine.scheduler.add_contexts(works)
-        batch = build(works, engine.scheduler.cache.block_tokens, engine.scheduler.cache.first_scratch_slot)
+        batch = build(works, engine.scheduler.cache.block_size, engine.scheduler.cache.first_scratch_slot)
         return engine.model.forward(batch, engine.scheduler.tables).softmax(-1)[0].tolist()
 
 
@@ -63,7 +63,7 @@ def sample(folder: Path) -> Counter[tuple[int, int]]:
     def propose(ask: DraftAsk) -> DraftTree:
         return DraftTree([*favourites, favourites[0]], [None, None, None, 0])
 
-    engine = an_engine(folder, max_running=32, drafter=FunctionDrafter(propose), budget=always(6))
+    engine = an_engine(folder, max_num_seqs=32, drafter=FunctionDrafter(propose), budget=always(6))
     # A one-token lead-in makes every sample's second and third tokens decode steps, which drafts reach.
     chunks = [a_chunk(i, PROMPT, max_tokens=3, seed=i) for i in range(NUM_SAMPLES)]
     answers = generate(engine, chunks)
@@ -109,12 +109,12 @@ def test_a_verification_that_favours_drafts_is_caught(folder: Path, monkeypatch:
 
 def test_reusing_one_positions_noise_for_its_children_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw a node's successor with its parent's noise: tokens then depend on each other."""
-    real = runner_module.draw_rows
+    real = runner_module.sample_rows
 
     def careless(works):
         rows = real(works)
         return [replace(row, position=len(PROMPT)) for row in rows]
 
-    monkeypatch.setattr(runner_module, "draw_rows", careless)
+    monkeypatch.setattr(runner_module, "sample_rows", careless)
     statistic, freedom = chi_square(sample(folder), exact(folder))
     assert far_too_large(statistic, freedom), f"chi-square {statistic:.1f} at {freedom} degrees of freedom"

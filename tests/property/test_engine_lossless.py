@@ -40,7 +40,7 @@ def plain(folder: Path):
     """Every request alone, one token at a time: the definition of what is right."""
     answers = {}
     for chunk in chunks():
-        engine = an_engine(folder, max_running=1, max_step_tokens=64)
+        engine = an_engine(folder, max_num_seqs=1, max_step_tokens=64)
         answers |= generate(engine, [chunk])
     return answers
 
@@ -54,13 +54,13 @@ def assert_same(answers, plain) -> None:
 
 def test_batch_neighbours_change_nothing(folder: Path, plain) -> None:
     arrive = {i: (i * 7) % 60 for i in range(NUM_REQUESTS)}
-    engine = an_engine(folder, max_running=8, max_step_tokens=23)
+    engine = an_engine(folder, max_num_seqs=8, max_step_tokens=23)
     assert_same(generate(engine, chunks(), arrive=arrive), plain)
 
 
-@pytest.mark.parametrize("block_tokens", [1, 4, 8, 16, 32])
-def test_block_size_changes_nothing(folder: Path, plain, block_tokens: int) -> None:
-    engine = an_engine(folder, block_tokens=block_tokens, kv_blocks=2048 // block_tokens, max_running=12)
+@pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32])
+def test_block_size_changes_nothing(folder: Path, plain, block_size: int) -> None:
+    engine = an_engine(folder, block_size=block_size, kv_blocks=2048 // block_size, max_num_seqs=12)
     assert_same(generate(engine, chunks()), plain)
 
 
@@ -68,7 +68,7 @@ def test_block_size_changes_nothing(folder: Path, plain, block_tokens: int) -> N
 @pytest.mark.parametrize("tree", [False, True])
 def test_drafts_change_nothing(folder: Path, plain, tree: bool, max_draft: int) -> None:
     drafter = knowing(tokens_of(plain), tree=tree)
-    engine = an_engine(folder, max_running=6, drafter=drafter, budget=always(max_draft))
+    engine = an_engine(folder, max_num_seqs=6, drafter=drafter, budget=always(max_draft))
     answers = generate(engine, chunks())
     assert_same(answers, plain)
     assert drafter.observed == tokens_of(plain)
@@ -77,7 +77,7 @@ def test_drafts_change_nothing(folder: Path, plain, tree: bool, max_draft: int) 
 
 
 def test_random_drafts_change_nothing(folder: Path, plain) -> None:
-    engine = an_engine(folder, max_running=6, drafter=random_trees(5, 128), budget=always(9))
+    engine = an_engine(folder, max_num_seqs=6, drafter=random_trees(5, 128), budget=always(9))
     assert_same(generate(engine, chunks()), plain)
 
 
@@ -85,8 +85,8 @@ def test_chunking_changes_nothing(folder: Path, plain) -> None:
     """Each request in chunks of random size, each chunk on whichever of two engines."""
     dice = random.Random(11)
     engines = [
-        an_engine(folder, max_running=5, drafter=random_trees(1, 128), budget=always(4)),
-        an_engine(folder, max_running=3, block_tokens=8),
+        an_engine(folder, max_num_seqs=5, drafter=random_trees(1, 128), budget=always(4)),
+        an_engine(folder, max_num_seqs=3, block_size=8),
     ]
     done = dict.fromkeys(range(NUM_REQUESTS), ((), 0))
     while any(count < NUM_TOKENS for _, count in done.values()):

@@ -20,7 +20,7 @@ from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.kvpool.local import LocalPool
 from seer.kvpool.none import NonePool
 
-BLOCK_TOKENS = 8
+BLOCK_SIZE = 8
 PROMPT = [11, 45, 3, 99, 27, 64, 80, 5, 31, 77, 12, 19, 101, 8]
 
 
@@ -31,42 +31,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool(tmp_path: Path, folder: Path):
-    size = block_bytes(read_config(folder), BLOCK_TOKENS, torch.float32)
+    size = block_bytes(read_config(folder), BLOCK_SIZE, torch.float32)
     with a_local_pool(tmp_path, block_bytes=size, dram_blocks=512, ssd_blocks=512) as opened:
         yield opened
 
 
-def computed_rows(steps: list) -> int:
-    return sum(step.num_rows - step.num_drafted for step in steps)
+def computed_tokens(steps: list) -> int:
+    return sum(step.num_batched_tokens - step.num_drafted for step in steps)
 
 
 def test_imported_kv_equals_recomputed_kv(folder: Path, pool: LocalPool) -> None:
-    whole = generate(an_engine(folder, block_tokens=BLOCK_TOKENS), [a_chunk(0, PROMPT, max_tokens=80)])[0]
-    here = an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool, drafter=random_trees(2, 128), budget=always(5))
+    whole = generate(an_engine(folder, block_size=BLOCK_SIZE), [a_chunk(0, PROMPT, max_tokens=80)])[0]
+    here = an_engine(folder, block_size=BLOCK_SIZE, pool=pool, drafter=random_trees(2, 128), budget=always(5))
     first = generate(here, [a_chunk(0, PROMPT, max_tokens=40)])[0]
 
     steps: list = []
-    there = an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool, on_step=steps.append)
+    there = an_engine(folder, block_size=BLOCK_SIZE, pool=pool, on_step=steps.append)
     second = generate(there, [a_chunk(0, PROMPT, max_tokens=40, spans=(first.span(),))])[0]
     assert first.ids + second.ids == whole.ids
     assert first.logprobs + second.logprobs == whole.logprobs
     # 54 context tokens: 6 blocks of 8 are final (53 computed), so 6 rows instead of 54 before the first token.
-    assert computed_rows(steps) == 40 + (54 - 48) - 1
+    assert computed_tokens(steps) == 40 + (54 - 48) - 1
     assert pool.stats().num_hit_dram == 6
 
 
 def test_without_load_kv_it_is_recomputed_and_equal(folder: Path, pool: LocalPool) -> None:
-    whole = generate(an_engine(folder, block_tokens=BLOCK_TOKENS), [a_chunk(0, PROMPT, max_tokens=60)])[0]
-    here = an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool)
+    whole = generate(an_engine(folder, block_size=BLOCK_SIZE), [a_chunk(0, PROMPT, max_tokens=60)])[0]
+    here = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
     first = generate(here, [a_chunk(0, PROMPT, max_tokens=30)])[0]
-    there = an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool)
+    there = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
     chunk = a_chunk(0, PROMPT, max_tokens=30, spans=(first.span(),), load_kv=False)
     assert first.ids + generate(there, [chunk])[0].ids == whole.ids
     assert pool.stats().num_hit_dram == 0
 
 
 def test_a_request_that_is_over_makes_room_in_the_pool(folder: Path, pool: LocalPool) -> None:
-    engine = an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool)
+    engine = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
     first = generate(engine, [a_chunk(0, PROMPT, max_tokens=40)])[0]
     assert pool.stats().num_pinned_blocks == 6  # it may go on, so its KV is kept
     chunk = a_chunk(0, PROMPT, max_tokens=20, spans=(first.span(),))
@@ -80,13 +80,13 @@ def test_random_migrations_through_the_pool_change_nothing(folder: Path, pool: L
     num_requests, num_tokens = 12, 70
     prompts = [[dice.randrange(3, 128) for _ in range(dice.randint(1, 40))] for _ in range(num_requests)]
     plain = generate(
-        an_engine(folder, max_running=1, block_tokens=BLOCK_TOKENS),
+        an_engine(folder, max_num_seqs=1, block_size=BLOCK_SIZE),
         [a_chunk(i, p, max_tokens=num_tokens, temperature=float(i % 2)) for i, p in enumerate(prompts)],
     )
     fleet = [
-        an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool, kv_blocks=60, max_running=3),
-        an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool, drafter=random_trees(8, 128), budget=always(6)),
-        an_engine(folder, block_tokens=BLOCK_TOKENS, pool=NonePool()),
+        an_engine(folder, block_size=BLOCK_SIZE, pool=pool, kv_blocks=60, max_num_seqs=3),
+        an_engine(folder, block_size=BLOCK_SIZE, pool=pool, drafter=random_trees(8, 128), budget=always(6)),
+        an_engine(folder, block_size=BLOCK_SIZE, pool=NonePool()),
     ]
     spans = dict.fromkeys(range(num_requests), ())
     left = dict.fromkeys(range(num_requests), num_tokens)
@@ -112,7 +112,7 @@ def test_random_migrations_through_the_pool_change_nothing(folder: Path, pool: L
 
 def test_new_weights_take_effect_and_old_kv_is_not_used(folder: Path, pool: LocalPool) -> None:
     other = tiny_weights(tiny_config(), seed=99)
-    engine = an_engine(folder, block_tokens=BLOCK_TOKENS, pool=pool)
+    engine = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
     before = generate(engine, [a_chunk(0, PROMPT, max_tokens=40)])[0]
     held = engine.scheduler.blocks.num_cached
     assert held > 0
@@ -120,19 +120,19 @@ def test_new_weights_take_effect_and_old_kv_is_not_used(folder: Path, pool: Loca
     with torch.inference_mode():
         update(engine, other, 1)
     assert engine.scheduler.blocks.num_cached == 0
-    after = generate(engine, [a_chunk(1, PROMPT, max_tokens=40, seed=1000, epoch=1)])[1]
+    after = generate(engine, [a_chunk(1, PROMPT, max_tokens=40, seed=1000, weights_version=1)])[1]
     assert after.ids != before.ids
     assert pool.stats().num_hit_dram == 0
 
     fresh_folder = make_tiny_model(folder.parent / "other", seed=99)
-    fresh = generate(an_engine(fresh_folder, block_tokens=BLOCK_TOKENS), [a_chunk(0, PROMPT, max_tokens=40)])[0]
+    fresh = generate(an_engine(fresh_folder, block_size=BLOCK_SIZE), [a_chunk(0, PROMPT, max_tokens=40)])[0]
     assert after.ids == fresh.ids
 
 
 def test_reading_old_kv_would_have_been_noticed(folder: Path) -> None:
     """The test above has teeth: with the old KV kept, tokens differ from a fresh engine's."""
     other = tiny_weights(tiny_config(), seed=99)
-    engine = an_engine(folder, block_tokens=BLOCK_TOKENS)
+    engine = an_engine(folder, block_size=BLOCK_SIZE)
     generate(engine, [a_chunk(0, PROMPT * 3, max_tokens=40)])
     engine.scheduler.blocks.forget_all = lambda: None  # type: ignore[method-assign]
     namespace = engine.namespace
@@ -141,5 +141,5 @@ def test_reading_old_kv_would_have_been_noticed(folder: Path) -> None:
     engine.namespace = namespace
     stale = generate(engine, [a_chunk(1, PROMPT * 3, max_tokens=40, seed=1000)])[1]
     fresh_folder = make_tiny_model(folder.parent / "other2", seed=99)
-    fresh = generate(an_engine(fresh_folder, block_tokens=BLOCK_TOKENS), [a_chunk(0, PROMPT * 3, max_tokens=40)])[0]
+    fresh = generate(an_engine(fresh_folder, block_size=BLOCK_SIZE), [a_chunk(0, PROMPT * 3, max_tokens=40)])[0]
     assert stale.raw_logprobs != fresh.raw_logprobs

@@ -23,7 +23,7 @@ def candidates(fleet: Fleet, num_blocks: int, each_end: int) -> list[int]:
     fits = [i for i in range(len(fleet)) if fleet.alive(i) and fleet.free_blocks[i] >= num_blocks]
     fits.sort(key=lambda i: (fleet.free_blocks[i], i))
     chosen = fits if len(fits) <= 2 * each_end else fits[:each_end] + fits[-each_end:]
-    return [i for i in chosen if fleet.in_flight[i] < fleet.limits[i].max_running]
+    return [i for i in chosen if fleet.in_flight[i] < fleet.limits[i].max_num_seqs]
 
 
 @settings(max_examples=100)
@@ -32,7 +32,7 @@ def candidates(fleet: Fleet, num_blocks: int, each_end: int) -> list[int]:
     seed=st.integers(0, 2**32),
 )
 def test_the_orders_of_a_fleet_are_those_of_a_look_at_every_instance(rooms: list[tuple[int, int]], seed: int) -> None:
-    fleet = Fleet([limits(blocks, max_running=max_running) for blocks, max_running in rooms])
+    fleet = Fleet([limits(blocks, max_num_seqs=max_num_seqs) for blocks, max_num_seqs in rooms])
     random = Random(seed)  # long programs: hypothesis alone writes short ones, in which no instance fills up
     waiting = requests_of(a_group(0, 60))
     running = []

@@ -42,7 +42,7 @@ def step_by_step(cost: InstanceCost, room: InstanceLimits, lengths: list[int]) -
     while waiting or prefilling or running:
         while (
             waiting
-            and len(running) + len(prefilling) < room.max_running
+            and len(running) + len(prefilling) < room.max_num_seqs
             and used() + waiting[0].context + 1 <= room.kv_tokens
         ):
             walk = waiting.popleft()
@@ -106,7 +106,7 @@ def a_chunk(request: int, max_tokens: int) -> Chunk:
         max_tokens=max_tokens,
         sampling=Sampling(max_tokens=max_tokens),
         seed=0,
-        epoch=0,
+        weights_version=0,
         load_kv=False,
     )
 
@@ -115,12 +115,12 @@ def a_chunk(request: int, max_tokens: int) -> Chunk:
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=25),
     spare=st.integers(0, 20),
-    max_running=st.sampled_from([1, 3, 1000]),
+    max_num_seqs=st.sampled_from([1, 3, 1000]),
     bandwidth=st.sampled_from([1e7, 1e8, 1e9]),
 )
-def test_jumping_is_stepping(lengths: list[int], spare: int, max_running: int, bandwidth: float) -> None:
+def test_jumping_is_stepping(lengths: list[int], spare: int, max_num_seqs: int, bandwidth: float) -> None:
     cost = a_cost(kv_tokens=64 * (8 + spare), overhead_s=0.002, bandwidth_bytes_s=bandwidth)
-    room = limits(cost.kv_tokens // 64, max_running=max_running)
+    room = limits(cost.kv_tokens // 64, max_num_seqs=max_num_seqs)
     slow, fast = step_by_step(cost, room, lengths), jumping(cost, room, lengths)
 
     # Steps are continuous quantities in the fast one: it may be off by a step here and there, and by what a

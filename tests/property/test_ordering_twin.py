@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from builders import a_group, requests_of
 from seer.buffer import Request
 from seer.context import Context
-from seer.scheduling.by_scarcity import LEVEL_RATIO, ByScarcity, expected_remaining_tokens
 from seer.scheduling.context_aware import ProbesThenLongestGroup
 from seer.scheduling.divided import Ordering
 from seer.scheduling.fixed_rank import FirstComeFirstServed
 from seer.scheduling.longest_first import LongestRemainingFirst
+from seer.scheduling.memory_or_slot import LEVEL_RATIO, MemoryOrSlotOrdering, expected_remaining_tokens
 
 
 class SortedList:
@@ -160,13 +160,13 @@ def test_longest_remaining_first_follows_what_is_known(sizes: list[int], ratio: 
 
 @settings(max_examples=100)
 @given(sizes=SIZES, has_pool=st.booleans(), scarce=st.sampled_from([(True,), (False,), (True, False)]), seed=SEEDS)
-def test_by_scarcity_follows_the_limits_and_the_estimates(
+def test_memory_or_slot_follows_the_limits_and_the_estimates(
     sizes: list[int], has_pool: bool, scarce: tuple[bool, ...], seed: int
 ) -> None:
     context = Context()
     turns = cycle(scarce)
 
-    class Turning(ByScarcity):
+    class Turning(MemoryOrSlotOrdering):
         """What is scarce changes between any two decisions."""
 
         def peek(self) -> Request | None:

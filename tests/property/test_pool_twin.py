@@ -25,7 +25,7 @@ REQUESTS = st.sampled_from(["a", "b", "c"])
 
 
 def key_of(name: int) -> bytes:
-    """Even names are of epoch 1, odd ones of epoch 2; drops move to epochs 3, 4, ... through `generation`."""
+    """Even names are of weights version 1, odd ones of 2; drops move to 3, 4, ... through `generation`."""
     return bytes([name % 2 + 1]) + bytes(7) + bytes([name]) * 24
 
 
@@ -122,12 +122,12 @@ class Twin(RuleBasedStateMachine):
         assert self.pool.free(request) == len(gone)
         self.held -= gone
 
-    @rule(epoch=st.integers(1, 2))
+    @rule(weights_version=st.integers(1, 2))
     @precondition(lambda self: not self.dropped)
-    def drop_epoch(self, epoch: int) -> None:
-        gone = {n for n in self.held if n % 2 + 1 == epoch}
-        assert self.pool.drop_epoch(epoch) == len(gone)
-        self.dropped.add(epoch)
+    def drop_weights_version(self, weights_version: int) -> None:
+        gone = {n for n in self.held if n % 2 + 1 == weights_version}
+        assert self.pool.drop_weights_version(weights_version) == len(gone)
+        self.dropped.add(weights_version)
         self.held -= gone
         self.pins = {r: names - gone for r, names in self.pins.items()}
 

@@ -1,7 +1,7 @@
-"""Random workloads under every policy: the rules of the design hold at every event.
+"""Random workloads under every scheduler: the rules of the design hold at every event.
 
 Checked by `roll_out` at each event: the buffer's and the fleet's own invariants, that time never runs
-backwards, that no instance holds more KV than it has memory for and that no dividing policy promises more.
+backwards, that no instance holds more KV than it has memory for and that no dividing scheduler promises more.
 """
 
 from collections import Counter
@@ -14,14 +14,14 @@ from builders import DIVIDING, WHOLE, Disturbance, Run, a_workload, roll_out
 from seer.metrics.events import Ended, Preempted, Queued, Started, Stopped
 from seer.rollout import RolloutLoop
 from seer.sim.instance import SimulatedInstance
-from seer.sim.workloads import BLOCK_TOKENS, Workload
+from seer.sim.workloads import BLOCK_SIZE, Workload
 from seer.types import FinishReason
 
 PROMPT = 10
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
+def workloads(draw: st.SampleFn) -> Workload:
     """Groups of unequal sizes on a few instances, from roomy to just large enough for one request."""
     longest = draw(st.sampled_from([1, 63, 64, 65, 300, 600]))
     # Lengths come from a seed: hypothesis alone draws mostly tiny workloads, in which nothing is ever tight.
@@ -32,7 +32,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         [1 + int((longest - 1) * random.random() ** skew) for _ in range(random.randint(1, largest))]
         for _ in range(num_groups)
     ]
-    needed = -(-(PROMPT + longest) // BLOCK_TOKENS) * BLOCK_TOKENS
+    needed = -(-(PROMPT + longest) // BLOCK_SIZE) * BLOCK_SIZE
     return a_workload(
         lengths,
         instances=draw(st.integers(1, 5)),
@@ -40,7 +40,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         max_tokens=longest,
         prompt=PROMPT,
         chunk_tokens=draw(st.sampled_from([1, 7, 64, 128, 300])) if longest <= 65 else draw(st.integers(40, 300)),
-        max_running=draw(st.sampled_from([1, 3, 1000, 1000])),
+        max_num_seqs=draw(st.sampled_from([1, 3, 1000, 1000])),
     )
 
 
@@ -58,8 +58,8 @@ def assert_nothing_was_lost(run: Run) -> None:
     limit = run.workload.max_tokens
     for result in run.results:
         for response in result.responses:
-            assert response.reason in (FinishReason.STOP, FinishReason.LENGTH)
-            assert (response.num_tokens < limit) <= (response.reason is FinishReason.STOP)
+            assert response.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            assert (response.num_tokens < limit) <= (response.finish_reason is FinishReason.STOP)
 
 
 def num_preemptions(run: Run) -> int:
@@ -67,42 +67,44 @@ def num_preemptions(run: Run) -> int:
 
 
 @settings(max_examples=60)
-@given(workload=workloads(), policy=st.sampled_from(DIVIDING), drafts=st.booleans())
-def test_dividing_policies_lose_nothing_and_never_preempt(workload: Workload, policy: str, drafts: bool) -> None:
-    run = roll_out(workload, policy, drafts=drafts)
+@given(workload=workloads(), scheduler=st.sampled_from(DIVIDING), drafts=st.booleans())
+def test_dividing_schedulers_lose_nothing_and_never_preempt(workload: Workload, scheduler: str, drafts: bool) -> None:
+    run = roll_out(workload, scheduler, drafts=drafts)
     assert_nothing_was_lost(run)
     assert num_preemptions(run) == 0
 
 
 @settings(max_examples=40)
-@given(workload=workloads(), policy=st.sampled_from([*WHOLE, "verl-sync+sd", "verl+sd"]))
-def test_policies_that_leave_memory_to_the_engine_lose_nothing_either(workload: Workload, policy: str) -> None:
-    assert_nothing_was_lost(roll_out(workload, policy))
+@given(workload=workloads(), scheduler=st.sampled_from([*WHOLE, "verl-sync+sd", "verl+sd"]))
+def test_schedulers_that_leave_memory_to_the_engine_lose_nothing_either(workload: Workload, scheduler: str) -> None:
+    assert_nothing_was_lost(roll_out(workload, scheduler))
 
 
 @settings(max_examples=15)
-@given(workload=workloads(), policy=st.sampled_from([*DIVIDING, *WHOLE]))
-def test_equal_inputs_give_equal_plans(workload: Workload, policy: str) -> None:
-    first = roll_out(workload, policy, checked=False)
-    second = roll_out(workload, policy, checked=False)
+@given(workload=workloads(), scheduler=st.sampled_from([*DIVIDING, *WHOLE]))
+def test_equal_inputs_give_equal_plans(workload: Workload, scheduler: str) -> None:
+    first = roll_out(workload, scheduler, checked=False)
+    second = roll_out(workload, scheduler, checked=False)
     assert first.events == second.events
 
 
 @settings(max_examples=30)
 @given(
     workload=workloads(),
-    policy=st.sampled_from([*DIVIDING, *WHOLE]),
+    scheduler=st.sampled_from([*DIVIDING, *WHOLE]),
     enough=st.integers(1, 8),
 )
-def test_stopping_early_ends_every_request_once_with_what_it_had(workload: Workload, policy: str, enough: int) -> None:
-    run = roll_out(workload, policy, enough_groups=enough)
+def test_stopping_early_ends_every_request_once_with_what_it_had(
+    workload: Workload, scheduler: str, enough: int
+) -> None:
+    run = roll_out(workload, scheduler, enough_groups=enough)
     ended = Counter(event.request for event in run.events if isinstance(event, Ended))
     assert len(ended) == workload.num_requests
     assert set(ended.values()) == {1}
     whole = 0
     for result in run.results:
         row = workload.lengths[result.group.id]
-        finished = [response.reason is not FinishReason.CANCELLED for response in result.responses]
+        finished = [response.finish_reason is not FinishReason.CANCELLED for response in result.responses]
         whole += all(finished)
         for response, length, by_itself in zip(result.responses, row, finished, strict=True):
             assert response.num_tokens == length if by_itself else response.num_tokens <= length
@@ -110,7 +112,7 @@ def test_stopping_early_ends_every_request_once_with_what_it_had(workload: Workl
 
 
 @st.composite
-def faults(draw: st.DrawFn) -> list[tuple[float, float, int]]:
+def faults(draw: st.SampleFn) -> list[tuple[float, float, int]]:
     """When instances are lost, for how long, and which; always some time apart, never for good."""
     return draw(
         st.lists(st.tuples(st.floats(0.0, 8.0), st.floats(0.0, 3.0), st.integers(0, 4)), min_size=1, max_size=6)
@@ -144,11 +146,11 @@ def disturbance(schedule: list[tuple[float, float, int]]) -> Disturbance:
 
 
 @settings(max_examples=60)
-@given(workload=workloads(), policy=st.sampled_from([*DIVIDING, *WHOLE]), schedule=faults())
+@given(workload=workloads(), scheduler=st.sampled_from([*DIVIDING, *WHOLE]), schedule=faults())
 def test_losing_instances_loses_no_request_and_no_token(
-    workload: Workload, policy: str, schedule: list[tuple[float, float, int]]
+    workload: Workload, scheduler: str, schedule: list[tuple[float, float, int]]
 ) -> None:
-    run = roll_out(workload, policy, disturb=disturbance(schedule))
+    run = roll_out(workload, scheduler, disturb=disturbance(schedule))
     assert_nothing_was_lost(run)
-    if policy in DIVIDING:
+    if scheduler in DIVIDING:
         assert num_preemptions(run) == 0

@@ -37,18 +37,18 @@ def test_a_request_waits_again_when_its_chunk_reaches_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "end", "reason"),
+    ("tokens", "end", "finish_reason"),
     [(12, ChunkEnd.STOP, FinishReason.STOP), (100, ChunkEnd.LIMIT, FinishReason.LENGTH)],
 )
 def test_a_request_finishes_when_the_model_stops_or_its_own_limit_is_reached(
-    tokens: int, end: ChunkEnd, reason: FinishReason
+    tokens: int, end: ChunkEnd, finish_reason: FinishReason
 ) -> None:
     buffer = a_buffer(a_group(0, 1, max_tokens=100))
     chunk = buffer.start(buffer[0], 0, 100, False, 0.0)
     buffer.apply(an_output(chunk, tokens, end), 5.0)
 
     (result,) = buffer.take_complete_groups()
-    assert (result.responses[0].reason, result.responses[0].num_tokens) == (reason, tokens)
+    assert (result.responses[0].finish_reason, result.responses[0].num_tokens) == (finish_reason, tokens)
     assert result.responses[0].finished_s == 5.0
     assert buffer.drained
     assert buffer.take_complete_groups() == []
@@ -110,7 +110,7 @@ def test_a_terminal_state_is_never_left() -> None:
 
     assert buffer.apply(an_output(chunk, 5, ChunkEnd.STOP), 2.0) is None
     buffer.cancel(request, 3.0)
-    assert (request.reason, request.num_generated) == (FinishReason.STOP, 5)
+    assert (request.finish_reason, request.num_generated) == (FinishReason.STOP, 5)
     with pytest.raises(AssertionError, match="after its end"):
         buffer.fail(request, "late", 4.0)
     with pytest.raises(AssertionError, match="cannot start"):
@@ -125,7 +125,7 @@ def test_failing_and_cancelling_end_a_request_wherever_it_is() -> None:
     buffer.start(buffer[2], 0, 50, False, 2.0)
     buffer.cancel(buffer[2], 3.0)
 
-    assert [request.reason for request in buffer.requests()] == [
+    assert [request.finish_reason for request in buffer.requests()] == [
         FinishReason.FAILED,
         FinishReason.CANCELLED,
         FinishReason.CANCELLED,
@@ -135,12 +135,12 @@ def test_failing_and_cancelling_end_a_request_wherever_it_is() -> None:
     buffer.check()
 
 
-def test_tokens_of_another_epoch_are_refused() -> None:
+def test_tokens_of_another_weights_version_are_refused() -> None:
     buffer = a_buffer()
     chunk = buffer.start(buffer[0], 0, 50, False, 0.0)
-    span = TokenSpan([1, 2], [-0.1, -0.2], epoch=7)
+    span = TokenSpan([1, 2], [-0.1, -0.2], weights_version=7)
     output = type(an_output(chunk, 2))(chunk.request, chunk.attempt, 0, 2, span=span)
-    with pytest.raises(AssertionError, match="epoch 7"):
+    with pytest.raises(AssertionError, match="weights version 7"):
         buffer.apply(output, 1.0)
 
 

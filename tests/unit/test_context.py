@@ -22,7 +22,7 @@ def test_the_estimate_is_the_longest_finished_request_and_never_falls() -> None:
 
 
 def test_a_prior_stands_in_for_the_bound_and_yields_to_evidence() -> None:
-    context = Context(priors={"prompt": 400, "long": 5000})
+    context = Context(length_hints={"prompt": 400, "long": 5000})
     known, unknown = a_group(0, key="prompt"), a_group(1, key="other")
     assert context.expected_tokens(known) == 400
     assert context.expected_tokens(unknown) == 1000
@@ -32,7 +32,7 @@ def test_a_prior_stands_in_for_the_bound_and_yields_to_evidence() -> None:
     request.num_generated = 50
     context.observe_finished(request)
     assert context.expected_tokens(known) == 50
-    assert context.as_priors({0: known}) == {"prompt": 50}
+    assert context.as_length_hints({0: known}) == {"prompt": 50}
 
 
 def test_service_adds_up_by_group() -> None:

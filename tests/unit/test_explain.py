@@ -19,7 +19,7 @@ def test_every_second_is_put_under_one_heading() -> None:
     events += [some_steps(5.0, 0, 10, 100, prefill=40), some_steps(5.0, 1, 10, 200, prefill=160, drafted=20)]
     events += [Ended(5.0, r, 10, "stop") for r in range(9)]
     events += [a_state(6.0, 1, 0), Ended(8.0, 9, 10, "stop"), a_state(8.0, 0, 0)]
-    found = explain(events, num_instances=2, max_running=4)
+    found = explain(events, num_instances=2, max_num_seqs=4)
     assert found is not None
     assert found.makespan_s == 8.0
     assert sum(found.seconds.values()) == pytest.approx(8.0)
@@ -33,7 +33,7 @@ def test_every_second_is_put_under_one_heading() -> None:
 def test_time_spent_on_loading_kv_is_migration_and_not_overhead() -> None:
     steps = Stepped(4.0, 0, 10, 3.0, 30, 0, 30, 0, 0, load_s=1.0, loaded_bytes=1 << 20)
     events: list[Event] = [Queued(0.0, 0, 0, 0, 3), a_state(0.0, 0, 1), steps, Ended(5.0, 0, 30, "stop")]
-    found = explain(events, num_instances=1, max_running=4)
+    found = explain(events, num_instances=1, max_num_seqs=4)
     assert found is not None
     assert (found.seconds["decode"], found.seconds["migration"], found.seconds["overhead"]) == (
         pytest.approx(3.0),
@@ -44,14 +44,14 @@ def test_time_spent_on_loading_kv_is_migration_and_not_overhead() -> None:
 
 def test_without_step_reports_running_is_decoding_and_there_is_no_bound() -> None:
     events: list[Event] = [Queued(0.0, 0, 0, 0, 3), a_state(0.0, 0, 1), Ended(2.0, 0, 5, "stop")]
-    found = explain(events, num_instances=1, max_running=4)
+    found = explain(events, num_instances=1, max_num_seqs=4)
     assert found is not None
     assert found.seconds["decode"] == pytest.approx(2.0)
     assert found.oracle_s is None
 
 
 def test_nothing_ended_nothing_explained() -> None:
-    assert explain([Queued(0.0, 0, 0, 0, 3)], num_instances=1, max_running=4) is None
+    assert explain([Queued(0.0, 0, 0, 0, 3)], num_instances=1, max_num_seqs=4) is None
 
 
 def test_the_step_cost_is_recovered_from_reports() -> None:
@@ -68,11 +68,11 @@ def test_rows_of_prompts_have_a_price_of_their_own() -> None:
     beside = Stepped(9.0, 0, 2, 0.1 * 2 + 0.01 * 6 + 0.002 * 100, 106, 100, 6, 0, 0)
     fit = fit_steps([*plain, beside])
     assert fit is not None
-    assert fit.prefill_row_s == pytest.approx(0.002)
+    assert fit.prefill_token_s == pytest.approx(0.002)
     assert fit.step_s(3, 50) == pytest.approx(0.1 + 0.03 + 0.1)
     unseen = fit_steps(plain)
     assert unseen is not None
-    assert unseen.prefill_row_s == pytest.approx(unseen.slope_s)
+    assert unseen.prefill_token_s == pytest.approx(unseen.slope_s)
 
 
 def test_a_fit_takes_as_long_as_the_run_did_even_where_no_line_fits() -> None:
@@ -82,7 +82,7 @@ def test_a_fit_takes_as_long_as_the_run_did_even_where_no_line_fits() -> None:
     ]
     fit = fit_steps(curved)
     assert fit is not None
-    fitted_s = sum(s.num_steps * fit.base_s + s.num_rows * fit.slope_s for s in curved)
+    fitted_s = sum(s.num_steps * fit.base_s + s.num_batched_tokens * fit.slope_s for s in curved)
     assert fitted_s == pytest.approx(sum(s.duration_s for s in curved))
 
 

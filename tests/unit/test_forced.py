@@ -15,7 +15,7 @@ CHUNK = Chunk(
     max_tokens=10,
     sampling=Sampling(max_tokens=100),
     seed=3,
-    epoch=0,
+    weights_version=0,
     prompt=[1],
 )
 

@@ -30,7 +30,7 @@ def test_what_was_recorded_is_restored_to_the_last_bit(tmp_path: Path) -> None:
     request.spans.append(a_span(3))
     journal.record(request)
     journal.record(request)  # nothing new, nothing written
-    request.reason = FinishReason.STOP
+    request.finish_reason = FinishReason.STOP
     journal.record(request)
     journal.close()
 
@@ -38,7 +38,7 @@ def test_what_was_recorded_is_restored_to_the_last_bit(tmp_path: Path) -> None:
     past = again.restored()[(2, 0)]
     assert ids(again) == [1, 2, 3]
     assert [list(span.logprobs) for span in past.spans] == [[-0.1, -0.2], [-0.1 * 3]]
-    assert past.reason is FinishReason.STOP
+    assert past.finish_reason is FinishReason.STOP
     assert len((tmp_path / "j").read_bytes().splitlines()) == 4
     again.close()
 

@@ -135,7 +135,7 @@ def test_ties_go_to_the_lowest_id() -> None:
 
 
 def test_an_instance_with_all_slots_taken_is_no_candidate() -> None:
-    fleet = a_fleet(1, max_running=2)
+    fleet = a_fleet(1, max_num_seqs=2)
     load(fleet, 0, 2)
     assert place(a_request(), 64, fleet, CONFIG) is None
 

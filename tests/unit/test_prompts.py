@@ -100,17 +100,17 @@ def test_prompts_of_python_are_told_apart_and_all_problems_come_at_once() -> Non
 
 def test_encoding_finds_what_is_too_long_and_settles_sampling() -> None:
     prompts = as_prompts(["abc", "abcdefgh", [{"role": "user", "content": "q"}]])
-    good, bad = encode(prompts, Letters(), n=4, sampling=Sampling(max_tokens=5), max_context_tokens=12)
+    good, bad = encode(prompts, Letters(), n=4, sampling=Sampling(max_tokens=5), max_model_len=12)
     assert [(g.token_ids[0], g.n) for g in good] == [(ord("a"), 4), (ord("<"), 4)]
     assert [str(b) for b in bad] == [
         "prompt 1: 8 prompt tokens and max_tokens=5 exceed the 12 tokens that fit",
     ]
     own = Prompt(text="a", id="0", n=2, sampling={"max_tokens": 9})
-    ((encoded,), _) = encode([own], Letters(), n=4, sampling=Sampling(max_tokens=5), max_context_tokens=12)
+    ((encoded,), _) = encode([own], Letters(), n=4, sampling=Sampling(max_tokens=5), max_model_len=12)
     assert (encoded.n, encoded.sampling.max_tokens) == (2, 9)
 
 
 def test_without_a_tokenizer_only_token_ids_will_do() -> None:
-    good, bad = encode(as_prompts(["a", [7]]), None, n=1, sampling=Sampling(max_tokens=1), max_context_tokens=9)
+    good, bad = encode(as_prompts(["a", [7]]), None, n=1, sampling=Sampling(max_tokens=1), max_model_len=9)
     assert [g.token_ids for g in good] == [(7,)]
     assert "no tokenizer" in bad[0].why

@@ -9,7 +9,7 @@ from seer.context import Context
 from seer.engine.fake import FakeInstance
 from seer.metrics.events import Ended, Event, Started
 from seer.rollout import RolloutLoop
-from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.types import FinishReason, Group, GroupResult, Restored, Sampling, TokenSpan
 
 
@@ -29,20 +29,22 @@ def test_a_restored_request_has_its_tokens_and_may_have_ended() -> None:
     buffer.restore(second, [a_span(4)], FinishReason.STOP, 0.0)
     buffer.check()
     assert (first.num_generated, first.remaining_limit, first.ended) == (3, 57, False)
-    assert (second.reason, buffer.num_ended, buffer.num_waiting) == (FinishReason.STOP, 1, 2)
+    assert (second.finish_reason, buffer.num_ended, buffer.num_waiting) == (FinishReason.STOP, 1, 2)
     chunk = buffer.start(first, 0, 10, False, 0.0)
     assert chunk.token_ids() == [1, 2, 1, 2, 3]
     with pytest.raises(AssertionError):
         buffer.restore(first, [], None, 0.0)
 
 
-def rolled_out(policy: str, restored: dict[tuple[int, int], Restored]) -> tuple[list[GroupResult], list[Event]]:
+def rolled_out(scheduler: str, restored: dict[tuple[int, int], Restored]) -> tuple[list[GroupResult], list[Event]]:
     events: list[Event] = []
 
     async def scenario() -> list[GroupResult]:
         context = Context()
         instances = [FakeInstance(i) for i in range(2)]
-        chosen = make_policy(parse_policy(policy), PolicySettings(chunk_tokens=8), context, lambda request: 0)
+        chosen = make_scheduler(
+            parse_scheduler(scheduler), SchedulerSettings(chunk_tokens=8), context, lambda request: 0
+        )
         loop = RolloutLoop(instances, chosen, context, events=events.append)
         for instance in instances:
             await instance.start(loop.on_output)
@@ -51,13 +53,13 @@ def rolled_out(policy: str, restored: dict[tuple[int, int], Restored]) -> tuple[
     return asyncio.run(scenario()), events
 
 
-@pytest.mark.parametrize("policy", ["verl-sync", "verl", "divided", "context", "seer"])
-def test_a_restored_run_gives_the_same_and_repeats_nothing(policy: str) -> None:
-    whole, _ = rolled_out(policy, {})
+@pytest.mark.parametrize("scheduler", ["verl-sync", "verl", "divided", "context", "seer"])
+def test_a_restored_run_gives_the_same_and_repeats_nothing(scheduler: str) -> None:
+    whole, _ = rolled_out(scheduler, {})
     responses = {(r.group, r.index): r for group in whole for r in group.responses}
     half = {key: Restored((a_span(*r.token_ids()[: r.num_tokens // 2]),)) for key, r in responses.items()}
-    half[(0, 0)] = Restored((a_span(*responses[(0, 0)].token_ids()),), responses[(0, 0)].reason)
-    again, events = rolled_out(policy, half)
+    half[(0, 0)] = Restored((a_span(*responses[(0, 0)].token_ids()),), responses[(0, 0)].finish_reason)
+    again, events = rolled_out(scheduler, half)
     assert {(r.group, r.index): r.token_ids() for g in again for r in g.responses} == {
         key: response.token_ids() for key, response in responses.items()
     }
@@ -67,7 +69,7 @@ def test_a_restored_run_gives_the_same_and_repeats_nothing(policy: str) -> None:
 
 def test_a_run_that_had_finished_is_handed_out_at_once() -> None:
     whole, _ = rolled_out("seer", {})
-    done = {(r.group, r.index): Restored(r.spans, r.reason) for g in whole for r in g.responses}
+    done = {(r.group, r.index): Restored(r.spans, r.finish_reason) for g in whole for r in g.responses}
     again, events = rolled_out("seer", done)
     assert len(again) == 2
     assert not any(isinstance(event, Started) for event in events)

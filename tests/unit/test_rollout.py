@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from builders import a_group, a_policy, limits
+from builders import a_group, a_scheduler, limits
 from seer.context import Context
 from seer.engine.base import InstanceView, OutputSink, Weights
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
@@ -56,7 +56,7 @@ class ScriptedInstance:
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         return 0
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None: ...
+    async def update_weights(self, weights: Weights, weights_version: int) -> None: ...
 
     async def pause(self) -> None: ...
 
@@ -81,7 +81,7 @@ def roll(
     instances: list[ScriptedInstance],
     groups: list[Group],
     *,
-    policy: str = "divided",
+    scheduler: str = "divided",
     meanwhile: Callable[[RolloutLoop], Awaitable[None]] | None = None,
     events: list[Event] | None = None,
     stall_deadline_s: float | None = None,
@@ -91,7 +91,7 @@ def roll(
         context = Context()
         loop = RolloutLoop(
             instances,
-            a_policy(policy, chunk_tokens=100, context=context),
+            a_scheduler(scheduler, chunk_tokens=100, context=context),
             context,
             events=(events if events is not None else []).append,
             stall_deadline_s=stall_deadline_s,
@@ -133,14 +133,14 @@ def test_a_request_goes_on_in_chunks_until_its_own_limit() -> None:
     (result,) = roll([instance], [a_group(0, 1, max_tokens=250)])
     assert [chunk.max_tokens for chunk in instance.chunks] == [100, 100, 50]
     assert [chunk.num_generated_tokens for chunk in instance.chunks] == [0, 100, 200]
-    assert (result.responses[0].reason, result.responses[0].num_tokens) == (FinishReason.LENGTH, 250)
+    assert (result.responses[0].finish_reason, result.responses[0].num_tokens) == (FinishReason.LENGTH, 250)
 
 
-def test_a_request_that_fails_too_often_is_given_up_with_its_reason() -> None:
+def test_a_request_that_fails_too_often_record_failure_with_its_reason() -> None:
     instance = ScriptedInstance(0, fails)
     (result,) = roll([instance], [a_group(0, 1)])
     assert len(instance.chunks) == 3
-    assert (result.responses[0].reason, result.responses[0].error) == (FinishReason.FAILED, "out of luck")
+    assert (result.responses[0].finish_reason, result.responses[0].error) == (FinishReason.FAILED, "out of luck")
 
 
 def test_a_refused_submit_counts_as_a_failure_and_is_tried_again() -> None:
@@ -153,7 +153,7 @@ def test_a_refused_submit_counts_as_a_failure_and_is_tried_again() -> None:
 
     instance = Refusing(0, stops)
     (result,) = roll([instance], [a_group(0, 1)])
-    assert (result.responses[0].reason, result.responses[0].num_chunks) == (FinishReason.STOP, 2)
+    assert (result.responses[0].finish_reason, result.responses[0].num_chunks) == (FinishReason.STOP, 2)
 
 
 def test_cancelled_requests_return_the_tokens_that_were_still_on_their_way() -> None:
@@ -165,7 +165,7 @@ def test_cancelled_requests_return_the_tokens_that_were_still_on_their_way() -> 
 
     events: list[Event] = []
     (result,) = roll([instance], [a_group(0, 3)], meanwhile=cancel_later, events=events)
-    assert [(r.reason, r.num_tokens) for r in result.responses] == [(FinishReason.CANCELLED, 3)] * 3
+    assert [(r.finish_reason, r.num_tokens) for r in result.responses] == [(FinishReason.CANCELLED, 3)] * 3
     assert instance.aborted == [0, 1, 2]
     assert [event.reason for event in events if isinstance(event, Stopped)] == ["aborted"] * 3
 
@@ -175,7 +175,7 @@ def test_enough_whole_groups_cancel_the_rest_even_if_several_complete_at_once() 
         return stops(chunk) if chunk.group < 3 else None
 
     results = roll([ScriptedInstance(0, answer)], [a_group(id, 2) for id in range(5)], enough_groups=2)
-    reasons = {result.group.id: {response.reason for response in result.responses} for result in results}
+    reasons = {result.group.id: {response.finish_reason for response in result.responses} for result in results}
     stopped, cancelled = {FinishReason.STOP}, {FinishReason.CANCELLED}
     assert reasons == {0: stopped, 1: stopped, 2: stopped, 3: cancelled, 4: cancelled}
 
@@ -188,7 +188,7 @@ def test_a_lost_instances_requests_run_elsewhere_and_late_outputs_are_ignored() 
         loop.lose_instance(0)
         dead.emit(stops(dead.chunks[0]))
 
-    (result,) = roll([dead, alive], [a_group(0, 4)], policy="verl", meanwhile=lose)
+    (result,) = roll([dead, alive], [a_group(0, 4)], scheduler="verl", meanwhile=lose)
     assert [response.num_tokens for response in result.responses] == [7] * 4
     assert len(dead.chunks) == 2
     assert len(alive.chunks) == 4
@@ -219,7 +219,7 @@ def test_cancelling_while_an_instance_is_lost_ends_its_requests() -> None:
         loop.lose_instance(0)
 
     (result,) = roll([dead], [a_group(0, 2)], meanwhile=cancel_and_lose)
-    assert {response.reason for response in result.responses} == {FinishReason.CANCELLED}
+    assert {response.finish_reason for response in result.responses} == {FinishReason.CANCELLED}
 
 
 def test_silence_beyond_the_deadline_says_who_is_waited_for() -> None:
@@ -234,7 +234,7 @@ def test_a_group_larger_than_any_instance_is_refused_before_anything_starts() ->
     assert instance.chunks == []
 
 
-def test_a_policy_that_starts_nothing_is_caught() -> None:
+def test_a_scheduler_that_starts_nothing_is_caught() -> None:
     class Lazy:
         def admit(self, *_: object) -> None: ...
         def requeue(self, *_: object) -> None: ...
@@ -247,5 +247,5 @@ def test_a_policy_that_starts_nothing_is_caught() -> None:
         async for _ in loop.run([a_group()]):
             pass
 
-    with pytest.raises(AssertionError, match="the policy starts none"):
+    with pytest.raises(AssertionError, match="the scheduler starts none"):
         virtual_time.run(main())

@@ -29,7 +29,7 @@ def a_gap(num_tokens: int = 8192, *, first: int = 0, pooled: int | None = None, 
         num_tokens=num_tokens,
         num_pooled_tokens=pooled,
         bytes_per_token=bytes_per_token,
-        block_tokens=64,
+        block_size=64,
     )
 
 
@@ -85,7 +85,7 @@ def test_no_split_at_a_block_is_better(
     plan = plan_transfer(gap, move, prefill)
     assert plan.move_tokens + plan.compute_tokens == num
     assert plan.move_tokens <= pooled
-    for split in range(0, min(num, pooled) + 1, gap.block_tokens):
+    for split in range(0, min(num, pooled) + 1, gap.block_size):
         cost = move.seconds(split * gap.bytes_per_token) + prefill.seconds(first + split, num - split)
         assert plan.seconds <= cost * (1 + 1e-9) + 1e-12
 

@@ -11,7 +11,7 @@ from seer.sim.costs import H200, MODELS
 from seer.types import InstanceLimits
 from seer.whatif import NO_DRAFTS, DraftGain, MeasuredCost, draft_gains, record, replay_under
 
-LIMITS = InstanceLimits(kv_blocks=1000, block_tokens=16, max_running=4, max_context_tokens=4096)
+LIMITS = InstanceLimits(kv_blocks=1000, block_size=16, max_num_seqs=4, max_model_len=4096)
 BASE_S, SLOPE_S = 0.02, 0.005
 
 
@@ -37,17 +37,17 @@ def a_run(lengths: list[int], *, drafted: int = 0, accepted: int = 0) -> list[Ev
 
 
 @pytest.mark.parametrize(("drafted", "accepted"), [(0, 0), (3, 1)])
-def test_under_its_own_policy_a_run_is_predicted_as_it_was(drafted: int, accepted: int) -> None:
+def test_under_its_own_scheduler_a_run_is_predicted_as_it_was(drafted: int, accepted: int) -> None:
     events = a_run([100, 200, 300, 600], drafted=drafted, accepted=accepted)
-    recorded = record(events, policy="seer", limits=LIMITS, num_instances=1, max_tokens=600, chunk_tokens=None)
+    recorded = record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=600, chunk_tokens=None)
     assert recorded.fit.base_s == pytest.approx(BASE_S)
     assert replay_under(recorded, "seer").makespan_s == pytest.approx(recorded.makespan_s, rel=0.05)
 
 
-def test_a_policy_without_drafts_gets_none() -> None:
+def test_a_scheduler_without_drafts_gets_none() -> None:
     events = a_run([200, 400], drafted=3, accepted=3)
-    recorded = record(events, policy="seer", limits=LIMITS, num_instances=1, max_tokens=400, chunk_tokens=None)
-    drafting, plain = (replay_under(recorded, policy).makespan_s for policy in ("seer", "divided"))
+    recorded = record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=400, chunk_tokens=None)
+    drafting, plain = (replay_under(recorded, scheduler).makespan_s for scheduler in ("seer", "divided"))
     assert plain > 1.5 * drafting
 
 
@@ -63,7 +63,7 @@ def test_gains_are_looked_up_by_the_nearest_batch_size() -> None:
 
 def test_kv_moves_as_fast_as_it_did() -> None:
     events = a_run([200, 400])
-    few = {"policy": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
+    few = {"scheduler": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
     assert record(events, **few).load_token_s == 0.0
     loaded = [Prefilling(0.1, 0, 0, 1, 0, 300), Prefilling(0.2, 1, 0, 1, 0, 100)]
     told = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, load_aside_s=0.1, loaded_bytes=1)]
@@ -77,4 +77,4 @@ def test_kv_moves_as_fast_as_it_did() -> None:
 def test_a_run_that_was_cut_cannot_be_replayed() -> None:
     events = [*a_run([100, 200])[:-1], Ended(9.0, 1, 50, "cancelled")]
     with pytest.raises(InputError, match="1 of 2 responses did not end"):
-        record(events, policy="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)
+        record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)

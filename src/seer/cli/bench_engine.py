@@ -88,7 +88,7 @@ def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
     step = 512 if device.type == "cpu" else 8192
     settings = EngineSettings(dtype=choose_dtype("auto", device), device=device, max_step_tokens=max(step, most))
     blocks = most * (-(-(args.prompt_tokens + args.new_tokens) // 16) + 1)
-    limits = choose_limits(config, settings, block_tokens=16, max_running=most, kv_blocks=blocks)
+    limits = choose_limits(config, settings, block_size=16, max_num_seqs=most, kv_blocks=blocks)
     engine = assemble(0, folder, config, limits, settings)
     return lambda prompts: generate_batch(engine, prompts, args.new_tokens, temperature=args.temperature)
 

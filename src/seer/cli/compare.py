@@ -1,6 +1,6 @@
-"""`seer compare`: the same prompts, seeds and instances under several policies; a table, and a report.
+"""`seer compare`: the same prompts, seeds and instances under several schedulers; a table, and a report.
 
-The first policy is the one that speedups are relative to. `oracle` is the bound of src/seer/explain.py on
+The first scheduler is the one that speedups are relative to. `oracle` is the bound of src/seer/explain.py on
 the makespan for the very lengths that came out, at the very step cost that was measured.
 """
 
@@ -25,7 +25,7 @@ from seer.cli.rollout_options import (
 )
 from seer.errors import ConfigError
 from seer.runs import RunFolder, machine
-from seer.scheduling.registry import parse_policy
+from seer.scheduling.registry import parse_scheduler
 
 if TYPE_CHECKING:
     from seer.api import Rollout
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  seer compare --prompts examples/prompts/mixed.jsonl --policies verl-sync,verl,seer --repeat 3
+  seer compare --prompts examples/prompts/mixed.jsonl --schedulers verl-sync,verl,seer --repeat 3
   seer compare --prompts p.jsonl --lengths runs/20260101-120000      the lengths of a recorded run
 """
 
@@ -46,15 +46,15 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "compare",
-        help="several policies on the same prompts, seeds and instances",
-        description="Run the same prompts and seeds under several policies on the same instances,\n"
+        help="several schedulers on the same prompts, seeds and instances",
+        description="Run the same prompts and seeds under several schedulers on the same instances,\n"
         "repeated and interleaved, and print what each came to.",
         epilog=EXAMPLES,
     )
     add_prompt_options(parser)
     add_fleet_options(parser)
-    parser.add_argument("--policies", default="verl-sync,verl,seer", metavar="A,B,...", help="(%(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, metavar="R", help="runs of each policy (%(default)s)")
+    parser.add_argument("--schedulers", default="verl-sync,verl,seer", metavar="A,B,...", help="(%(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, metavar="R", help="runs of each scheduler (%(default)s)")
     parser.add_argument(
         "--lengths",
         default="natural",
@@ -73,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
     from seer.cli.prompt_file import load_prompts
     from seer.comparison import recorded_lengths
 
-    policies = [name.strip() for name in args.policies.split(",") if name.strip()]
-    for policy in policies:
-        parse_policy(policy)
-    if not policies or args.repeat < 1:
-        raise ConfigError(f"{len(policies)} policies, {args.repeat} repetitions", hint="at least one of each")
+    schedulers = [name.strip() for name in args.schedulers.split(",") if name.strip()]
+    for scheduler in schedulers:
+        parse_scheduler(scheduler)
+    if not schedulers or args.repeat < 1:
+        raise ConfigError(f"{len(schedulers)} schedulers, {args.repeat} repetitions", hint="at least one of each")
     folder = RunFolder.choose(args.run_dir)
     rollout = Rollout(args.model, **fleet_settings(args, folder.path))
     sampling = sampling_of(args)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     folder.create(args.prompts)
     args.run_dir = folder.path
     recorder = _Recorder(folder, args, rollout, forced=lengths is not None)
-    comparison = asyncio.run(_compare(rollout, prompts, policies, lengths=lengths, args=args, recorder=recorder))
+    comparison = asyncio.run(_compare(rollout, prompts, schedulers, lengths=lengths, args=args, recorder=recorder))
     rows = comparison.rows()
     folder.write_manifest(
         {
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 async def _compare(
     rollout: Rollout,
     prompts: list[EncodedPrompt],
-    policies: list[str],
+    schedulers: list[str],
     *,
     lengths: list[list[int]] | None,
     args: argparse.Namespace,
@@ -126,7 +126,7 @@ async def _compare(
             return await compare(
                 rollout,
                 prompts,
-                policies,
+                schedulers,
                 repetitions=args.repeat,
                 seed=args.seed,
                 lengths=lengths,
@@ -154,14 +154,14 @@ class _Recorder:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def began(self, repetition: int, policy: str) -> Callable[[Event], None]:
+    def began(self, repetition: int, scheduler: str) -> Callable[[Event], None]:
         """A run begins: the sink of its events."""
         from seer.metrics.jsonl import EventLog
 
-        self._run = RunFolder(self._folder.path / f"{policy}-{repetition}")
+        self._run = RunFolder(self._folder.path / f"{scheduler}-{repetition}")
         self._run.create(self._folder.prompts)
         options = recorded_options(self._args) | {
-            "policy": policy,
+            "scheduler": scheduler,
             "out": None,
             "run_dir": str(self._run.path),
         }
@@ -178,7 +178,7 @@ class _Recorder:
             }
         )
         self._log = self._open.enter_context(EventLog(self._run.events, {"source": "compare", **options}))
-        self._say(f"run {repetition + 1} of {self._args.repeat}, {policy}")
+        self._say(f"run {repetition + 1} of {self._args.repeat}, {scheduler}")
         return self._log
 
     def ended(self, measured: Measured, groups: list[GroupRecord]) -> None:
@@ -198,11 +198,11 @@ class _Recorder:
         self._say(f"  {rate:.1f} tokens/s, {makespan_s:.1f} s, tail {tail_s:.1f} s")
 
     def write_report(self, rows: list[dict[str, Any]]) -> Path | None:
-        """The report of the last policy's first run, beside all rows."""
+        """The report of the last scheduler's first run, beside all rows."""
         from seer.report.page import write_page
 
-        best = RunFolder(self._folder.path / f"{rows[-1]['policy']}-0")
-        others = [RunFolder(self._folder.path / f"{row['policy']}-0") for row in rows[:-1]]
+        best = RunFolder(self._folder.path / f"{rows[-1]['scheduler']}-0")
+        others = [RunFolder(self._folder.path / f"{row['scheduler']}-0") for row in rows[:-1]]
         return write_page(best, self._folder.report, rows=rows, others=others)
 
     def _say(self, text: str) -> None:
@@ -213,7 +213,7 @@ class _Recorder:
 def _run_numbers(measured: Measured) -> dict[str, Any]:
     explanation = measured.explanation
     return {
-        "policy": measured.policy,
+        "scheduler": measured.scheduler,
         "repetition": measured.repetition,
         "summary": asdict(measured.summary),
         "explanation": asdict(explanation) if explanation is not None else None,
@@ -233,7 +233,7 @@ def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: R
     )
     table = Table(title=title)
     for name in (
-        "policy",
+        "scheduler",
         "tokens/s",
         "spread",
         "speedup",
@@ -244,14 +244,14 @@ def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: R
         "preempt.",
         "accepted",
     ):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="left" if name == "scheduler" else "right")
     table.add_column("oracle bound", justify="right")
     table.add_column("tokens", justify="right")
     for row in rows:
         drafted = f" of {row['drafted_tokens']:,.0f}" if row["drafted_tokens"] else ""
         bound = f"{row['oracle_s']:.1f} s, {100 * row['oracle_share']:.0f}%" if row["oracle_s"] is not None else "-"
         table.add_row(
-            row["policy"],
+            row["scheduler"],
             f"{row['throughput_tokens_s']:.1f}",
             f"{row['throughput_min']:.1f}-{row['throughput_max']:.1f}",
             f"{row['speedup']:.2f}x",
@@ -269,7 +269,7 @@ def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: R
     console.print(table)
     console.print(
         "oracle bound: makespan with all lengths known, longest remaining first, moves and prompts free,\n"
-        "no speculation, at the step cost measured in each policy's own run; share = bound / makespan.",
+        "no speculation, at the step cost measured in each scheduler's own run; share = bound / makespan.",
         highlight=False,
     )
     console.print(f"runs     {folder.path}\nreport   {report or '-'}", highlight=False)

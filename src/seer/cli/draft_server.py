@@ -33,7 +33,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--retain",
         action="store_true",
-        help="keep finished groups' logs for the next epoch of the same prompt",
+        help="keep finished groups' logs for the next weights version of the same prompt",
     )
     parser.add_argument("--json", action="store_true", help="print the address as JSON")
     parser.set_defaults(run=run)

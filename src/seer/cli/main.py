@@ -42,8 +42,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 EXAMPLES = """\
 examples:
-  seer simulate qwen2-vl-72b                              one of the paper's workloads, several policies
-  seer simulate trace:lengths.json --policies verl,seer   your own recorded lengths
+  seer simulate qwen2-vl-72b                              one of the paper's workloads, several schedulers
+  seer simulate trace:lengths.json --schedulers verl,seer   your own recorded lengths
   seer paper                                              the paper's tables beside ours
 
 `seer VERB --help` says more about each verb. Add --debug to see where an error came from.

@@ -51,7 +51,7 @@ def run_show(args: argparse.Namespace) -> int:
         "layers": config.num_layers,
         "heads": f"{config.num_heads}, {config.num_kv_heads} for KV, of {config.head_dim}",
         "vocabulary": config.vocab_size,
-        "context": f"{config.max_context_tokens} tokens",
+        "context": f"{config.max_model_len} tokens",
         "stored as": config.stored_dtype,
         "KV per token": f"{kv_bytes / 1024:.0f} KiB in float32",
     }

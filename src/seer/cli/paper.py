@@ -121,7 +121,7 @@ def _table(title: str, answers: Sequence[Answer]) -> Table:
         rows.setdefault((a.claim.row, size, a.claim.measure), {})[a.claim.workload] = a
     for (row, size, measure), cells in rows.items():
         first = next(iter(cells.values()))
-        name = f"{row} ({first.claim.policy})"
+        name = f"{row} ({first.claim.scheduler})"
         name += f", G={size}" if size else ""
         name += f", {MEASURES[measure]}" if MEASURES[measure] else ""
         table.add_row(name, *(_cell(cells[workload]) for workload in WORKLOADS))

@@ -20,7 +20,7 @@ def load_prompts(
 ) -> list[EncodedPrompt]:
     """The file's prompts as tokens. Bad ones are listed by line; without `skip_bad` they end the command."""
     prompts, bad = read_prompts(path)
-    encoded, unfit = encode(prompts, engine.codec, n=n, sampling=sampling, max_context_tokens=engine.max_context_tokens)
+    encoded, unfit = encode(prompts, engine.codec, n=n, sampling=sampling, max_model_len=engine.max_model_len)
     report_bad([*bad, *unfit], path, skip_bad=skip_bad)
     if not encoded:
         raise InputError(f"{path} holds no prompt that can run")

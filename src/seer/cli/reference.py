@@ -27,7 +27,7 @@ CONFIGS = (
     ("seer.types", "Sampling"),
     ("seer.engine.host.options", "HostOptions"),
     ("seer.run", "RunOptions"),
-    ("seer.scheduling.registry", "PolicySettings"),
+    ("seer.scheduling.registry", "SchedulerSettings"),
     ("seer.placement", "PlacementConfig"),
     ("seer.transfer", "TransferCosts"),
     ("seer.kvpool.local_files", "LocalPoolConfig"),
@@ -122,7 +122,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _config(config: type, module: str) -> str:
-    said = field_docstrings(config)
+    docstrings = field_docstrings(config)
     lines = [f"## `{module}.{config.__name__}`\n", f"{_first_paragraph(config)}\n"]
     lines += ["| field | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(config):
@@ -132,7 +132,7 @@ def _config(config: type, module: str) -> str:
             default = f"`{getattr(field.default_factory, '__name__', 'made')}()`"
         else:
             default = "required"
-        meaning = _cell(said.get(field.name, ""))
+        meaning = _cell(docstrings.get(field.name, ""))
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
         lines.append(f"| `{field.name}: {_cell(kind)}` | {default} | {meaning} |")
     lines.append("")

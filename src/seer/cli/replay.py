@@ -11,9 +11,9 @@ from seer.sim.replay import read_recording, replay
 
 EXAMPLES = """\
 examples:
-  seer simulate qwen2-vl-72b --policies seer --out runs/q     record
+  seer simulate qwen2-vl-72b --schedulers seer --out runs/q     record
   seer replay runs/q/seer/events.jsonl                        the same plan again, or exit code 1
-  seer replay runs/q/seer/events.jsonl --policy verl          the same lengths under another policy
+  seer replay runs/q/seer/events.jsonl --scheduler verl          the same lengths under another scheduler
 """
 
 
@@ -23,13 +23,13 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "replay",
         help="run a recorded rollout again from its event log",
         description="Run a recorded rollout again in virtual time: the same lengths on the same cluster.\n"
-        "Under the recorded policy the plan must be the same, chunk for chunk.",
+        "Under the recorded scheduler the plan must be the same, chunk for chunk.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
         "events", type=Path, metavar="RUN|EVENTS.jsonl", help="a run's folder, or a simulation's event log"
     )
-    parser.add_argument("--policy", metavar="NAME", help="another policy than the recorded one")
+    parser.add_argument("--scheduler", metavar="NAME", help="another scheduler than the recorded one")
     parser.set_defaults(run=run)
 
 
@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
     if args.events.is_dir():
         return _what_if(args)
     recording = read_recording(args.events)
-    plan = replay(recording, args.policy)
-    policy = args.policy or recording.policy
+    plan = replay(recording, args.scheduler)
+    scheduler = args.scheduler or recording.scheduler
     say = sys.stdout.write
     workload = recording.workload
-    say(f"{workload.name}: {workload.num_requests:,} requests, {len(plan):,} chunks under {policy}\n")
-    if policy != recording.policy:
-        say(f"recorded: {len(recording.started):,} chunks under {recording.policy}\n")
+    say(f"{workload.name}: {workload.num_requests:,} requests, {len(plan):,} chunks under {scheduler}\n")
+    if scheduler != recording.scheduler:
+        say(f"recorded: {len(recording.started):,} chunks under {recording.scheduler}\n")
         return 0
     for number, (old, new) in enumerate(zip(recording.started, plan, strict=False)):
         if old != new:
@@ -61,24 +61,24 @@ WHAT_IF = ("verl-sync", "verl", "context", "seer", "oracle")
 
 
 def _what_if(args: argparse.Namespace) -> int:
-    """A real run's lengths under other policies, at the step cost that was measured in it."""
+    """A real run's lengths under other schedulers, at the step cost that was measured in it."""
     from seer.runs import RunFolder
     from seer.whatif import read_recorded, replay_all
 
     recorded = read_recorded(RunFolder.find(args.events))
-    predicted = replay_all(recorded, [args.policy] if args.policy else WHAT_IF)
+    predicted = replay_all(recorded, [args.scheduler] if args.scheduler else WHAT_IF)
     base_ms, slope_ms = 1000 * recorded.fit.base_s, 1000 * recorded.fit.slope_s
     say = sys.stdout.write
     say(f"{len(recorded.groups)} groups, {sum(map(len, recorded.lengths))} responses; ")
     say(f"a step of B rows took {base_ms:.1f} + {slope_ms:.2f} B ms\n")
-    say(f"measured under {recorded.policy}: {recorded.makespan_s:.1f} s\n")
-    say(f"{'policy':<12} {'predicted s':>12} {'saved':>7} {'tail s':>7} {'idle':>6}\n")
-    same = predicted[recorded.policy].makespan_s
-    for policy, summary in predicted.items():
+    say(f"measured under {recorded.scheduler}: {recorded.makespan_s:.1f} s\n")
+    say(f"{'scheduler':<12} {'predicted s':>12} {'saved':>7} {'tail s':>7} {'idle':>6}\n")
+    same = predicted[recorded.scheduler].makespan_s
+    for scheduler, summary in predicted.items():
         saved = 100 * (1 - summary.makespan_s / same)
-        say(f"{policy:<12} {summary.makespan_s:>12.1f} {saved:>6.0f}% {summary.tail_s:>7.1f} ")
+        say(f"{scheduler:<12} {summary.makespan_s:>12.1f} {saved:>6.0f}% {summary.tail_s:>7.1f} ")
         say(f"{100 * summary.idle_share:>5.0f}%\n")
     error = 100 * (same / recorded.makespan_s - 1)
     drafts = "drafts as recorded" if recorded.gains else "drafts are left out: none were recorded"
-    say(f"the prediction for {recorded.policy} is {error:+.0f}% off what was measured; {drafts}\n")
+    say(f"the prediction for {recorded.scheduler} is {error:+.0f}% off what was measured; {drafts}\n")
     return 0

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         shown = newest_step(folder)
     if manifest["command"] == "compare":
         rows = manifest["rows"]
-        *others, shown = [RunFolder.find(folder.path / f"{row['policy']}-0") for row in rows]
+        *others, shown = [RunFolder.find(folder.path / f"{row['scheduler']}-0") for row in rows]
     page = write_page(shown, args.out or folder.report, rows=rows, others=others, training=training)
     write_trace(read_events(shown.events), folder.trace)
     sys.stdout.write(f"page     {page}\ntrace    {folder.trace} (open it in ui.perfetto.dev)\n")

@@ -38,7 +38,7 @@ EXIT_NOT_CLEAN = 1
 EXAMPLES = """\
 examples:
   seer rollout --prompts examples/prompts/mixed.jsonl --n 8 --max-tokens 256
-  seer rollout --model DIR --prompts p.jsonl --instances 2 --policy verl --out results.jsonl
+  seer rollout --model DIR --prompts p.jsonl --instances 2 --scheduler verl --out results.jsonl
   seer rollout --resume runs/20260101-120000
 
 a line of FILE.jsonl:
@@ -57,14 +57,14 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     add_prompt_options(parser, required=False)
     add_fleet_options(parser)
-    parser.add_argument("--policy", default="seer", metavar="NAME", help="scheduling policy (%(default)s)")
+    parser.add_argument("--scheduler", default="seer", metavar="NAME", help="scheduling scheduler (%(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="results (results.jsonl in the run's folder)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (runs/ and the time)")
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="continue the run in this folder, as it was asked for"
     )
     parser.add_argument(
-        "--certify", type=float, metavar="P", help="score a share P of the responses again during the run"
+        "--verify", type=float, metavar="P", help="score a share P of the responses again during the run"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
@@ -80,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
         _restore_arguments(args)
     elif args.prompts is None:
         raise ConfigError("--prompts is missing", hint="--prompts FILE.jsonl, or --resume RUN")
-    if args.certify is not None and not 0 < args.certify <= 1:
-        raise ConfigError(f"--certify {args.certify:g}", hint="a share of the responses: above 0 and at most 1")
+    if args.verify is not None and not 0 < args.verify <= 1:
+        raise ConfigError(f"--verify {args.verify:g}", hint="a share of the responses: above 0 and at most 1")
     folder = RunFolder.choose(args.run_dir)
-    rollout = Rollout(args.model, policy=args.policy, **fleet_settings(args, folder.path))
+    rollout = Rollout(args.model, scheduler=args.scheduler, **fleet_settings(args, folder.path))
     sampling = sampling_of(args)
     prompts = load_prompts(
         args.prompts, rollout.engine, n=args.n, sampling=sampling, limit=args.limit, skip_bad=args.skip_bad
@@ -105,23 +105,23 @@ def run(args: argparse.Namespace) -> int:
     summary = rollout.summary
     numbers = _measured(asdict(summary), args.engine) if summary is not None else None
     outcome = {"status": status, "summary": numbers, "lost_instances": rollout.fleet.num_lost}
-    certificate = _certificate_numbers(rollout)
-    if certificate is not None:
-        outcome["certificate"] = certificate
+    verification = _verification_numbers(rollout)
+    if verification is not None:
+        outcome["verification"] = verification
     folder.write_manifest(folder.read_manifest() | outcome)
     _print_summary(args, folder, out, outcome)
     if was_cut:
         return EXIT_INTERRUPTED
-    return 0 if certificate is None or certificate["is_clean"] else EXIT_NOT_CLEAN
+    return 0 if verification is None or verification["is_clean"] else EXIT_NOT_CLEAN
 
 
-def _certificate_numbers(rollout: Rollout) -> dict[str, Any] | None:
-    if rollout.certificate is None:
+def _verification_numbers(rollout: Rollout) -> dict[str, Any] | None:
+    if rollout.verification is None:
         return None
     from seer.cli.verify import numbers_of
 
-    assert rollout.engine.model_dir is not None, "a certificate needs a model"
-    return numbers_of(rollout.certificate, rollout.engine.model_dir)
+    assert rollout.engine.model_dir is not None, "a verification needs a model"
+    return numbers_of(rollout.verification, rollout.engine.model_dir)
 
 
 def _measured(numbers: dict[str, Any], engine: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ async def _roll_out(
                     events=events,
                     journal=folder.journal,
                     resume=args.resume is not None,
-                    certify=args.certify or 0.0,
+                    verify=args.verify or 0.0,
                 )
                 async for group in groups:
                     write_responses(out, group.responses)
@@ -204,23 +204,23 @@ def _interruptible(rollout: Rollout) -> Iterator[list[int]]:
 
 
 def _print_summary(args: argparse.Namespace, folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
-    status, numbers, certificate = outcome["status"], outcome["summary"], outcome.get("certificate")
+    status, numbers, verification = outcome["status"], outcome["summary"], outcome.get("verification")
     if args.json:
         shown = {"status": status, "results": str(out), "run": str(folder.path), "summary": numbers}
-        if certificate is not None:
-            shown["certificate"] = certificate
+        if verification is not None:
+            shown["verification"] = verification
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("measure", "value", title=f"{args.policy} on {args.instances} instances, {status}")
+    table = Table("measure", "value", title=f"{args.scheduler} on {args.instances} instances, {status}")
     for name, value in (numbers or {}).items():
         table.add_row(name.replace("_", " "), f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
     console = Console(soft_wrap=True)
-    if certificate is not None:
-        verdict = "clean" if certificate["is_clean"] else "NOT CLEAN"
-        table.add_row("certificate", f"{verdict}, {certificate['num_responses']:,} responses scored again")
+    if verification is not None:
+        verdict = "clean" if verification["is_clean"] else "NOT CLEAN"
+        table.add_row("verification", f"{verdict}, {verification['num_responses']:,} responses scored again")
     console.print(table)
     console.print(f"results  {out}\nrun      {folder.path}", highlight=False)
     if status == "interrupted":

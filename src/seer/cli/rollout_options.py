@@ -60,7 +60,7 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
         "--speculation", choices=("auto", "off"), default="auto", help="auto: where it pays (%(default)s)"
     )
     fleet.add_argument("--chunk-tokens", type=int, metavar="N", help="(an eighth of --max-tokens)")
-    fleet.add_argument("--max-running", type=int, default=16, metavar="N", help="requests at once (%(default)s)")
+    fleet.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="requests at once (%(default)s)")
     fleet.add_argument("--kv-memory", type=bytes_of, metavar="SIZE", help="KV memory of each instance (1GiB on CPU)")
     fleet.add_argument(
         "--pool-memory", type=bytes_of, metavar="SIZE", help="shared memory for KV (twice the instances')"
@@ -96,7 +96,7 @@ def fleet_settings(args: argparse.Namespace, log_dir: Path | None) -> dict[str, 
         "pool": args.pool,
         "speculation": args.speculation,
         "chunk_tokens": args.chunk_tokens,
-        "max_running": args.max_running,
+        "max_num_seqs": args.max_num_seqs,
         "kv_memory_bytes": args.kv_memory,
         "pool_bytes": args.pool_memory,
         "pool_name": args.pool_name,

@@ -1,8 +1,8 @@
-"""`seer simulate`: one workload under several policies, in virtual time, as a table, JSON and plots.
+"""`seer simulate`: one workload under several schedulers, in virtual time, as a table, JSON and plots.
 
-The rollout loop and the policies are the production code; instances are cost models. What is printed is
+The rollout loop and the schedulers are the production code; instances are cost models. What is printed is
 computed from the run's events alone. The oracle (true lengths, no speculation) is always run as well:
-`oracle_share` is a policy's throughput as a share of the oracle's on the same lengths.
+`oracle_share` is a scheduler's throughput as a share of the oracle's on the same lengths.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rich.table import Table
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
 from seer.report.folder import RunFolder
-from seer.scheduling.registry import NAMES as POLICY_NAMES
-from seer.scheduling.registry import parse_policy
+from seer.scheduling.registry import NAMES as SCHEDULER_NAMES
+from seer.scheduling.registry import parse_scheduler
 from seer.sim.catalog import NAMES as WORKLOAD_NAMES
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import SimulationResult, simulate
@@ -31,18 +31,18 @@ from seer.sim.costs import GPUS, MODELS
 from seer.sim.replay import run_metadata
 from seer.sim.workloads import Workload
 
-DEFAULT_POLICIES = "verl-sync,verl,divided,context,seer"
+DEFAULT_SCHEDULERS = "verl-sync,verl,divided,context,seer"
 ORACLE = "oracle"
 
 EXAMPLES = f"""\
 workloads:
   {", ".join(WORKLOAD_NAMES)}
-policies:
-  {", ".join(POLICY_NAMES)}; +sd after a name adds plain speculation (verl-sync+sd)
+schedulers:
+  {", ".join(SCHEDULER_NAMES)}; +sd after a name adds plain speculation (verl-sync+sd)
 
 examples:
   seer simulate qwen2-vl-72b
-  seer simulate moonlight --policies verl-sync,verl-sync+sd,seer --group-size 16
+  seer simulate moonlight --schedulers verl-sync,verl-sync+sd,seer --group-size 16
   seer simulate trace:lengths.json --model llama-8b --gpu h200 --instances 4
   seer simulate synthetic --groups 200 --mean 3000 --max 32768 --correlation 0.9 --out runs/long-tail
 
@@ -55,20 +55,20 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "simulate",
-        help="run a workload under several policies in virtual time",
-        description="Run one workload under several policies in virtual time: the production rollout loop\n"
-        "and policies over instances that are cost models. Seconds for a cluster's hour.",
+        help="run a workload under several schedulers in virtual time",
+        description="Run one workload under several schedulers in virtual time: the production rollout loop\n"
+        "and schedulers over instances that are cost models. Seconds for a cluster's hour.",
         epilog=EXAMPLES,
     )
     parser.add_argument("workload", metavar="WORKLOAD", help="what is rolled out; see below")
     parser.add_argument(
-        "--policies", default=DEFAULT_POLICIES, metavar="A,B,...", help="compared to the first (%(default)s)"
+        "--schedulers", default=DEFAULT_SCHEDULERS, metavar="A,B,...", help="compared to the first (%(default)s)"
     )
     parser.add_argument(
         "--speculation",
         choices=("auto", "off"),
         default="auto",
-        help="auto: as each policy does; off: none drafts (%(default)s)",
+        help="auto: as each scheduler does; off: none drafts (%(default)s)",
     )
     parser.add_argument("--group-size", type=int, metavar="G", help="responses per prompt")
     parser.add_argument("--instances", type=int, metavar="N", help="inference engines")
@@ -91,7 +91,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="write results.json, and per policy its events, a trace and plots",
+        help="write results.json, and per scheduler its events, a trace and plots",
     )
 
 
@@ -121,8 +121,8 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate each policy, then print and write what came of it."""
-    policies = _policies(args.policies)
+    """Simulate each scheduler, then print and write what came of it."""
+    schedulers = _schedulers(args.schedulers)
     workload = load_workload(
         args.workload,
         WorkloadOptions(
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     folder = None
     if args.out is not None:
         folder = RunFolder(args.out, workload.name, workload.num_instances, workload.limits().kv_tokens)
-    rows = _simulate_all(workload, policies, args, folder)
+    rows = _simulate_all(workload, schedulers, args, folder)
     if folder is not None:
         folder.write_results(_encode(rows))
     if args.json:
@@ -159,10 +159,10 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy's result, in the order and with the names that `--json` prints."""
+    """One scheduler's result, in the order and with the names that `--json` prints."""
 
     workload: str
-    policy: str
+    scheduler: str
     group_size: int
     seed: int
     throughput_tokens_s: float
@@ -203,7 +203,7 @@ def make_row(
     summary = result.summary
     return Row(
         workload=workload.name,
-        policy=result.policy,
+        scheduler=result.scheduler,
         group_size=workload.group_size,
         seed=seed,
         throughput_tokens_s=round(summary.throughput_tokens_s, 3),
@@ -232,35 +232,35 @@ def make_row(
     )
 
 
-def _policies(names: str) -> list[str]:
-    policies = [name.strip() for name in names.split(",") if name.strip()]
-    if not policies:
-        raise ConfigError("no policy was named", hint=f"--policies {DEFAULT_POLICIES}")
-    for number, name in enumerate(policies):
-        parse_policy(name)
-        if name in policies[:number]:
-            raise ConfigError(f"policy {name} is named twice", hint="name each once")
-    return policies
+def _schedulers(names: str) -> list[str]:
+    schedulers = [name.strip() for name in names.split(",") if name.strip()]
+    if not schedulers:
+        raise ConfigError("no scheduler was named", hint=f"--schedulers {DEFAULT_SCHEDULERS}")
+    for number, name in enumerate(schedulers):
+        parse_scheduler(name)
+        if name in schedulers[:number]:
+            raise ConfigError(f"scheduler {name} is named twice", hint="name each once")
+    return schedulers
 
 
 def _simulate_all(
-    workload: Workload, policies: list[str], args: argparse.Namespace, folder: RunFolder | None
+    workload: Workload, schedulers: list[str], args: argparse.Namespace, folder: RunFolder | None
 ) -> list[Row]:
-    todo = policies if ORACLE in policies else [*policies, ORACLE]
+    todo = schedulers if ORACLE in schedulers else [*schedulers, ORACLE]
     results: dict[str, SimulationResult] = {}
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        for policy in todo:
-            bar = bars.add_task(policy, total=len(workload.lengths))
+        for scheduler in todo:
+            bar = bars.add_task(scheduler, total=len(workload.lengths))
             recorder: contextlib.AbstractContextManager[EventSink | None] = contextlib.nullcontext(None)
-            if folder is not None and policy in policies:
-                metadata = run_metadata(workload, policy, args.speculation, args.seed)
-                recorder = folder.recorder(policy, metadata)
+            if folder is not None and scheduler in schedulers:
+                metadata = run_metadata(workload, scheduler, args.speculation, args.seed)
+                recorder = folder.recorder(scheduler, metadata)
             with recorder as events:
-                results[policy] = simulate(
+                results[scheduler] = simulate(
                     workload,
-                    policy,
+                    scheduler,
                     speculation=args.speculation,
                     events=events,
                     progress=lambda done, total, bar=bar: bars.update(bar, completed=done),  # type: ignore[misc]
@@ -269,13 +269,13 @@ def _simulate_all(
     return [
         make_row(
             workload,
-            results[policy],
+            results[scheduler],
             oracle_tokens_s,
             seed=args.seed,
             speculation=args.speculation,
             timing=not args.no_timing,
         )
-        for policy in policies
+        for scheduler in schedulers
     ]
 
 
@@ -296,17 +296,17 @@ def describe(workload: Workload, seed: int) -> str:
 
 
 def print_table(console: Console, workload: Workload, seed: int, rows: list[Row]) -> None:
-    """One line per policy; ratios are to the first."""
+    """One line per scheduler; ratios are to the first."""
     first = rows[0]
     console.print(describe(workload, seed), highlight=False, soft_wrap=True)
-    table = Table(caption=f"x: throughput relative to {first.policy}; of oracle: without speculation, same lengths")
-    table.add_column("policy")
+    table = Table(caption=f"x: throughput relative to {first.scheduler}; of oracle: without speculation, same lengths")
+    table.add_column("scheduler")
     columns = "tokens/s,x,of oracle,total s,tail s,preempted,recomputed,migrations,idle,accepted,simulated in"
     for column in columns.split(","):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
-            f"{row.policy} (off-policy)" if row.off_policy else row.policy,
+            f"{row.scheduler} (off-policy)" if row.off_policy else row.scheduler,
             f"{row.throughput_tokens_s:,.0f}",
             f"{row.throughput_tokens_s / first.throughput_tokens_s:.2f}",
             f"{row.oracle_share:.1%}",

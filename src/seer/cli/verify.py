@@ -1,6 +1,6 @@
 """`seer verify RUN`: are these responses what the named weights and seeds give? Says so with numbers.
 
-Exit code 0 if the certificate is clean, 1 if not.
+Exit code 0 if the verification is clean, 1 if not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seer.errors import ConfigError, InputError, MissingExtra
 from seer.runs import RunFolder
 
 if TYPE_CHECKING:
-    from seer.certificate import Certificate
+    from seer.verification import Verification
 
 EXAMPLES = """\
 examples:
@@ -40,13 +40,13 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--share", type=float, metavar="P", help="share of the responses instead of a number")
     parser.add_argument("--model", metavar="DIR", help="weights to hold the run against (the run's own)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="chooses the sample (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
+    parser.add_argument("--json", action="store_true", help="print the verification as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
-    return certify(
+    return verify(
         RunFolder.find(args.run_folder),
         num_sampled=args.sample,
         share=args.share,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def certify(
+def verify(
     folder: RunFolder,
     *,
     num_sampled: int = 16,
@@ -65,9 +65,9 @@ def certify(
     seed: int = 0,
     as_json: bool = False,
 ) -> int:
-    """Certify a finished run and print the verdict; 0 if it is clean."""
+    """Verify a finished run and print the verdict; 0 if it is clean."""
     try:
-        from seer import certificate
+        from seer import verification
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     if share is not None and not 0 < share <= 1:
@@ -81,29 +81,29 @@ def certify(
     wanted = max(1, round(len(claims) * share)) if share is not None else min(num_sampled, len(claims))
     chosen = random.Random(seed).sample(claims, wanted)
     weights = Path(model or manifest["model_dir"])
-    dtype = certificate.engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
-    found = certificate.certify(certificate.PlainModel(weights), chosen, dtype=dtype)
+    dtype = verification.engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
+    found = verification.verify(verification.PlainModel(weights), chosen, dtype=dtype)
     numbers = numbers_of(found, weights)
-    folder.write_manifest(manifest | {"certificate": numbers})
+    folder.write_manifest(manifest | {"verification": numbers})
     if as_json:
         sys.stdout.write(json.dumps(numbers) + "\n")
     else:
-        print_certificate(numbers, len(claims))
+        print_verification(numbers, len(claims))
     return 0 if found.is_clean else 1
 
 
-def numbers_of(found: Certificate, weights: Path) -> dict[str, Any]:
-    """A certificate as run.json keeps it."""
+def numbers_of(found: Verification, weights: Path) -> dict[str, Any]:
+    """A verification as run.json keeps it."""
     return asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
 
 
 def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     """Every response of the run beside the prompt and the sampling it was asked with."""
-    from seer.certificate import Claim
     from seer.cli.rollout_options import sampling_of
     from seer.engine.catalog import InstanceSettings, prepare
     from seer.prompts import encode, read_prompts
     from seer.results import read_responses
+    from seer.verification import Claim
 
     options = argparse.Namespace(**manifest["options"])
     engine = prepare("local", manifest["model_dir"], InstanceSettings())
@@ -113,7 +113,7 @@ def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
         engine.codec,
         n=options.n,
         sampling=sampling_of(options),
-        max_context_tokens=engine.max_context_tokens,
+        max_model_len=engine.max_model_len,
     )
     by_id = {prompt.prompt.id: prompt for prompt in encoded}
     results = Path(options.out) if options.out else folder.results
@@ -128,7 +128,7 @@ def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     return claims
 
 
-def print_certificate(numbers: dict[str, Any], num_responses: int) -> None:
+def print_verification(numbers: dict[str, Any], num_responses: int) -> None:
     """What was scored and what was found, for people."""
     verdict = "CLEAN" if numbers["is_clean"] else "NOT CLEAN"
     promise = "" if numbers["tokens_are_promised"] else " (not promised for this type)"

@@ -26,9 +26,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from seer.drafting.followed import DraftBatch, Followed
 from seer.drafting.ids import Name, mix, number_of
 from seer.drafting.index import LINEAR, DraftIndex, DraftOptions
+from seer.drafting.index_session import DraftBatch, IndexSession
 from seer.drafting.link import Link
 from seer.drafting.pace import Pace
 from seer.drafting.streams import Stream, Streams
@@ -50,8 +50,8 @@ class ClientConfig:
     secret: bytes | None = None
     """Secret shared with the servers."""
 
-    epoch: int = 0
-    """Version of the policy weights; drafts never mix epochs."""
+    weights_version: int = 0
+    """Version of the weights; drafts never mix weights versions."""
 
     ship_after_s: float = 0.05
     """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms."""
@@ -129,12 +129,12 @@ class DraftClient:
         options: DraftOptions = LINEAR,
     ) -> DraftBatch:
         """Draft after each request, up to its budget."""
-        return self.follow(requests).draft(np.ascontiguousarray(budgets, dtype=np.int32), options)
+        return self.open_session(requests).draft(np.ascontiguousarray(budgets, dtype=np.int32), options)
 
-    def follow(self, requests: Sequence[RequestKey]) -> Followed:
+    def open_session(self, requests: Sequence[RequestKey]) -> IndexSession:
         """Look requests up once, to observe and draft for them several times."""
         with self._lock:
-            followed = Followed(self.index, self._streams, requests, self._note_growth)
+            followed = IndexSession(self.index, self._streams, requests, self._note_growth)
             self._groups.update(number_of(group) for group, _ in requests)
         return followed
 
@@ -149,16 +149,16 @@ class DraftClient:
 
     # ---- for whoever owns the client
 
-    def begin_epoch(self, epoch: int, timeout_s: float = 5.0) -> None:
+    def begin_weights_version(self, weights_version: int, timeout_s: float = 5.0) -> None:
         """Forget all groups and go on under new weights; what was learned about confidence stays.
 
-        Waits for the background thread, so that nothing of the old epoch can arrive afterwards.
+        Waits for the background thread, so that nothing of the old weights version can arrive afterwards.
         """
         done = threading.Event()
 
         def switch(links: list[Link]) -> None:
             for link in links:
-                link.replica.begin_epoch(epoch)
+                link.replica.begin_weights_version(weights_version)
             with self._lock:
                 self._streams.clear()
                 self.index.drop(sorted(self._groups))
@@ -170,7 +170,7 @@ class DraftClient:
             return
         self._jobs.append(switch)
         if not done.wait(timeout_s):
-            raise DeadlineExceeded("switching the draft client to a new epoch", timeout_s)
+            raise DeadlineExceeded("switching the draft client to a new weights version", timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Ship everything now and fetch once more; False if that took longer. Waits: not for decode steps."""
@@ -235,7 +235,7 @@ class DraftClient:
                 if time.monotonic() >= next_expiry:
                     self._expire(links)
                     next_expiry = time.monotonic() + 1.0
-                Link.wait(links, self._pace.not_below(tick_s))
+                Link.wait(links, self._pace.interval(tick_s))
         finally:
             for link in links:
                 link.close()

@@ -24,7 +24,7 @@ class LinkConfig(Protocol):
     @property
     def secret(self) -> bytes | None: ...  # noqa: D102
     @property
-    def epoch(self) -> int: ...  # noqa: D102
+    def weights_version(self) -> int: ...  # noqa: D102
     @property
     def ship_after_s(self) -> float: ...  # noqa: D102
     @property
@@ -40,7 +40,7 @@ class Link:
         """`pace` is the engine's: siblings' tokens are asked for no more often than it can use them."""
         self.address = address
         self._pace = pace
-        self.replica = Replica(index, config.epoch)
+        self.replica = Replica(index, config.weights_version)
         self._config = config
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -85,7 +85,7 @@ class Link:
             if push is not None:
                 self._send_question(push, now)
         if (now >= self._next_fetch or hurry) and not self.replica.fetching:
-            self._next_fetch = now + self._pace.not_below(self._config.fetch_every_s)
+            self._next_fetch = now + self._pace.interval(self._config.fetch_every_s)
             # A flush asks even without groups: the answer proves that all before it was handled.
             fetch = self.replica.next_fetch(even_if_idle=hurry)
             if fetch is not None:

@@ -6,7 +6,7 @@ append-only int32 tokens in a bytearray; no tree is kept, because instances buil
 Invariants
   1. A log only grows, and token i of a stream never changes.
   2. Appending is idempotent by position: known tokens are skipped, a gap is refused with the length held.
-  3. Nothing of one epoch is returned to another, except logs retained on purpose, under numbers of their own.
+  3. Nothing of one weights version is returned to another, except logs retained on purpose, under numbers of their own.
   4. Bytes held never exceed the limit: retained groups go first, then the least recently used ones; when that
      is the very group that grows, it is refused room instead.
   5. A group unused for its time to live is gone at the next `expire`.
@@ -38,7 +38,7 @@ class LogLimits:
     """Time to live of a group nobody registered."""
 
     retain: bool = False
-    """Keep the logs of finished groups, for the next epoch of the same prompt to start from."""
+    """Keep the logs of finished groups, for the next weights version of the same prompt to start from."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Group:
     version: int
     own: dict[int, bytearray] = field(default_factory=dict)
     inherited: dict[int, bytearray] = field(default_factory=dict)
-    """Logs of an earlier epoch, under numbers mixed with that epoch."""
+    """Logs of an earlier epoch, under numbers mixed with that weights version."""
 
     def logs(self) -> Iterable[tuple[int, bytearray]]:
         yield from self.own.items()
@@ -63,7 +63,7 @@ class _Group:
 
 
 class _Retained(NamedTuple):
-    epoch: int
+    weights_version: int
     logs: dict[int, bytearray]
 
     def bytes(self) -> int:
@@ -81,26 +81,26 @@ class StoreStats(NamedTuple):
 
 
 class LogStore:
-    """Logs of all groups of the current epoch."""
+    """Logs of all groups of the current weights version."""
 
     def __init__(self, limits: LogLimits | None = None) -> None:
         self._limits = limits or LogLimits()
-        self._epoch = 0
+        self._weights_version = 0
         self._groups: dict[int, _Group] = {}  # in order of use, oldest first
         self._retained: dict[int, _Retained] = {}  # in order of retirement
         self._bytes = 0
         self._changes = 0  # versions are drawn from here, so that no two states of a group ever share one
 
-    def register(self, epoch: int, groups: Iterable[int], ttl_s: float, now: float) -> None:
+    def register(self, weights_version: int, groups: Iterable[int], ttl_s: float, now: float) -> None:
         """Keep groups for `ttl_s` seconds after their last use."""
-        if not self._enter(epoch):
+        if not self._enter(weights_version):
             return
         for number in groups:
             self._use(number, now).ttl_s = ttl_s
 
-    def append(self, epoch: int, tail: Tail, now: float) -> int:
+    def append(self, weights_version: int, tail: Tail, now: float) -> int:
         """Append to a stream; return the length it now has, or CONFLICT, FULL or STALE."""
-        if not self._enter(epoch):
+        if not self._enter(weights_version):
             return STALE
         group = self._use(tail.group, now)
         log = group.find(tail.request)
@@ -125,7 +125,7 @@ class LogStore:
         return len(log) // _TOKEN_BYTES
 
     def fetch(
-        self, epoch: int, known: Iterable[Known], max_bytes: int, now: float
+        self, weights_version: int, known: Iterable[Known], max_bytes: int, now: float
     ) -> tuple[list[int], list[Tail], list[Wanted], bool]:
         """Return each group's version, the tails the client lacks, what it could send us, and if more is due.
 
@@ -136,7 +136,7 @@ class LogStore:
         tails: list[Tail] = []
         wanted: list[Wanted] = []
         more = False
-        current = self._enter(epoch)
+        current = self._enter(weights_version)
         for state in known:
             if not current:
                 versions.append(state.version)
@@ -152,9 +152,9 @@ class LogStore:
             more = more or not complete
         return versions, tails, wanted, more
 
-    def drop(self, epoch: int, groups: Iterable[int]) -> None:
+    def drop(self, weights_version: int, groups: Iterable[int]) -> None:
         """Forget finished groups, or retain their logs."""
-        if not self._enter(epoch):
+        if not self._enter(weights_version):
             return
         for number in groups:
             if number in self._groups:
@@ -176,13 +176,13 @@ class LogStore:
 
     # ---- inside
 
-    def _enter(self, epoch: int) -> bool:
-        """Follow the newest epoch seen; False for one that is over."""
-        if epoch > self._epoch:
+    def _enter(self, weights_version: int) -> bool:
+        """Follow the newest weights version seen; False for one that is over."""
+        if weights_version > self._weights_version:
             for number in list(self._groups):
                 self._retire(number)
-            self._epoch = epoch
-        return epoch == self._epoch
+            self._weights_version = weights_version
+        return weights_version == self._weights_version
 
     def _next_version(self) -> int:
         self._changes += 1
@@ -193,9 +193,9 @@ class LogStore:
         if group is None:
             group = _Group(self._limits.default_ttl_s, now, self._next_version())
             past = self._retained.get(number)
-            if past is not None and past.epoch < self._epoch:
+            if past is not None and past.weights_version < self._weights_version:
                 del self._retained[number]
-                group.inherited = {mix(past.epoch, request): log for request, log in past.logs.items()}
+                group.inherited = {mix(past.weights_version, request): log for request, log in past.logs.items()}
         group.last_used = now
         self._groups[number] = group  # last: the most recently used
         return group
@@ -208,7 +208,7 @@ class LogStore:
         before = self._retained.pop(number, None)
         if before is not None:
             self._bytes -= before.bytes()
-        kept = _Retained(self._epoch, group.own)
+        kept = _Retained(self._weights_version, group.own)
         self._retained[number] = kept
         self._bytes += kept.bytes()
 

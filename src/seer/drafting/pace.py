@@ -27,6 +27,6 @@ class Pace:
             self._mean_s += WEIGHT * (now_s - self._last_s - self._mean_s)
         self._last_s = now_s
 
-    def not_below(self, least_s: float) -> float:
+    def interval(self, least_s: float) -> float:
         """An interval as long as the engine's own, or `least_s` where that is longer."""
         return max(least_s, min(self._mean_s, SLOWEST_S))

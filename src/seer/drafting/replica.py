@@ -74,9 +74,9 @@ class _Group:
 class Replica:
     """Synchronises the groups of one server with the index."""
 
-    def __init__(self, index: DraftIndex, epoch: int) -> None:
+    def __init__(self, index: DraftIndex, weights_version: int) -> None:
         self._index = index
-        self._epoch = epoch
+        self._weights_version = weights_version
         self._groups: dict[int, _Group] = {}
         self._dirty: dict[tuple[int, int], _Outgoing] = {}
         self._server: int | None = None
@@ -128,13 +128,13 @@ class Replica:
         self._mark(group, stream, outgoing, now)
 
     def drop(self, group: int) -> None:
-        """Stop following a finished group and tell the server."""
+        """Stop session a finished group and tell the server."""
         self._forget(group)
         self._finished.add(group)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Forget every group; answers to the old epoch's questions no longer count."""
-        self._epoch = epoch
+    def begin_weights_version(self, weights_version: int) -> None:
+        """Forget every group; answers to the old weights version's questions no longer count."""
+        self._weights_version = weights_version
         self._groups.clear()
         self._dirty.clear()
         self._unregistered.clear()
@@ -143,7 +143,7 @@ class Replica:
         self._fetch = None
 
     def expire(self, now: float) -> list[int]:
-        """Stop following groups unused for their time to live, and return them."""
+        """Stop session groups unused for their time to live, and return them."""
         over = [number for number, group in self._groups.items() if now > group.expires_at]
         for number in over:
             self._forget(number)
@@ -181,7 +181,7 @@ class Replica:
         if not tails:
             return None
         self._push = (self._next_sequence(), tails)
-        return Push(self._push[0], self._epoch, tails)
+        return Push(self._push[0], self._weights_version, tails)
 
     def next_fetch(self, *, even_if_idle: bool = False) -> Fetch | None:
         """Return a question for what we lack of every group followed."""
@@ -190,7 +190,7 @@ class Replica:
             return None
         known = [self._known(number, group) for number, group in self._groups.items()]
         self._fetch = (self._next_sequence(), [state.group for state in known])
-        return Fetch(self._fetch[0], self._epoch, known)
+        return Fetch(self._fetch[0], self._weights_version, known)
 
     def next_notices(self) -> Iterator[Register | Drop]:
         """Return registrations and drops not told yet; they need no answer."""
@@ -200,9 +200,9 @@ class Replica:
                 by_ttl.setdefault(self._groups[number].ttl_s, []).append(number)
         self._unregistered.clear()
         for ttl_s, numbers in by_ttl.items():
-            yield Register(self._next_sequence(), self._epoch, numbers, ttl_s)
+            yield Register(self._next_sequence(), self._weights_version, numbers, ttl_s)
         if self._finished:
-            yield Drop(self._next_sequence(), self._epoch, sorted(self._finished))
+            yield Drop(self._next_sequence(), self._weights_version, sorted(self._finished))
             self._finished.clear()
 
     # ---- what came back

@@ -72,16 +72,16 @@ def answer(store: LogStore, server: int, message: object, now: float) -> Reply:
     """Return the answer to one decoded message."""
     match message:
         case Push():
-            lengths = [store.append(message.epoch, tail, now) for tail in message.tails]
+            lengths = [store.append(message.weights_version, tail, now) for tail in message.tails]
             return Pushed(message.sequence, server, lengths)
         case Fetch():
-            found = store.fetch(message.epoch, message.known, _REPLY_BYTES, now)
+            found = store.fetch(message.weights_version, message.known, _REPLY_BYTES, now)
             return Fetched(message.sequence, server, *found)
         case Register():
-            store.register(message.epoch, message.groups, message.ttl_s, now)
+            store.register(message.weights_version, message.groups, message.ttl_s, now)
             return Done(message.sequence, server)
         case Drop():
-            store.drop(message.epoch, message.groups)
+            store.drop(message.weights_version, message.groups)
             return Done(message.sequence, server)
         case Ask():
             return Status(message.sequence, server, *store.stats())

@@ -26,7 +26,7 @@ CONFLICT = -1
 FULL = -2
 """Pushed length: no room, not even after evicting what could be evicted."""
 STALE = -3
-"""Pushed length: the epoch is over."""
+"""Pushed length: the weights version is over."""
 
 _CODE_BYTES = 16
 
@@ -66,10 +66,10 @@ class Wanted(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Push(msgspec.Struct, tag="push", array_like=True, frozen=True):
-    """Append these tails to the logs of an epoch."""
+    """Append these tails to the logs of a weights version."""
 
     sequence: U64
-    epoch: U64
+    weights_version: U64
     tails: list[Tail]
 
 
@@ -77,7 +77,7 @@ class Fetch(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
     """Send what I lack of these groups."""
 
     sequence: U64
-    epoch: U64
+    weights_version: U64
     known: list[Known]
 
 
@@ -85,7 +85,7 @@ class Register(msgspec.Struct, tag="register", array_like=True, frozen=True):
     """Keep these groups for `ttl_s` seconds after they were last used."""
 
     sequence: U64
-    epoch: U64
+    weights_version: U64
     groups: list[U64]
     ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
@@ -94,7 +94,7 @@ class Drop(msgspec.Struct, tag="drop", array_like=True, frozen=True):
     """These groups are finished."""
 
     sequence: U64
-    epoch: U64
+    weights_version: U64
     groups: list[U64]
 
 

@@ -12,7 +12,7 @@ def refuse_unfit(
     chunk: Chunk,
     *,
     instance: int,
-    epoch: int,
+    weights_version: int,
     limits: InstanceLimits,
     in_hand: Collection[int],
     max_waiting: int,
@@ -22,14 +22,16 @@ def refuse_unfit(
     who = f"instance {instance}"
     if chunk.prompt is None:
         raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
-    if chunk.epoch != epoch:
-        raise InstanceError(f"request {chunk.request} wants epoch {chunk.epoch}, {who} runs epoch {epoch}")
+    if chunk.weights_version != weights_version:
+        raise InstanceError(
+            f"request {chunk.request} wants weights version {chunk.weights_version}, {who} runs {weights_version}"
+        )
     if chunk.request in in_hand:
         raise InstanceError(f"request {chunk.request} is already in hand on {who}")
     end_tokens = chunk.num_context_tokens + chunk.max_tokens
-    if end_tokens > limits.max_context_tokens:
+    if end_tokens > limits.max_model_len:
         raise InstanceError(
-            f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_context_tokens} at most",
+            f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_model_len} at most",
             hint="lower max_tokens or use shorter prompts",
         )
     if limits.blocks(end_tokens) > limits.kv_blocks:
@@ -37,7 +39,7 @@ def refuse_unfit(
             f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
             hint="give the instance more KV memory or use smaller chunks",
         )
-    if len(in_hand) >= limits.max_running + max_waiting:
+    if len(in_hand) >= limits.max_num_seqs + max_waiting:
         raise Overloaded(f"{who} already holds {len(in_hand)} chunks")
     if chunk.prompt and not 0 <= min(chunk.prompt) <= max(chunk.prompt) < vocab_size:
         raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")

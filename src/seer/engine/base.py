@@ -6,7 +6,7 @@ model in virtual time. tests/contract holds the suite that every implementation 
 Rules of the protocol
   1. `submit` either raises (nothing was started) or leads to exactly one output with `end` set for that attempt.
   2. Outputs of one request arrive in order; their tokens are disjoint, gapless and at most `chunk.max_tokens` in all.
-  3. Every token comes with its log-probability and the epoch of the weights it was sampled under.
+  3. Every token comes with its log-probability and the weights version of the weights it was sampled under.
   4. What an instance computes for one request does not depend on the other requests it runs.
   5. All methods are called from the event loop's thread, and the sink is called there.
 """
@@ -39,7 +39,7 @@ class InstanceView:
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
-    epoch: int = 0
+    weights_version: int = 0
 
 
 Weights = Path | Mapping[str, Any]
@@ -72,8 +72,8 @@ class Instance(Protocol):
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """How many leading tokens of the chunk's context are in this instance's own KV memory."""
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
-        """Switch to a newer epoch; refused while chunks run. KV of the old epoch is unreachable afterwards."""
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        """Switch to a newer weights version; refused while chunks run. KV of the old one is unreachable afterwards."""
 
     async def pause(self) -> None:
         """Stop stepping; chunks stay where they are."""

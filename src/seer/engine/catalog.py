@@ -28,9 +28,9 @@ class InstanceSettings:
 
     kv_blocks: int | None = None
     kv_memory_bytes: int | None = None
-    block_tokens: int = 16
-    max_running: int = 16
-    max_context_tokens: int | None = None
+    block_size: int = 16
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
     dtype: str = "auto"
     device: str = "cpu"
     num_instances: int = 1
@@ -45,11 +45,11 @@ class PreparedEngine:
 
     spec: InstanceSpec
     codec: TextCodec | None
-    max_context_tokens: int
+    max_model_len: int
     model_dir: Path | None
     block_bytes: int | None
     """Of one KV block, where a pool can hold it."""
-    block_tokens: int = 16
+    block_size: int = 16
     can_draft: bool
     shares_matrices: bool = False
     """Whether its instances on one machine want a folder to share packed weights in."""
@@ -81,15 +81,15 @@ def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEng
         codec: TextCodec | None = Tokenizer(folder)
     except InputError:
         codec = None  # prompts come as token ids, and responses have no text
-    context = min(settings.max_context_tokens or config.max_context_tokens, config.max_context_tokens)
+    context = min(settings.max_model_len or config.max_model_len, config.max_model_len)
     value_bytes = _VALUE_BYTES.get(settings.dtype, 4 if settings.device == "cpu" else 2)
-    block_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * settings.block_tokens * value_bytes
+    block_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * settings.block_size * value_bytes
     kv = {"kv_blocks": settings.kv_blocks, "kv_memory_bytes": settings.kv_memory_bytes}
     chosen: dict[str, Any] = {
         "model_dir": str(folder),
-        "block_tokens": settings.block_tokens,
-        "max_running": settings.max_running,
-        "max_context_tokens": context,
+        "block_size": settings.block_size,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": context,
         "dtype": settings.dtype,
         "device": settings.device,
         **{key: value for key, value in kv.items() if value is not None},
@@ -99,10 +99,10 @@ def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEng
     return PreparedEngine(
         spec=InstanceSpec(factory="seer.engine.host.local:make_local", settings=chosen),
         codec=codec,
-        max_context_tokens=_fits(context, settings),
+        max_model_len=_fits(context, settings),
         model_dir=folder,
         block_bytes=block_bytes,
-        block_tokens=settings.block_tokens,
+        block_size=settings.block_size,
         can_draft=True,
         shares_matrices=settings.device == "cpu",
         opens_gpu_handles=settings.device != "cpu",
@@ -131,15 +131,15 @@ def _prepare_vllm(model: str | Path, settings: InstanceSettings) -> PreparedEngi
     wanted = own.pop("speculation", on_cpu)
     speculation: dict[str, Any] = wanted if isinstance(wanted, dict) else {}
     lookahead = speculation.get("max_draft_tokens", 8) + 1 if wanted else 0
-    context = min(settings.max_context_tokens or folder.max_context_tokens, folder.max_context_tokens - lookahead)
+    context = min(settings.max_model_len or folder.max_model_len, folder.max_model_len - lookahead)
     dtype = ("float32" if on_cpu else "auto") if settings.dtype == "auto" else settings.dtype
     stored = folder.stored_dtype if dtype == "auto" else dtype
-    block_tokens = -(-settings.block_tokens // CPU_BLOCK_STEP) * CPU_BLOCK_STEP if on_cpu else settings.block_tokens
+    block_size = -(-settings.block_size // CPU_BLOCK_STEP) * CPU_BLOCK_STEP if on_cpu else settings.block_size
     chosen: dict[str, Any] = {
         "model_dir": str(folder.path),
-        "block_tokens": block_tokens,
-        "max_running": settings.max_running,
-        "max_context_tokens": context,
+        "block_size": block_size,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": context,
         "dtype": dtype,
         "device": settings.device,
         "kv_blocks": settings.kv_blocks,
@@ -150,34 +150,34 @@ def _prepare_vllm(model: str | Path, settings: InstanceSettings) -> PreparedEngi
     return PreparedEngine(
         spec=InstanceSpec(factory="seer.engine.host.vllm:make_vllm", settings=chosen),
         codec=codec,
-        max_context_tokens=_fits(context, replace(settings, block_tokens=block_tokens)),
+        max_model_len=_fits(context, replace(settings, block_size=block_size)),
         model_dir=folder.path,
-        block_bytes=folder.block_bytes(block_tokens, _VALUE_BYTES.get(stored, 2)),
-        block_tokens=block_tokens,
+        block_bytes=folder.block_bytes(block_size, _VALUE_BYTES.get(stored, 2)),
+        block_size=block_size,
         can_draft=bool(wanted),
     )
 
 
 def _prepare_fake(settings: InstanceSettings) -> PreparedEngine:
-    context = settings.max_context_tokens or 8192
+    context = settings.max_model_len or 8192
     chosen = {
         "kv_blocks": settings.kv_blocks or 1024,
-        "block_tokens": settings.block_tokens,
-        "max_running": settings.max_running,
-        "max_context_tokens": context,
+        "block_size": settings.block_size,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": context,
         **(settings.extra or {}),
     }
     return PreparedEngine(
         spec=InstanceSpec(factory="seer.engine.fake:make_fake", settings=chosen),
         codec=None,
-        max_context_tokens=_fits(context, settings),
+        max_model_len=_fits(context, settings),
         model_dir=None,
         block_bytes=None,
-        block_tokens=settings.block_tokens,
+        block_size=settings.block_size,
         can_draft=False,
     )
 
 
 def _fits(context: int, settings: InstanceSettings) -> int:
     """The longest context that an instance can both address and hold."""
-    return context if settings.kv_blocks is None else min(context, settings.kv_blocks * settings.block_tokens)
+    return context if settings.kv_blocks is None else min(context, settings.kv_blocks * settings.block_size)

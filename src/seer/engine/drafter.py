@@ -101,7 +101,7 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class LearnsAside(Protocol):
+class DeferredIndexing(Protocol):
     """A drafter that puts off work it can do while a device computes."""
 
     def learn(self) -> None:
@@ -116,7 +116,7 @@ class DraftTable(NamedTuple):
     counts: NDArray[np.int32]
 
 
-class Following(Protocol):
+class DraftSession(Protocol):
     """Drafts for the same requests, step after step; rows and offsets are in the order of the asks."""
 
     def draft(self, limits: NDArray[np.int32]) -> DraftTable:
@@ -130,10 +130,10 @@ class Following(Protocol):
 
 
 @runtime_checkable
-class Follows(Protocol):
+class OpensSessions(Protocol):
     """A drafter that can serve several steps without being asked for one request at a time."""
 
-    def follow(self, asks: Sequence[DraftAsk]) -> Following:
+    def open_session(self, asks: Sequence[DraftAsk]) -> DraftSession:
         """Go along with these requests. What they say is learned on the way and need not be observed again."""
 
 
@@ -149,9 +149,9 @@ class StepReport:
     """Of one step, KV that was loaded apart; the mean where several were made in one go."""
     num_steps: int
     num_running: int
-    num_rows: int
+    num_batched_tokens: int
     """Tokens a forward pass computed, draft nodes included; the mean where there were several."""
-    num_prefill_rows: int
+    num_prefill_tokens: int
     mean_context_tokens: int
     num_emitted: int
     """Tokens that became part of a response."""

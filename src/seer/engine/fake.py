@@ -4,7 +4,7 @@ For whoever builds on Seer and wants tests without weights, and for Seer's own. 
 the protocol, the local engine's included: chunking, moving or restarting a request changes none of its
 tokens.
 
-A response's length is drawn from its seed too, between 1 and `max_tokens`, unless its end tokens are ignored.
+A response's length is sampled from its seed too, between 1 and `max_tokens`, unless its end tokens are ignored.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class FakeInstance:
         id: int,
         *,
         kv_blocks: int = 1024,
-        block_tokens: int = 16,
-        max_running: int = 64,
-        max_context_tokens: int = 8192,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_model_len: int = 8192,
         step_s: float = 0.0,
         events: EventSink = discard,
     ) -> None:
         self._id = id
         self._limits = InstanceLimits(
             kv_blocks=kv_blocks,
-            block_tokens=block_tokens,
-            max_running=max_running,
-            max_context_tokens=max_context_tokens,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
         )
         self._step_s = step_s
         self._sink: OutputSink | None = None
         self._runs: dict[int, tuple[Chunk, int]] = {}  # request -> its chunk and the tokens generated of it
         self._cached: dict[int, int] = {}
-        self._epoch = 0
+        self._weights_version = 0
         self._num_steps = 0
         self._timer: asyncio.Handle | None = None
         self._is_paused = False
@@ -82,10 +82,12 @@ class FakeInstance:
 
     def submit(self, chunk: Chunk) -> None:
         """Take a chunk in hand."""
-        if chunk.num_context_tokens + chunk.max_tokens > self._limits.max_context_tokens:
-            raise InstanceError(f"request {chunk.request} may reach more than {self._limits.max_context_tokens} tokens")
-        if chunk.epoch != self._epoch:
-            raise InstanceError(f"chunk of epoch {chunk.epoch}, instance {self._id} has {self._epoch}")
+        if chunk.num_context_tokens + chunk.max_tokens > self._limits.max_model_len:
+            raise InstanceError(f"request {chunk.request} may reach more than {self._limits.max_model_len} tokens")
+        if chunk.weights_version != self._weights_version:
+            raise InstanceError(
+                f"chunk of weights version {chunk.weights_version}, instance {self._id} has {self._weights_version}"
+            )
         self._runs[chunk.request] = (chunk, 0)
         self._step_soon()
 
@@ -97,25 +99,25 @@ class FakeInstance:
 
     def view(self) -> InstanceView:
         """How it is doing."""
-        running = min(len(self._runs), self._limits.max_running)
+        running = min(len(self._runs), self._limits.max_num_seqs)
         used = sum(self._limits.blocks(chunk.num_context_tokens + done) for chunk, done in self._runs.values())
         return InstanceView(
             num_running=running,
             num_waiting=len(self._runs) - running,
             used_kv_blocks=used,
             num_steps=self._num_steps,
-            epoch=self._epoch,
+            weights_version=self._weights_version,
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """What it computed for the request before."""
         return min(self._cached.get(chunk.request, 0), chunk.num_context_tokens)
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
-        """There are none; only the epoch changes."""
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        """There are none; only the weights version changes."""
         if self._runs:
             raise InstanceError(f"{len(self._runs)} chunks run; weights change between rollouts")
-        self._epoch = epoch
+        self._weights_version = weights_version
         self._cached.clear()
 
     async def pause(self) -> None:
@@ -144,7 +146,7 @@ class FakeInstance:
         if self._is_paused:
             return
         self._num_steps += 1
-        for request in list(self._runs)[: self._limits.max_running]:
+        for request in list(self._runs)[: self._limits.max_num_seqs]:
             self._generate(request)
         self._step_soon()
 
@@ -162,7 +164,7 @@ class FakeInstance:
             self._runs[request] = (chunk, done)
         else:
             del self._runs[request]
-        span = TokenSpan([token], [-1.0 - token / VOCABULARY], self._epoch)
+        span = TokenSpan([token], [-1.0 - token / VOCABULARY], self._weights_version)
         stop_token = END_TOKEN if is_end else None
         self._emit(ChunkOutput(request, chunk.attempt, self._id, 1, span, end, stop_token=stop_token))
 

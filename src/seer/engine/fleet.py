@@ -24,7 +24,7 @@ from seer.engine.fleet_pool import FleetPool
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance, Supervisor
 from seer.engine.host.draft_server import DraftServerProcess
-from seer.engine.host.parcel import Parcel, has_shared_memory, make_shared_folder, pack, pack_in_place
+from seer.engine.host.staged_weights import StagedWeights, has_shared_memory, make_shared_folder, stage, stage_in_place
 from seer.errors import DeadlineExceeded, SeerError
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import ChunkOutput
@@ -32,7 +32,7 @@ from seer.types import ChunkOutput
 log = logging.getLogger(__name__)
 
 
-class LosesInstances(Protocol):
+class InstanceListener(Protocol):
     """What the fleet tells a rollout loop."""
 
     def lose_instance(self, instance: int) -> None:
@@ -64,17 +64,17 @@ class HostedFleet:
         self._supervisor = Supervisor(
             max_restarts=options.max_restarts, lost=self._lost, back=self._back, given_up=self._give_up
         )
-        self._loop: LosesInstances | None = None
+        self._loop: InstanceListener | None = None
         self._on_output: Callable[[ChunkOutput], None] | None = None
         self._on_failure: Callable[[SeerError], None] | None = None
         self._events: EventSink = discard
         self._failure: SeerError | None = None
         self._an_end = asyncio.Event()
         self._a_return = asyncio.Event()
-        self._parcel = Parcel(Path())
+        self._staged = StagedWeights(Path())
         self._matrices: Path | None = None
         self.instances: list[ProcessInstance] = []
-        self.epoch = 0
+        self.weights_version = 0
         self.num_lost = 0
         """Instances lost so far; one that was lost twice counts twice."""
 
@@ -103,7 +103,7 @@ class HostedFleet:
 
     def attach(
         self,
-        loop: LosesInstances,
+        loop: InstanceListener,
         *,
         events: EventSink,
         on_output: Callable[[ChunkOutput], None],
@@ -129,23 +129,23 @@ class HostedFleet:
         """
         if self._engine.can_draft:
             known: dict[str, object] = {"past": dict(past)} if past else {}
-            await self._configure("begin_run", run=run, drafts=drafts, epoch=self.epoch, **known)
+            await self._configure("begin_run", run=run, drafts=drafts, weights_version=self.weights_version, **known)
 
     async def update_weights(self, weights: Weights) -> int:
-        """Move every instance to the next epoch; returns it. Tensors are written once, for all of them."""
-        epoch = self.epoch + 1
-        parcel = pack_in_place(weights) if self._stay_in_place(weights) else pack(weights)
+        """Move every instance to the next weights version; returns it. Tensors are written once, for all of them."""
+        weights_version = self.weights_version + 1
+        staged = stage_in_place(weights) if self._stay_in_place(weights) else stage(weights)
         try:
-            await self._configure("update_weights", weights=str(parcel.path), epoch=epoch)
+            await self._configure("update_weights", weights=str(staged.path), weights_version=weights_version)
         except BaseException:
-            parcel.discard()
+            staged.discard()
             raise
-        self._parcel.discard()
-        self._parcel = parcel
+        self._staged.discard()
+        self._staged = staged
         if self.pool is not None:
-            self.pool.drop_epoch(self.epoch)
-        self.epoch = epoch
-        return epoch
+            self.pool.drop_weights_version(self.weights_version)
+        self.weights_version = weights_version
+        return weights_version
 
     def _stay_in_place(self, weights: Weights) -> TypeGuard[Mapping[str, Any]]:
         can = self._engine.opens_gpu_handles and self._options.weights_in_place
@@ -154,7 +154,7 @@ class HostedFleet:
     @property
     def weights(self) -> Path | None:
         """Where the newest weights can be read; None for the model's own."""
-        return self._parcel.path if self.epoch else None
+        return self._staged.path if self.weights_version else None
 
     async def wait_until_idle(self, deadline_s: float) -> None:
         """Wait until no instance has a chunk in hand: a new loop must not hear of an old one's requests."""
@@ -178,7 +178,7 @@ class HostedFleet:
         await asyncio.gather(*(instance.close() for instance in self.instances))
         if self.draft_server is not None:
             await self.draft_server.close()
-        self._parcel.discard()
+        self._staged.discard()
         if self._matrices is not None:
             shutil.rmtree(self._matrices, ignore_errors=True)
         if self.pool is not None:

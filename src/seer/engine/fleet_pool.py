@@ -5,7 +5,7 @@ but the driver sees every way in which a request can end. So the driver frees th
 
 Invariants
   1. When a request has ended, however it did, none of its blocks is pinned (`local`; see below).
-  2. After a weight update no block of the old epoch takes up room.
+  2. After a weight update no block of the old weights version takes up room.
   3. After `close` nothing of a pool that was made for this fleet is left.
   4. A pool that fails costs time, never the run: all but opening it is logged and survived.
 
@@ -44,7 +44,7 @@ no room is computed again when its request is resumed elsewhere, and on a CPU th
 FREE_SHARE = 0.5
 
 
-def enough_bytes(kv_bytes: int | None, num_instances: int) -> int:
+def default_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
     """A size for the pool of instances with so much KV memory each, within what this machine has free.
 
     Memory is taken when it is first written to, so a pool that stays half empty costs half.
@@ -66,7 +66,7 @@ class FleetPool:
         """What moving KV through it, and computing it instead, have been measured to cost."""
 
     @classmethod
-    def local(cls, *, block_bytes: int, block_tokens: int, dram_bytes: int) -> FleetPool:
+    def local(cls, *, block_bytes: int, block_size: int, dram_bytes: int) -> FleetPool:
         """A pool of this fleet's own, in shared memory."""
         settings = {
             "name": f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -75,10 +75,10 @@ class FleetPool:
             "deadline_s": DEADLINE_S,
             "populate": False,
         }
-        return cls(settings, bytes_per_token=block_bytes // block_tokens, is_ours=True)
+        return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=True)
 
     @classmethod
-    def mooncake(cls, name: str, *, block_bytes: int, block_tokens: int) -> FleetPool:
+    def mooncake(cls, name: str, *, block_bytes: int, block_size: int) -> FleetPool:
         """A store that `seer pool up --backend mooncake` started."""
         from seer.kvpool.supervise import find_state
 
@@ -95,7 +95,7 @@ class FleetPool:
             "block_bytes": block_bytes,
             "deadline_s": DEADLINE_S,
         }
-        return cls(settings, bytes_per_token=block_bytes // block_tokens, is_ours=False)
+        return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=False)
 
     def start(self) -> None:
         """Make it, or join it."""
@@ -108,14 +108,16 @@ class FleetPool:
         if self._handle is not None:
             self._handle.free(str(request))
 
-    def drop_epoch(self, epoch: int) -> None:
+    def drop_weights_version(self, weights_version: int) -> None:
         """The weights changed: what the old ones computed is of no use."""
         if self._handle is None:
             return
         try:
-            self._handle.drop_epoch(epoch)
-        except PoolError as error:  # the keys carry the epoch, so nothing stale can be read; it only takes up room
-            log.warning("the pool keeps the KV of epoch %d: %s", epoch, error)
+            self._handle.drop_weights_version(weights_version)
+        except (
+            PoolError
+        ) as error:  # the keys carry the weights version, so nothing stale can be read; it only takes up room
+            log.warning("the pool keeps the KV of weights version %d: %s", weights_version, error)
 
     def stats(self) -> PoolStats | None:
         """What it holds and did, over all processes; None where only the instances know."""

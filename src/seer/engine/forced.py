@@ -2,7 +2,7 @@
 
 Sits between the rollout loop and a real instance. The model's end tokens are ignored, and a response ends,
 as if the model had stopped, at its given length. Only the instance side knows the lengths: the loop and its
-policy see chunks limited by `max_tokens` and responses that stop, exactly as with natural lengths.
+scheduler see chunks limited by `max_tokens` and responses that stop, exactly as with natural lengths.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class ForcedLengths:
         """The wrapped instance's."""
         return self._instance.cached_prefix_tokens(chunk)
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """The wrapped instance's."""
-        await self._instance.update_weights(weights, epoch)
+        await self._instance.update_weights(weights, weights_version)
 
     async def pause(self) -> None:
         """The wrapped instance's."""

@@ -49,11 +49,11 @@ class MeasuredCost:
 
     def learn(self, report: StepReport) -> None:
         """One more step."""
-        if report.num_prefill_rows or report.has_captured or not report.num_rows:
+        if report.num_prefill_tokens or report.has_captured or not report.num_batched_tokens:
             return
         drafts = 1.0 if report.num_drafted else 0.0
         kind = self._drafting if report.num_drafted else self._plain
-        kind.append((1.0, float(report.num_rows), drafts, report.duration_s, report.num_steps))
+        kind.append((1.0, float(report.num_batched_tokens), drafts, report.duration_s, report.num_steps))
         self._since_fit += report.num_steps
 
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
@@ -79,14 +79,14 @@ class MeasuredCost:
         if min(_count(self._plain), _count(self._drafting)) < MIN_STEPS:
             return None
         steps = np.array([*_without_stalls(self._plain), *_without_stalls(self._drafting)])
-        base_s, per_row_s, extra_s = _least_squares(steps, [0, 1, 2])
-        if per_row_s < 0.0:  # noise: rows are free within what was seen
+        base_s, per_batched_token_s, extra_s = _least_squares(steps, [0, 1, 2])
+        if per_batched_token_s < 0.0:  # noise: rows are free within what was seen
             base_s, extra_s = _least_squares(steps, [0, 2])
-            per_row_s = 0.0
+            per_batched_token_s = 0.0
         if extra_s < 0.0:
-            base_s, per_row_s = _least_squares(steps, [0, 1])
+            base_s, per_batched_token_s = _least_squares(steps, [0, 1])
             extra_s = 0.0
-        return max(1e-6, base_s), max(0.0, per_row_s), max(0.0, extra_s)
+        return max(1e-6, base_s), max(0.0, per_batched_token_s), max(0.0, extra_s)
 
 
 def _count(reports: deque[Step]) -> int:

@@ -11,12 +11,13 @@ twin with `_now` (`put_now`, ...), for an engine's own step loop. The coroutine 
 Invariants, each checked by tests/contract/test_pool_contract.py over every backend
   1. `get` fills a buffer with exactly the bytes that were put under that key, or reports False. When it
      reports False the buffer's content is undefined and must not be used.
-  2. A `put` that reported True is held until it is freed, its epoch is dropped, it is found corrupt, or the
+  2. A `put` that reported True is held until it is freed, its weights version is dropped, it is found corrupt, or the
      pool is full and the block is neither pinned nor recently used.
   3. A pinned block is never evicted. Pins belong to the request and not to the process that asked for them,
      so they outlive it: a request moves between instances, and its KV stays. (`mooncake` promises less here
      and in 2: see its header.)
-  4. After `drop_epoch(e)` returned, no call that starts later hits a block of epoch `e`, and no put of it is
+  4. After `drop_weights_version(e)` returned, no call that starts later hits a block of weights version `e`, and no
+     put of it is
      kept.
   5. `put` of a key that is held changes nothing and reports True: equal keys name equal bytes.
   6. No call waits longer than the pool's deadline.
@@ -78,7 +79,7 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     num_duplicate: int = 0
     """Of these, blocks already held: nothing was copied."""
     num_refused: int = 0
-    """Blocks not accepted: the pool was full of pinned blocks, the epoch was dropped, or a deadline passed.
+    """Blocks not accepted: the pool was full of pinned blocks, the weights version was dropped, or a deadline passed.
     """
     num_hit_dram: int = 0
     num_hit_ssd: int = 0
@@ -92,7 +93,7 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     num_evicted: int = 0
     """Blocks dropped to make room; never a pinned one."""
     num_freed: int = 0
-    """Blocks dropped because their last request finished or their epoch ended."""
+    """Blocks dropped because their last request finished or their weights version ended."""
     num_failed: int = 0
     """Calls, or blocks of a call, that the pool could not serve; the caller recomputes."""
     num_repaired: int = 0
@@ -167,8 +168,8 @@ class Pool(Protocol):
         """
         ...
 
-    def drop_epoch(self, epoch: int) -> int:
-        """Drop every block of an epoch and refuse its later puts; returns how many blocks went."""
+    def drop_weights_version(self, weights_version: int) -> int:
+        """Drop every block of a weights version and refuse its later puts; returns how many blocks went."""
         ...
 
     def stats(self) -> PoolStats:

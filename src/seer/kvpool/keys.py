@@ -1,16 +1,16 @@
 """Name a block of KV by everything its bytes depend on.
 
-A key is 32 bytes: the weight epoch (8, little endian), a digest of the namespace (8), and the content (16).
+A key is 32 bytes: the weight weights version (8, little endian), a digest of the namespace (8), and the content (16).
 The content is a chained hash of the token ids, so a key names the whole prefix up to its block and not the
-block's own tokens alone. The pool drops an epoch by the first 8 bytes; nobody else takes a key apart.
+block's own tokens alone. The pool drops a weights version by the first 8 bytes; nobody else takes a key apart.
 
 Pure: stdlib hashlib and numpy, no clock, no I/O, no dependence on PYTHONHASHSEED; every process on every
 machine builds the same keys. The local engine's own prefix cache uses `chain_hash` too, so a block has one
 name everywhere.
 
 Invariants
-  1. Two namespaces that differ in model, epoch, layout or salt share no key: the namespace seeds the chain as
-     well as standing in the key, so a reader with another epoch or layout can never hit.
+  1. Two namespaces that differ in model, weights version, layout or salt share no key: the namespace seeds the chain as
+     well as standing in the key, so a reader with another weights version or layout can never hit.
   2. Key i depends on every token of blocks 0..i and on nothing after them.
   3. Only full blocks have keys: the tokens of an unfinished last block are left to the caller.
 """
@@ -54,7 +54,7 @@ class KVLayout:
     dtype: str
     """Name of the element type: bfloat16, float16, float32, float8_e4m3."""
 
-    block_tokens: int
+    block_size: int
     """Tokens per block."""
 
     kind: str = "kv"
@@ -67,7 +67,7 @@ class KVLayout:
     """How many shards the model has."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "num_ranks"):
+        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "num_ranks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"layout.{name}={getattr(self, name)} must be at least 1")
         if self.kind not in ("kv", "latent"):
@@ -78,7 +78,7 @@ class KVLayout:
     def block_bytes(self, dtype_bytes: int) -> int:
         """Bytes of one block, given the size of its element type."""
         halves = 2 if self.kind == "kv" else 1
-        return halves * self.num_layers * self.num_kv_heads * self.head_dim * self.block_tokens * dtype_bytes
+        return halves * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * dtype_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +88,8 @@ class Namespace:
     model: str
     """Identity of the model: a name or path plus whatever tells two checkpoints of it apart."""
 
-    epoch: int
-    """Version of the policy weights."""
+    weights_version: int
+    """Version of the weights."""
 
     layout: KVLayout
 
@@ -97,15 +97,15 @@ class Namespace:
     """Whatever else changes KV for equal tokens: an adapter, image features, rope scaling."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epoch < 2**64:
-            raise ConfigError(f"epoch={self.epoch} must fit in 64 unsigned bits")
+        if not 0 <= self.weights_version < 2**64:
+            raise ConfigError(f"weights_version={self.weights_version} must fit in 64 unsigned bits")
 
 
 @functools.lru_cache(maxsize=256)
 def namespace_digest(namespace: Namespace) -> bytes:
     """The 16-byte digest of a namespace; it is also the parent of every first block."""
     layout = dataclasses.astuple(namespace.layout)
-    parts = [namespace.model, str(namespace.epoch), namespace.salt, *map(str, layout)]
+    parts = [namespace.model, str(namespace.weights_version), namespace.salt, *map(str, layout)]
     digest = hashlib.blake2b(_FORMAT, digest_size=HASH_BYTES)
     for part in parts:  # length-prefixed, so no two lists of parts give the same bytes
         data = part.encode()
@@ -115,8 +115,8 @@ def namespace_digest(namespace: Namespace) -> bytes:
 
 
 def key_prefix(namespace: Namespace) -> bytes:
-    """The first 16 bytes of every key of this namespace: epoch, then half of the namespace digest."""
-    return namespace.epoch.to_bytes(8, "little") + namespace_digest(namespace)[:8]
+    """The first 16 bytes of every key of this namespace: weights version, then half of the namespace digest."""
+    return namespace.weights_version.to_bytes(8, "little") + namespace_digest(namespace)[:8]
 
 
 def chain_hash(parent: bytes, tokens: bytes) -> bytes:
@@ -139,11 +139,11 @@ def token_bytes(token_ids: Tokens) -> bytes:
 class KeyChain:
     """The keys of one growing sequence: feed it tokens, it returns the keys of the blocks they completed."""
 
-    __slots__ = ("_block_token_bytes", "_hash", "_prefix", "_rest", "block_tokens", "num_blocks")
+    __slots__ = ("_block_token_bytes", "_hash", "_prefix", "_rest", "block_size", "num_blocks")
 
-    def __init__(self, namespace: Namespace, block_tokens: int | None = None) -> None:
-        self.block_tokens = _block_tokens(namespace, block_tokens)
-        self._block_token_bytes = 4 * self.block_tokens
+    def __init__(self, namespace: Namespace, block_size: int | None = None) -> None:
+        self.block_size = _block_size(namespace, block_size)
+        self._block_token_bytes = 4 * self.block_size
         self._prefix = key_prefix(namespace)
         self._hash = namespace_digest(namespace)
         self._rest = b""
@@ -165,9 +165,9 @@ class KeyChain:
         return np.frombuffer(keys, np.uint8).reshape(num_new, KEY_BYTES)
 
 
-def block_keys(namespace: Namespace, token_ids: Tokens, block_tokens: int | None = None) -> KeyArray:
-    """Keys [n, 32] of the full blocks of a sequence; `block_tokens` may only repeat the layout's own."""
-    return KeyChain(namespace, block_tokens).extend(token_ids)
+def block_keys(namespace: Namespace, token_ids: Tokens, block_size: int | None = None) -> KeyArray:
+    """Keys [n, 32] of the full blocks of a sequence; `block_size` may only repeat the layout's own."""
+    return KeyChain(namespace, block_size).extend(token_ids)
 
 
 def content_hash(key: bytes) -> bytes:
@@ -187,11 +187,11 @@ def as_key_array(keys: Keys) -> KeyArray:
     return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES)
 
 
-def _block_tokens(namespace: Namespace, block_tokens: int | None) -> int:
-    layout_tokens = namespace.layout.block_tokens
-    if block_tokens is not None and block_tokens != layout_tokens:
+def _block_size(namespace: Namespace, block_size: int | None) -> int:
+    layout_tokens = namespace.layout.block_size
+    if block_size is not None and block_size != layout_tokens:
         raise ConfigError(
-            f"block_tokens={block_tokens} differs from layout.block_tokens={layout_tokens}",
+            f"block_size={block_size} differs from layout.block_size={layout_tokens}",
             hint="the layout is part of every key; make a namespace with the block size you use",
         )
     return layout_tokens

@@ -8,7 +8,7 @@ Contents survive the death of any process, and of all of them while the files st
 reboot: KV of a run that a reboot ended is of no use.
 
 Invariants beyond those of base.py
-  1. A call that the arena cannot serve in time is a miss and is counted in `num_failed`, except `drop_epoch`,
+  1. A call that the arena cannot serve in time is a miss and is counted in `num_failed`, except `drop_weights_version`,
      which raises: that a purge did not happen must not go unnoticed.
   2. Closing waits for the calls that are running, and never removes what other processes use.
   3. A forked child does not use its parent's pool: it is told to open its own.
@@ -116,7 +116,7 @@ class LocalPool:
         promote = self.config.promote
         return self._or_failed([False] * len(array), lambda arena: arena.get(array, _rows(buffers), promote))
 
-    # requests, epochs
+    # requests, weights versions
 
     def pin(self, request_id: str, keys: Keys) -> int:
         """Keep the leading run of held keys for this request."""
@@ -137,9 +137,9 @@ class LocalPool:
         self._open_arena()
         self._background.start(self._or_failed, 0, lambda arena: arena.promote(array))
 
-    def drop_epoch(self, epoch: int) -> int:
-        """Drop every block of an epoch and refuse its later puts."""
-        return self._open_arena().drop_epoch(epoch)
+    def drop_weights_version(self, weights_version: int) -> int:
+        """Drop every block of a weights version and refuse its later puts."""
+        return self._open_arena().drop_weights_version(weights_version)
 
     # the pool itself
 

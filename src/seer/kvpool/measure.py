@@ -89,17 +89,17 @@ def measure_pool(
     lookups: list[float] = []
     with open_pool() as pool, _reader(open_pool, num_blocks, block_bytes, batch_blocks) as ask:
         for round_number in range(num_rounds + 1):  # the first one warms up
-            epoch = round_number + 1
-            keys = _round_keys(epoch, num_blocks)
+            weights_version = round_number + 1
+            keys = _round_keys(weights_version, num_blocks)
             put_s, copy_s = in_turns(
                 num_blocks,
                 batch_blocks,
                 lambda part, keys=keys: _must(pool, pool.put_now(keys[part], source[part])),  # type: ignore[misc]
                 lambda part: copy_blocks(scratch[part], source[part]),
             )
-            get_s, reader_copy_s, right = ask(epoch)
+            get_s, reader_copy_s, right = ask(weights_version)
             lookup_s = _lookup_seconds(pool, keys)
-            pool.drop_epoch(epoch)
+            pool.drop_weights_version(weights_version)
             if not right:
                 raise PoolError(f"{pool.name}: a block came back wrong")
             if round_number == 0:
@@ -151,9 +151,9 @@ def in_turns(
     return statistics.median(times[0]) * len(starts), statistics.median(times[1]) * len(starts)
 
 
-def _round_keys(epoch: int, num_blocks: int) -> KeyArray:
-    keys = np.random.default_rng(epoch).integers(0, 256, (num_blocks, KEY_BYTES), dtype=np.uint8)
-    keys[:, :8] = np.frombuffer(epoch.to_bytes(8, "little"), np.uint8)
+def _round_keys(weights_version: int, num_blocks: int) -> KeyArray:
+    keys = np.random.default_rng(weights_version).integers(0, 256, (num_blocks, KEY_BYTES), dtype=np.uint8)
+    keys[:, :8] = np.frombuffer(weights_version.to_bytes(8, "little"), np.uint8)
     return keys
 
 
@@ -198,8 +198,8 @@ def _reader(
             raise PoolError(f"the reading process failed: {answer}")
         return answer  # type: ignore[no-any-return]
 
-    def ask(epoch: int) -> tuple[float, float, bool]:
-        mine.send(epoch)
+    def ask(weights_version: int) -> tuple[float, float, bool]:
+        mine.send(weights_version)
         return receive()
 
     try:
@@ -223,10 +223,10 @@ def _read_rounds(
             connection.send((0.0, 0.0, True))
             while True:
                 try:
-                    epoch = connection.recv()
+                    weights_version = connection.recv()
                 except EOFError:
                     return
-                keys = _round_keys(epoch, num_blocks)
+                keys = _round_keys(weights_version, num_blocks)
                 get_s, copy_s = in_turns(
                     num_blocks,
                     batch_blocks,

@@ -7,7 +7,7 @@ everything above sees the protocol of base.py:
   * put returning 0 is no promise to keep: a miss is recomputed, like any miss
   * a failure is a negative number, which Python takes for true: every answer is compared with == 1, == 0 or
     the exact size
-  * put on a held key keeps the old bytes: keys name content and epoch, so the old bytes are the right ones
+  * put on a held key keeps the old bytes: keys name content and weights version, so the old bytes are the right ones
   * remove skips leased blocks silently: every removal is forced
   * nothing is checked: each block carries its length, key and checksum (mooncake_record.py)
   * a call with the master down blocks 4.3 s: calls have a deadline, and after a failure none is made for a
@@ -18,7 +18,7 @@ everything above sees the protocol of base.py:
 Invariants: those of base.py, less two
   1. Pins only say whose blocks `free` drops: Mooncake evicts them all the same when it is full.
   2. What is pinned is known to the process that pinned it. `free` in another process drops nothing of it;
-     eviction or the end of the epoch does.
+     eviction or the end of the weights version does.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from seer.kvpool.mooncake_record import (
     FOOTER_BYTES,
     Unsealed,
     drop_mark,
-    epoch_of,
-    epoch_pattern,
     names,
     seal,
     unseal,
+    weights_version_of,
+    weights_version_pattern,
 )
 from seer.kvpool.offload import Offload
 from seer.kvpool.tally import Tally
@@ -113,9 +113,9 @@ class MooncakePool:
         self._calls = BoundedCalls("seer-mooncake", config.num_threads, config.deadline_s, config.retry_s)
         self._offload = Offload("seer-pool", config.num_threads)
         self._store: Any = self._calls.call(self._connect, what="connecting to Mooncake", deadline_s=_SETUP_DEADLINE_S)
-        self._lanes: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
-        for lane in self._map_staging():
-            self._lanes.put(lane)
+        self._staging: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
+        for staging in self._map_staging():
+            self._staging.put(staging)
         self._pins: defaultdict[str, set[bytes]] = defaultdict(set)
         self._dropped: set[int] = set()
         self._lock = threading.Lock()
@@ -182,7 +182,7 @@ class MooncakePool:
         self._tally.add(hit=sum(done), miss=len(done) - sum(done), bytes_got=got)
         return done
 
-    # requests, epochs
+    # requests, weights versions
 
     def pin(self, request_id: str, keys: Keys) -> int:
         """Note the leading run of held keys as this request's; see the header for what that is worth."""
@@ -221,23 +221,28 @@ class MooncakePool:
         if wanted:
             self._calls.start(lambda: self._store.batch_is_exist(wanted))
 
-    def drop_epoch(self, epoch: int) -> int:
-        """Purge an epoch by force, and leave a mark that makes every process refuse its later puts."""
+    def drop_weights_version(self, weights_version: int) -> int:
+        """Purge a weights version by force, and leave a mark that makes every process refuse its later puts."""
         self._check_usable()
         with self._lock:
-            self._dropped.add(epoch)
+            self._dropped.add(weights_version)
             for pinned in self._pins.values():
-                pinned -= {k for k in pinned if int.from_bytes(k[:8], "little") == epoch}
+                pinned -= {k for k in pinned if int.from_bytes(k[:8], "little") == weights_version}
 
         def purge() -> int:
             # The mark first: a put that begins after this call returns finds it.
-            if self._store.put(drop_mark(epoch), b"dropped") != 0:
+            if self._store.put(drop_mark(weights_version), b"dropped") != 0:
                 return -1
-            return int(self._store.remove_by_regex(epoch_pattern(epoch), True))
+            return int(self._store.remove_by_regex(weights_version_pattern(weights_version), True))
 
-        removed = self._calls.call(purge, what=f"dropping epoch {epoch}", deadline_s=5 * self.config.deadline_s)
+        removed = self._calls.call(
+            purge, what=f"dropping weights version {weights_version}", deadline_s=5 * self.config.deadline_s
+        )
         if removed < 0:
-            raise PoolError(f"Mooncake did not purge epoch {epoch} (code {removed})", hint="is the master running?")
+            raise PoolError(
+                f"Mooncake did not purge weights version {weights_version} (code {removed})",
+                hint="is the master running?",
+            )
         self._tally.add(freed=removed)
         return removed
 
@@ -292,65 +297,65 @@ class MooncakePool:
         return self.config.staging_blocks // 2
 
     def _put_batch(self, keys: KeyArray, blocks: list[NDArray[np.uint8]]) -> list[bool]:
-        named, epochs = names(keys), [epoch_of(k) for k in keys]
-        marks = sorted(set(epochs))
+        named, weights_versions = names(keys), [weights_version_of(k) for k in keys]
+        marks = sorted(set(weights_versions))
         asked = [*map(drop_mark, marks), *named]
         present = self._answer(lambda: self._store.batch_is_exist(asked), len(asked), "put")
         dropped = {e for e, answer in zip(marks, present, strict=False) if answer == 1} | self._dropped
-        held = [a == 1 and e not in dropped for a, e in zip(present[len(marks) :], epochs, strict=True)]
+        held = [a == 1 and e not in dropped for a, e in zip(present[len(marks) :], weights_versions, strict=True)]
         self._tally.add(duplicate=sum(held))
-        todo = [i for i in range(len(named)) if not held[i] and epochs[i] not in dropped]
-        if not todo or present[0] == _FAILED or (lane := self._borrow_lane()) is None:
+        todo = [i for i in range(len(named)) if not held[i] and weights_versions[i] not in dropped]
+        if not todo or present[0] == _FAILED or (staging := self._borrow_staging()) is None:
             return held
-        sizes = [seal(row, blocks[i], bytes(keys[i])) for row, i in zip(lane, todo, strict=False)]
-        pointers, wanted = [row.ctypes.data for row in lane[: len(todo)]], [named[i] for i in todo]
-        answers, in_time = self._answer_in_lane(
-            lambda: self._store.batch_put_from(wanted, pointers, sizes), len(todo), "put", lane
+        sizes = [seal(row, blocks[i], bytes(keys[i])) for row, i in zip(staging, todo, strict=False)]
+        pointers, wanted = [row.ctypes.data for row in staging[: len(todo)]], [named[i] for i in todo]
+        answers, in_time = self._answer_in_staging(
+            lambda: self._store.batch_put_from(wanted, pointers, sizes), len(todo), "put", staging
         )
         if in_time:
-            self._lanes.put(lane)
+            self._staging.put(staging)
         for i, answer in zip(todo, answers, strict=True):
             held[i] = answer == 0
             self._tally.add(bytes_put=blocks[i].nbytes * held[i])
         return held
 
     def _get_batch(self, keys: KeyArray, blocks: list[NDArray[np.uint8]]) -> list[bool]:
-        named, lane = names(keys), self._borrow_lane()
-        if lane is None:
+        named, staging = names(keys), self._borrow_staging()
+        if staging is None:
             return [False] * len(named)
-        pointers, sizes = [row.ctypes.data for row in lane[: len(named)]], [self._stride] * len(named)
-        answers, in_time = self._answer_in_lane(
-            lambda: self._store.batch_get_into(named, pointers, sizes), len(named), "get", lane
+        pointers, sizes = [row.ctypes.data for row in staging[: len(named)]], [self._stride] * len(named)
+        answers, in_time = self._answer_in_staging(
+            lambda: self._store.batch_get_into(named, pointers, sizes), len(named), "get", staging
         )
-        if not in_time:  # the lane may still be written to: nothing in it can be believed
+        if not in_time:  # the staging may still be written to: nothing in it can be believed
             return [False] * len(named)
         try:
-            rows = zip(lane, answers, blocks, keys, strict=False)
+            rows = zip(staging, answers, blocks, keys, strict=False)
             found = [unseal(row, answer, block, bytes(key)) for row, answer, block, key in rows]
         finally:
-            self._lanes.put(lane)
+            self._staging.put(staging)
         corrupt = [name for name, one in zip(named, found, strict=True) if one is Unsealed.CORRUPT]
         if corrupt:
             self._tally.add(corrupt=len(corrupt))
             self._answer(lambda: self._store.batch_remove(corrupt, True), len(corrupt), "dropping corrupt blocks")
         return [one is Unsealed.GOOD for one in found]
 
-    def _borrow_lane(self) -> NDArray[np.uint8] | None:
+    def _borrow_staging(self) -> NDArray[np.uint8] | None:
         """A stretch of staging memory; None when late calls hold it all."""
         try:
-            return self._lanes.get(timeout=self.config.deadline_s)
+            return self._staging.get(timeout=self.config.deadline_s)
         except queue.Empty:
             self._tally.add(failed=1)
             return None
 
-    def _answer_in_lane(
-        self, call: Callable[[], Sequence[int]], num: int, what: str, lane: NDArray[np.uint8]
+    def _answer_in_staging(
+        self, call: Callable[[], Sequence[int]], num: int, what: str, staging: NDArray[np.uint8]
     ) -> tuple[Sequence[int], bool]:
-        """`_answer`, and whether the call has ended. If not, the lane comes back when it does."""
+        """`_answer`, and whether the call has ended. If not, the staging comes back when it does."""
         late = False
 
         def give_back() -> None:
-            self._lanes.put(lane)
+            self._staging.put(staging)
 
         try:
             answers = self._calls.call(call, what=f"{what} in Mooncake", when_late=give_back)

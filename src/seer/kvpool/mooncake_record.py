@@ -5,7 +5,7 @@ key, and what comes back without a matching one is not believed.
 
 Invariants
   1. `unseal` copies a block out and says GOOD only when length, key and checksum all match.
-  2. All blocks of an epoch share a prefix of their name that no other epoch's do.
+  2. All blocks of a weights version share a prefix of their name that no other weights version's do.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Unsealed(enum.Enum):
 
 
 def names(keys: KeyArray) -> list[str]:
-    """Mooncake's names of blocks: the epoch first, so that a purge is one pattern."""
-    return [f"{epoch_of(k):016x}/{bytes(k[8:]).hex()}" for k in keys]
+    """Mooncake's names of blocks: the weights version first, so that a purge is one pattern."""
+    return [f"{weights_version_of(k):016x}/{bytes(k[8:]).hex()}" for k in keys]
 
 
-def epoch_pattern(epoch: int) -> str:
-    """The regular expression that matches every block of an epoch."""
-    return f"^{epoch:016x}/"
+def weights_version_pattern(weights_version: int) -> str:
+    """The regular expression that matches every block of a weights version."""
+    return f"^{weights_version:016x}/"
 
 
-def drop_mark(epoch: int) -> str:
-    """The name under which it is noted that an epoch was dropped."""
-    return f"dropped/{epoch:016x}"
+def drop_mark(weights_version: int) -> str:
+    """The name under which it is noted that a weights version was dropped."""
+    return f"dropped/{weights_version:016x}"
 
 
-def epoch_of(key: NDArray[np.uint8]) -> int:
-    """The epoch in a key."""
+def weights_version_of(key: NDArray[np.uint8]) -> int:
+    """The weights version in a key."""
     return int.from_bytes(bytes(key[:8]), "little")
 
 

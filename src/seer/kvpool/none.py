@@ -70,7 +70,7 @@ class NonePool:
     def prefetch(self, keys: Keys) -> None:
         """Nothing to bring."""
 
-    def drop_epoch(self, epoch: int) -> int:
+    def drop_weights_version(self, weights_version: int) -> int:
         """Nothing to drop."""
         return 0
 

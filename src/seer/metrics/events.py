@@ -81,7 +81,7 @@ class Ended(_Event, frozen=True, gc=False):
 
     request: int
     num_generated: int
-    reason: str
+    finish_reason: str
 
 
 class InstanceState(_Event, frozen=True, gc=False):
@@ -105,9 +105,9 @@ class Stepped(_Event, frozen=True, gc=False):
     num_steps: int
     duration_s: float
     """Of all these steps together."""
-    num_rows: int
+    num_batched_tokens: int
     """Tokens computed: prompts, one per decoding request and step, and drafts."""
-    num_prefill_rows: int
+    num_prefill_tokens: int
     num_emitted: int
     """Tokens that became part of a response."""
     num_drafted: int

@@ -1,6 +1,6 @@
 """The event log: a file of JSON lines, a header and then one event each.
 
-    {"kind":"header","schema":1,"metadata":{"policy":"seer", ...}}
+    {"kind":"header","schema":1,"metadata":{"scheduler":"seer", ...}}
     {"kind":"queued","t_s":0.0,"request":0,"group":0,"index":0,"num_prompt_tokens":512}
     ...
 

@@ -1,7 +1,7 @@
 """A run as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-Each instance is a process. Its requests are slices (queued, prefill, decode) on numbered lanes, because many
-run at once; a lane is reused as soon as its request has left. Running requests and KV tokens are counter
+Each instance is a process. Its requests are slices (queued, prefill, decode) on numbered tracks, because many
+run at once; a track is reused as soon as its request has left. Running requests and KV tokens are counter
 tracks; preemptions are marks.
 """
 
@@ -28,8 +28,8 @@ from seer.metrics.events import (
 _MICROSECONDS = 1e6
 
 
-class _Lanes:
-    """The lowest free lane first, so that the picture is as high as the batch and no higher."""
+class _Tracks:
+    """The lowest free track first, so that the picture is as high as the batch and no higher."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -41,8 +41,8 @@ class _Lanes:
         self._next += 1
         return self._next - 1
 
-    def give_back(self, lane: int) -> None:
-        heapq.heappush(self._free, lane)
+    def give_back(self, track: int) -> None:
+        heapq.heappush(self._free, track)
 
 
 class PerfettoTrace:
@@ -51,9 +51,9 @@ class PerfettoTrace:
     def __init__(self) -> None:
         self._records: list[dict[str, Any]] = []
         self._group_of: dict[int, int] = {}
-        self._lanes: dict[int, _Lanes] = {}
+        self._tracks: dict[int, _Tracks] = {}
         self._open: dict[int, tuple[str, float, int, int, dict[str, Any]]] = {}
-        """request -> (phase, since, instance, lane, arguments)"""
+        """request -> (phase, since, instance, track, arguments)"""
         self._last_s = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -84,39 +84,39 @@ class PerfettoTrace:
         """Write everything gathered so far; slices still open end at the last event."""
         names = [
             {"ph": "M", "pid": instance, "name": "process_name", "args": {"name": f"instance {instance}"}}
-            for instance in sorted(self._lanes)
+            for instance in sorted(self._tracks)
         ]
         cut = [self._slice(request, self._last_s) for request in self._open]
         encoded = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": names + self._records + cut})
         path.write_bytes(encoded)
 
     def _start(self, event: Started) -> None:
-        lane = self._lanes.setdefault(event.instance, _Lanes()).take()
+        track = self._tracks.setdefault(event.instance, _Tracks()).take()
         arguments = {"limit": event.max_tokens, "moved_from": event.moved_from, "pulls_kv": event.load_kv}
-        self._open[event.request] = ("queued", event.t_s, event.instance, lane, arguments)
+        self._open[event.request] = ("queued", event.t_s, event.instance, track, arguments)
 
     def _enter(self, request: int, phase: str, t_s: float, arguments: dict[str, Any]) -> None:
         if request not in self._open:  # the loop has given it up; the instance does not know yet
             return
         self._records.append(self._slice(request, t_s))
-        _, _, instance, lane, _ = self._open[request]
-        self._open[request] = (phase, t_s, instance, lane, arguments)
+        _, _, instance, track, _ = self._open[request]
+        self._open[request] = (phase, t_s, instance, track, arguments)
 
     def _leave(self, event: Stopped) -> None:
         record = self._slice(event.request, event.t_s)
         record["args"] |= {"generated": event.num_generated, "end": event.reason}
         self._records.append(record)
-        _, _, instance, lane, _ = self._open.pop(event.request)
-        self._lanes[instance].give_back(lane)
+        _, _, instance, track, _ = self._open.pop(event.request)
+        self._tracks[instance].give_back(track)
 
     def _slice(self, request: int, until_s: float) -> dict[str, Any]:
-        phase, since_s, instance, lane, arguments = self._open[request]
+        phase, since_s, instance, track, arguments = self._open[request]
         return {
             "ph": "X",
             "name": phase,
             "cat": "request",
             "pid": instance,
-            "tid": lane,
+            "tid": track,
             "ts": since_s * _MICROSECONDS,
             "dur": (until_s - since_s) * _MICROSECONDS,
             "args": {"request": request, "group": self._group_of.get(request), **arguments},

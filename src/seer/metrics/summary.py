@@ -89,7 +89,7 @@ class Summarizer:
             self._recomputed += event.num_recomputed
             self._migrated_tokens += event.num_loaded
         elif type(event) is Ended:
-            if event.reason == FinishReason.CANCELLED.value:
+            if event.finish_reason == FinishReason.CANCELLED.value:
                 self._cancelled_tokens += event.num_generated
             else:
                 self._ends_s.append(event.t_s)

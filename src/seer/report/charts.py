@@ -9,7 +9,7 @@ from seer.report.run_data import RunData
 from seer.report.svg import BOTTOM, TOP, Frame, bar, chart, colour, steps
 
 WIDTH = 1080
-LANE_HEIGHT = 9
+TRACK_HEIGHT = 9
 SPLIT_COLOURS = {
     "decode": "#3b6fb6",
     "prefill": "#4aa3a2",
@@ -24,16 +24,16 @@ SPLIT_COLOURS = {
 
 
 def timeline(run: RunData, x_max: float) -> str:
-    """Every chunk on its instance, a lane per running request; the tail is shaded, its requests outlined."""
+    """Every chunk on its instance, a track per running request; the tail is shaded, its requests outlined."""
     late = {request for request, (end_s, _, _) in run.ended.items() if end_s > run.tail_from_s}
     parts = []
     for instance in range(run.num_instances):
         bars = [one for one in run.chunks if one.instance == instance]
-        num_lanes = 1 + max((one.lane for one in bars), default=0)
-        frame = Frame(WIDTH, num_lanes * LANE_HEIGHT + TOP + BOTTOM, x_max, num_lanes)
+        num_tracks = 1 + max((one.track for one in bars), default=0)
+        frame = Frame(WIDTH, num_tracks * TRACK_HEIGHT + TOP + BOTTOM, x_max, num_tracks)
         body = [_tail_shade(frame, run), frame.axes("s", f"inst. {instance}")]
         for one in bars:
-            y = TOP + one.lane * LANE_HEIGHT
+            y = TOP + one.track * TRACK_HEIGHT
             group = run.group_of.get(one.request, 0)
             title = (
                 f"prompt {group}, response {run.index_of.get(one.request)}: "
@@ -50,14 +50,14 @@ def timeline(run: RunData, x_max: float) -> str:
                             frame.x(one.from_s),
                             y + 3,
                             frame.x(begins) - frame.x(one.from_s),
-                            LANE_HEIGHT - 7,
+                            TRACK_HEIGHT - 7,
                         ),
                         "#9aa0a6",
                         f"waiting or prefill; {title}",
                     )
                 )
             width = frame.x(one.to_s) - frame.x(begins)
-            body.append(bar((frame.x(begins), y + 0.5, width, LANE_HEIGHT - 1.5), colour(group), title, outline))
+            body.append(bar((frame.x(begins), y + 0.5, width, TRACK_HEIGHT - 1.5), colour(group), title, outline))
         parts.append(chart(frame, "".join(body), f"timeline of instance {instance}"))
     return "".join(parts)
 

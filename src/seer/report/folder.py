@@ -1,11 +1,11 @@
-"""The folder that `--out` fills: results, and for every policy its events, a trace and plots.
+"""The folder that `--out` fills: results, and for every scheduler its events, a trace and plots.
 
 DIR/results.json            what `--json` prints
-DIR/finish_times.png        all policies in one picture
-DIR/<policy>/events.jsonl   everything that happened (`seer replay` reads it)
-DIR/<policy>/trace.json     for ui.perfetto.dev
-DIR/<policy>/load.png       KV use and running requests over time
-DIR/<policy>/instances.png  a timeline of the instances
+DIR/finish_times.png        all schedulers in one picture
+DIR/<scheduler>/events.jsonl   everything that happened (`seer replay` reads it)
+DIR/<scheduler>/trace.json     for ui.perfetto.dev
+DIR/<scheduler>/load.png       KV use and running requests over time
+DIR/<scheduler>/instances.png  a timeline of the instances
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seer.metrics.perfetto import PerfettoTrace
 from seer.report.plots import plot_finish_times, plot_instances, plot_load, require_matplotlib
 from seer.report.timeline import Timeline
 
-__all__ = ["PolicyRecorder", "RunFolder"]
+__all__ = ["RunFolder", "SchedulerRecorder"]
 
 
 class RunFolder:
@@ -39,22 +39,22 @@ class RunFolder:
         self._timelines: dict[str, Timeline] = {}
         self._make(path)
 
-    def recorder(self, policy: str, metadata: dict[str, Any]) -> PolicyRecorder:
-        """An event sink that keeps one policy's run."""
-        folder = self._path / policy
+    def recorder(self, scheduler: str, metadata: dict[str, Any]) -> SchedulerRecorder:
+        """An event sink that keeps one scheduler's run."""
+        folder = self._path / scheduler
         self._make(folder)
-        draw = partial(self._draw, policy)
-        return PolicyRecorder(folder, self._num_instances, metadata, draw)
+        draw = partial(self._draw, scheduler)
+        return SchedulerRecorder(folder, self._num_instances, metadata, draw)
 
     def write_results(self, results: bytes) -> None:
-        """Write the numbers, and the picture that compares the policies recorded so far."""
+        """Write the numbers, and the picture that compares the schedulers recorded so far."""
         (self._path / "results.json").write_bytes(results)
         plot_finish_times(self._timelines, self._title, self._path / "finish_times.png")
 
-    def _draw(self, policy: str, timeline: Timeline) -> None:
-        self._timelines[policy] = timeline
-        title = f"{self._title}, {policy}"
-        folder = self._path / policy
+    def _draw(self, scheduler: str, timeline: Timeline) -> None:
+        self._timelines[scheduler] = timeline
+        title = f"{self._title}, {scheduler}"
+        folder = self._path / scheduler
         plot_load(timeline, self._kv_capacity_tokens, title, folder / "load.png")
         plot_instances(timeline, title, folder / "instances.png")
 
@@ -67,7 +67,7 @@ class RunFolder:
             raise InputError(message, hint="--out wants a folder") from error
 
 
-class PolicyRecorder(AbstractContextManager["PolicyRecorder"]):
+class SchedulerRecorder(AbstractContextManager["SchedulerRecorder"]):
     """Writes what happens while it happens, and the rest when the run is over."""
 
     def __init__(

@@ -46,7 +46,7 @@ TIMELINE_NOTE = (
 )
 
 COLUMNS = (
-    ("policy", "policy", "{}"),
+    ("scheduler", "scheduler", "{}"),
     ("throughput_tokens_s", "tokens/s", "{:.1f}"),
     ("speedup", "speedup", "{:.2f}x"),
     ("makespan_s", "makespan s", "{:.1f}"),
@@ -90,13 +90,13 @@ def render(
     sections = [
         f"<h1>{escape(run.title)}: {len(set(run.group_of.values()))} prompts, {num_responses} responses</h1>",
         f'<p class="soft">{escape(str(options.get("model")))} on {run.num_instances} instances of the '
-        f"{escape(str(options.get('engine')))} engine, {run.max_running} requests at once each; "
+        f"{escape(str(options.get('engine')))} engine, {run.max_num_seqs} requests at once each; "
         f"{escape(str(machine.get('cpu', '')))}, {machine.get('cores', '?')} cores</p>",
         _cards(run),
         training,
     ]
     if rows:
-        sections.append("<h2>Policies side by side</h2>" + _table(rows))
+        sections.append("<h2>Schedulers side by side</h2>" + _table(rows))
     sections += [
         "<h2>Responses ended over time</h2>",
         '<p class="soft">A line that climbs early and stays short of the top has a tail.</p>',
@@ -147,10 +147,10 @@ def _cards(run: RunData) -> str:
         shown.append(("drafts accepted", f"{explanation.num_accepted:,} of {explanation.num_drafted:,}"))
         if explanation.oracle_s is not None:
             shown.append(("oracle bound", f"{explanation.oracle_s:.1f} s"))
-    certificate = run.manifest.get("certificate")
-    if certificate is not None:
-        verdict = "clean" if certificate["is_clean"] else "NOT CLEAN"
-        shown.append((f"certificate, {certificate['num_responses']:,} responses scored again", verdict))
+    verification = run.manifest.get("verification")
+    if verification is not None:
+        verdict = "clean" if verification["is_clean"] else "NOT CLEAN"
+        shown.append((f"verification, {verification['num_responses']:,} responses scored again", verdict))
     cards = (f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in shown)
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -190,20 +190,20 @@ def _split_table(runs: Sequence[RunData]) -> str:
         f"<tr><td>{escape(title)}</td>{''.join(f'<td>{e.seconds[h]:.2f}</td>' for h in headings)}</tr>"
         for title, e in explained
     )
-    return f"<table><tr><th>policy</th>{head}</tr>{body}</table>"
+    return f"<table><tr><th>scheduler</th>{head}</tr>{body}</table>"
 
 
 def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
     latest = sorted(run.ended.items(), key=lambda item: -item[1][0])[:num_shown]
     rows = []
-    for request, (end_s, num_tokens, reason) in latest:
+    for request, (end_s, num_tokens, finish_reason) in latest:
         chunks = [one for one in run.chunks if one.request == request]
         first_s = min((one.from_s for one in chunks), default=0.0)
         moves = sum(one.moved_from not in (None, one.instance) for one in chunks)
         rested_s = end_s - first_s - sum(one.to_s - one.from_s for one in chunks)
         rows.append(
             f"<tr><td>prompt {run.group_of[request]}, response {run.index_of[request]}</td>"
-            f"<td>{num_tokens}</td><td>{escape(reason)}</td><td>{first_s:.1f}</td><td>{end_s:.1f}</td><td>{len(chunks)}</td>"
+            f"<td>{num_tokens}</td><td>{escape(finish_reason)}</td><td>{first_s:.1f}</td><td>{end_s:.1f}</td><td>{len(chunks)}</td>"
             f"<td>{moves}</td><td>{max(0.0, rested_s):.1f}</td></tr>"
         )
     names = (

@@ -93,15 +93,15 @@ def plot_instances(timeline: Timeline, title: str, path: Path) -> None:
 
 
 def plot_finish_times(timelines: Mapping[str, Timeline], title: str, path: Path) -> None:
-    """Share of requests finished over time, a line per policy; the dotted line is where the tail begins."""
+    """Share of requests finished over time, a line per scheduler; the dotted line is where the tail begins."""
     figure = _figure(9.0, 4.2)
     axes = figure.subplots()
     colors = ("#6b7a90", "#e69f00", "#56b4e9", "#009e73", ACCENT, ALARM, "#cc79a7", INK, "#8c6d31", "#7b4173")
-    for number, (policy, timeline) in enumerate(timelines.items()):
+    for number, (scheduler, timeline) in enumerate(timelines.items()):
         ends_s = timeline.ends_s()
         share = 100.0 * np.arange(1, ends_s.size + 1) / ends_s.size
         color = colors[number % len(colors)]
-        axes.step(ends_s, share, where="post", color=color, linewidth=1.8, label=policy)
+        axes.step(ends_s, share, where="post", color=color, linewidth=1.8, label=scheduler)
         axes.plot(ends_s[-1], 100.0, "o", color=color, markersize=5, clip_on=False, zorder=4)
     axes.axhline(100.0 * (1 - TAIL_SHARE), color=INK, linewidth=0.8, linestyle=":")
     axes.annotate(

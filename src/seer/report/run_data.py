@@ -39,7 +39,7 @@ class ChunkBar:
     instance: int
     from_s: float
     to_s: float
-    lane: int
+    track: int
     decoding_s: float | None = None
     """When it began to generate, where the instance said so."""
     end: str = "running"
@@ -54,7 +54,7 @@ class RunData:
     title: str
     manifest: dict[str, Any]
     num_instances: int
-    max_running: int
+    max_num_seqs: int
     kv_tokens: int
     makespan_s: float = 0.0
     tail_from_s: float = 0.0
@@ -65,7 +65,7 @@ class RunData:
     group_of: dict[int, int] = field(default_factory=dict)
     index_of: dict[int, int] = field(default_factory=dict)
     ended: dict[int, tuple[float, int, str]] = field(default_factory=dict)
-    """request -> when, tokens, reason"""
+    """request -> when, tokens, finish_reason"""
     explanation: Explanation | None = None
     num_loaded_tokens: int = 0
     """Whose KV came from the pool."""
@@ -81,11 +81,11 @@ def read_run(folder: RunFolder) -> RunData:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to report")
     options, limits = manifest["options"], manifest["limits"]
     data = RunData(
-        title=options.get("policy", "run"),
+        title=options.get("scheduler", "run"),
         manifest=manifest,
         num_instances=options["instances"],
-        max_running=limits["max_running"],
-        kv_tokens=limits["kv_blocks"] * limits["block_tokens"],
+        max_num_seqs=limits["max_num_seqs"],
+        kv_tokens=limits["kv_blocks"] * limits["block_size"],
     )
     events = list(read_events(folder.events))
     data.states = [[] for _ in range(data.num_instances)]
@@ -94,7 +94,7 @@ def read_run(folder: RunFolder) -> RunData:
     if math.isnan(first_s):
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
-    data.explanation = explain(events, num_instances=data.num_instances, max_running=data.max_running)
+    data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.max_num_seqs)
     if data.ends_s:
         data.makespan_s = max(data.ends_s)
         data.tail_from_s = sorted(data.ends_s)[math.ceil(len(data.ends_s) * (1.0 - TAIL_SHARE)) - 1]
@@ -103,16 +103,16 @@ def read_run(folder: RunFolder) -> RunData:
 
 def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
     open_chunks: dict[int, ChunkBar] = {}
-    busy_lanes: list[set[int]] = [set() for _ in range(data.num_instances)]
+    busy_tracks: list[set[int]] = [set() for _ in range(data.num_instances)]
     for event in events:
         t_s = event.t_s - first_s
         if isinstance(event, Queued):
             data.group_of[event.request], data.index_of[event.request] = event.group, event.index
         elif isinstance(event, Started):
-            lanes = busy_lanes[event.instance]
-            lane = next(lane for lane in range(len(lanes) + 1) if lane not in lanes)
-            lanes.add(lane)
-            bar = ChunkBar(event.request, event.instance, t_s, t_s, lane, moved_from=event.moved_from)
+            tracks = busy_tracks[event.instance]
+            track = next(track for track in range(len(tracks) + 1) if track not in tracks)
+            tracks.add(track)
+            bar = ChunkBar(event.request, event.instance, t_s, t_s, track, moved_from=event.moved_from)
             open_chunks[event.request] = bar
             data.chunks.append(bar)
         elif isinstance(event, Decoding) and event.request in open_chunks:
@@ -122,10 +122,10 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
         elif isinstance(event, Stopped):
             bar = open_chunks.pop(event.request)
             bar.to_s, bar.end, bar.num_generated = t_s, event.reason, event.num_generated
-            busy_lanes[bar.instance].discard(bar.lane)
+            busy_tracks[bar.instance].discard(bar.track)
         elif isinstance(event, Ended):
             data.ends_s.append(t_s)
-            data.ended[event.request] = (t_s, event.num_generated, event.reason)
+            data.ended[event.request] = (t_s, event.num_generated, event.finish_reason)
         elif isinstance(event, InstanceState):
             data.states[event.instance].append(event)
         elif isinstance(event, Stepped):

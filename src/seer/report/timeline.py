@@ -30,7 +30,7 @@ class Timeline:
         if isinstance(event, InstanceState):
             self._states[event.instance].append((event.t_s, event.num_running, event.kv_tokens))
         elif isinstance(event, Ended):
-            if event.reason != FinishReason.CANCELLED.value:
+            if event.finish_reason != FinishReason.CANCELLED.value:
                 self._ends_s.append(event.t_s)
         elif isinstance(event, Preempted):
             self._preemptions_s.append(event.t_s)

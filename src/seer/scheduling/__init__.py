@@ -1,1 +1,1 @@
-"""Which request runs next, where, and for how many tokens: one policy per file."""
+"""Which request runs next, where, and for how many tokens: one scheduler per file."""

@@ -1,7 +1,7 @@
-"""What a policy is: it chooses which request runs next, where, and for how many tokens.
+"""What a scheduler is: it chooses which request runs next, where, and for how many tokens.
 
 Pure: no clock, no I/O, no hidden randomness, so that simulation and production run the same lines and any plan can be
-replayed from a trace. A policy is told of every change and keeps what order it needs; it never writes a request.
+replayed from a trace. A scheduler is told of every change and keeps what order it needs; it never writes a request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     """The engine, not the scheduler, sees to memory (it may preempt)."""
 
 
-class Policy(Protocol):
+class Scheduler(Protocol):
     """Decides; the rollout loop carries out."""
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:

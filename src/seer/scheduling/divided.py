@@ -1,6 +1,6 @@
 """Divided rollout: requests run in chunks, each chunk anywhere its KV fits.
 
-The frame shared by every policy that divides: it asks an `Ordering` which request is best, `chunk_tokens` how far it
+The frame shared by every scheduler that divides: it asks an `Ordering` which request is best, `chunk_tokens` how far it
 may run, and `place` where it fits. If the best request fits nowhere, nothing is started (paper, Alg. 2): a smaller
 request must not overtake the one that everybody would wait for.
 """
@@ -74,7 +74,7 @@ class Divided:
             return None
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = end_with_a_block(request, max_tokens, fleet.limits[0].block_tokens)
+            max_tokens = end_with_a_block(request, max_tokens, fleet.limits[0].block_size)
         max_tokens = min(max_tokens, request.remaining_limit)
         where = self.place(request, max_tokens, fleet)
         if where is None:
@@ -93,11 +93,11 @@ class Divided:
         return place(request, max_tokens, fleet, self._placement)
 
 
-def end_with_a_block(request: Request, max_tokens: int, block_tokens: int) -> int:
+def end_with_a_block(request: Request, max_tokens: int, block_size: int) -> int:
     """A little fewer tokens, so that at the chunk's end the KV of every token but the last fills whole blocks.
 
     Only whole blocks are kept between chunks, and the last token's KV is computed by the step that draws its successor
     in any case: such a chunk is continued without computing anything again.
     """
-    excess = (request.num_tokens + max_tokens - 1) % block_tokens
+    excess = (request.num_tokens + max_tokens - 1) % block_size
     return max_tokens - excess if 2 * excess <= max_tokens else max_tokens  # else it costs more than it saves

@@ -2,7 +2,7 @@
 
 Of two requests that could run now, the one with more to do goes first, so that all end as near to each other as the
 memory allows. Of equals, one of each group comes before the second of any, so that every group's length is known soon;
-then the lower request id. `by_scarcity` is for those who do not know.
+then the lower request id. `memory_or_slot` is for those who do not know.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policies by name, as users write them: `seer`, `verl-sync`, `context`, ... and `+sd` for plain speculation.
+"""The schedulers by name, as users write them: `seer`, `verl-sync`, `context`, ... and `+sd` for plain speculation.
 
 | name            | requests             | order                                        | speculation  |
 |-----------------|----------------------|----------------------------------------------|--------------|
@@ -26,20 +26,20 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.errors import ConfigError
 from seer.placement import PlacementConfig
-from seer.scheduling.base import Policy, TrueLength
-from seer.scheduling.by_scarcity import LEVEL_RATIO
+from seer.scheduling.base import Scheduler, TrueLength
 from seer.scheduling.context_aware import ProbesThenLongestGroup
 from seer.scheduling.dispatch import StreamRLOracle, Verl, VerlSync, WholeGroup
 from seer.scheduling.divided import Divided
 from seer.scheduling.longest_first import LongestRemainingFirst
-from seer.scheduling.seer import ByTheSlowest, Seer
+from seer.scheduling.memory_or_slot import LEVEL_RATIO
+from seer.scheduling.seer import EarliestFinishPlacement, Seer
 
 Drafts = Literal["none", "own", "grouped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings:
-    """What every policy may be given; each takes what it needs."""
+class SchedulerSettings:
+    """What every scheduler may be given; each takes what it needs."""
 
     chunk_tokens: int = 8192
     """Tokens a request may generate before it returns to the buffer."""
@@ -56,8 +56,8 @@ class PolicySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySpec:
-    """A policy as a user named it."""
+class SchedulerSpec:
+    """A scheduler as a user named it."""
 
     name: str
     drafts: Drafts
@@ -71,14 +71,14 @@ class PolicySpec:
         return self.oversample > 1
 
 
-Factory = Callable[[PolicySettings, Context, TrueLength], Policy]
+Factory = Callable[[SchedulerSettings, Context, TrueLength], Scheduler]
 
 
-def _divided(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+def _divided(settings: SchedulerSettings, context: Context, true_length: TrueLength) -> Scheduler:
     return Divided(chunk_tokens=settings.chunk_tokens, placement=settings.placement, whole_blocks=settings.whole_blocks)
 
 
-def _context(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+def _context(settings: SchedulerSettings, context: Context, true_length: TrueLength) -> Scheduler:
     ordering = ProbesThenLongestGroup(context, starvation_period=settings.starvation_period)
     return Divided(
         ordering,
@@ -88,7 +88,7 @@ def _context(settings: PolicySettings, context: Context, true_length: TrueLength
     )
 
 
-def _oracle(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+def _oracle(settings: SchedulerSettings, context: Context, true_length: TrueLength) -> Scheduler:
     ordering = LongestRemainingFirst(lambda request: true_length(request) - request.num_generated)
     return Divided(
         ordering,
@@ -98,7 +98,7 @@ def _oracle(settings: PolicySettings, context: Context, true_length: TrueLength)
     )
 
 
-def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+def _seer(settings: SchedulerSettings, context: Context, true_length: TrueLength) -> Scheduler:
     return Seer(
         context,
         max_chunk_tokens=settings.chunk_tokens,
@@ -107,11 +107,11 @@ def _seer(settings: PolicySettings, context: Context, true_length: TrueLength) -
     )
 
 
-def _seer_oracle(settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
+def _seer_oracle(settings: SchedulerSettings, context: Context, true_length: TrueLength) -> Scheduler:
     def remaining_tokens(request: Request) -> float:
         return float(true_length(request) - request.num_generated)
 
-    return ByTheSlowest(
+    return EarliestFinishPlacement(
         LongestRemainingFirst(remaining_tokens, level_ratio=LEVEL_RATIO),
         remaining_tokens,
         max_chunk_tokens=settings.chunk_tokens,
@@ -138,18 +138,20 @@ _GROUPED = ("seer", "seer-paper")
 _ORACLES = ("oracle", "seer-oracle", "streamrl-oracle")
 
 
-def parse_policy(name: str) -> PolicySpec:
-    """Read a policy's name, `+sd` included."""
+def parse_scheduler(name: str) -> SchedulerSpec:
+    """Read a scheduler's name, `+sd` included."""
     base, plus, suffix = name.partition("+")
     if base not in _FACTORIES or (plus and suffix != "sd"):
         close = difflib.get_close_matches(base, NAMES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}; +sd adds plain speculation"
-        raise ConfigError(f"unknown policy {name!r}", hint=hint)
+        raise ConfigError(f"unknown scheduler {name!r}", hint=hint)
     drafts: Drafts = "grouped" if base in _GROUPED else ("own" if plus else "none")
     oversample = 2 if base == "partial" else 1
-    return PolicySpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES)
+    return SchedulerSpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES)
 
 
-def make_policy(spec: PolicySpec, settings: PolicySettings, context: Context, true_length: TrueLength) -> Policy:
-    """The policy itself."""
+def make_scheduler(
+    spec: SchedulerSpec, settings: SchedulerSettings, context: Context, true_length: TrueLength
+) -> Scheduler:
+    """The scheduler itself."""
     return _FACTORIES[spec.name.partition("+")[0]](settings, context, true_length)

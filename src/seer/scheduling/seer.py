@@ -1,9 +1,10 @@
-"""Seer's own policy: an order by what is scarce, chunks that fit, and the slowest request in mind.
+"""Seer's own scheduler: an order by what is scarce, chunks that fit, and the slowest request in mind.
 
 Three departures from the paper, each measured in docs/design/0002-simulator.md:
 
 1. *Order* by what there is too little of: while memory is, the request least far along, which may still become the
-   longest; while lanes are, the one expected to need the most (seer.scheduling.by_scarcity says why). Memory counts
+   longest; while sequence slots are, the one expected to need the most (seer.scheduling.memory_or_slot says why).
+   Memory counts
    as the scarcer where the larger share of it is promised. Probes need no class of their own.
 2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
    use. While memory is scarce a chunk is half of the request's context, within 128 to 1,536 tokens; where it is
@@ -22,8 +23,8 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.placement import Fleet, Place, PlacementConfig, loads_kv
 from seer.scheduling.base import Assignment
-from seer.scheduling.by_scarcity import ByScarcity, expected_remaining_tokens
 from seer.scheduling.divided import Divided, Ordering
+from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
 
 MIN_CHUNK_TOKENS = 128
 """Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
@@ -44,7 +45,7 @@ CANDIDATES = 8
 """Instances looked at from either end of the order by free memory; bounds the cost of a decision on large fleets."""
 
 
-class ByTheSlowest(Divided):
+class EarliestFinishPlacement(Divided):
     """Chunks that fit, placed by the slowest, in any order: what `seer` and `seer-oracle` share."""
 
     def __init__(
@@ -137,7 +138,7 @@ class ByTheSlowest(Divided):
         return -heap[0][0] if heap else 0.0
 
 
-class Seer(ByTheSlowest):
+class Seer(EarliestFinishPlacement):
     """`seer` without its speculation, which the instances do."""
 
     def __init__(
@@ -149,7 +150,7 @@ class Seer(ByTheSlowest):
         whole_blocks: bool = False,
     ) -> None:
         placement = placement or PlacementConfig()
-        self._scarcity = ByScarcity(context, has_pool=placement.transfer is not None)
+        self._scarcity = MemoryOrSlotOrdering(context, has_pool=placement.transfer is not None)
         super().__init__(
             self._scarcity,
             lambda request: expected_remaining_tokens(context, request),
@@ -161,8 +162,8 @@ class Seer(ByTheSlowest):
     def next(self, fleet: Fleet) -> Assignment | None:
         """The best request by what is scarce now."""
         limits, num_alive = fleet.limits[0], fleet.num_alive
-        # Shares of lanes and of memory that are promised, both times instances, lanes and tokens.
-        kv_tokens = limits.kv_blocks * limits.block_tokens
+        # Shares of sequence slots and of memory that are promised, both times instances, sequence slots and tokens.
+        kv_tokens = limits.kv_blocks * limits.block_size
         promised_tokens = kv_tokens * num_alive - fleet.free_tokens
-        self._scarcity.memory_is_scarce = promised_tokens * limits.max_running >= len(self._turn) * kv_tokens
+        self._scarcity.memory_is_scarce = promised_tokens * limits.max_num_seqs >= len(self._turn) * kv_tokens
         return super().next(fleet)

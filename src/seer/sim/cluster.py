@@ -1,4 +1,4 @@
-"""Run one workload under one policy in virtual time: the production rollout loop over simulated instances."""
+"""Run one workload under one scheduler in virtual time: the production rollout loop over simulated instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seer.metrics.events import Event, EventSink
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
-from seer.scheduling.registry import PolicySettings, make_policy, parse_policy
+from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
@@ -26,10 +26,10 @@ Speculation = Literal["auto", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """One policy on one workload."""
+    """One scheduler on one workload."""
 
     workload: Workload
-    policy: str
+    scheduler: str
     off_policy: bool
     summary: Summary
     wall_s: float
@@ -38,23 +38,23 @@ class SimulationResult:
 
 def simulate(
     workload: Workload,
-    policy: str,
+    scheduler: str,
     *,
     speculation: Speculation = "auto",
-    settings: PolicySettings | None = None,
+    settings: SchedulerSettings | None = None,
     budget_rule: Rule = "marginal",
     curve: AcceptanceCurve | None = None,
-    priors: Mapping[str, int] | None = None,
+    length_hints: Mapping[str, int] | None = None,
     events: EventSink | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Roll the workload out to the end; `events` also receives everything that happens.
 
-    `priors` is what an earlier epoch taught of the groups' lengths, by the group's number as text.
+    `length_hints` is what an earlier epoch taught of the groups' lengths, by the group's number as text.
     """
     workload.check()
     began_s = time.perf_counter()
-    spec = parse_policy(policy)
+    spec = parse_scheduler(scheduler)
     wanted_groups = len(workload.lengths)
     if spec.oversample > 1:
         workload = replace(workload, lengths=workload.lengths * spec.oversample)
@@ -69,11 +69,11 @@ def simulate(
         sinks.append(events)
     emit = sinks[0] if len(sinks) == 1 else _fan_out(sinks)
 
-    settings = settings or PolicySettings(
+    settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),
     )
-    context = Context(priors)
+    context = Context(length_hints)
 
     def true_length(request: Request) -> int:
         return flat[request.id]
@@ -91,7 +91,7 @@ def simulate(
             )
             for i in range(workload.num_instances)
         ]
-        loop = RolloutLoop(instances, make_policy(spec, settings, context, true_length), context, events=emit)
+        loop = RolloutLoop(instances, make_scheduler(spec, settings, context, true_length), context, events=emit)
         for instance in instances:
             await instance.start(loop.on_output)
         enough = wanted_groups if spec.oversample > 1 else None
@@ -106,7 +106,7 @@ def simulate(
     virtual_time.run(rollout())
     return SimulationResult(
         workload=workload,
-        policy=policy,
+        scheduler=scheduler,
         off_policy=spec.off_policy,
         summary=summarizer.summary(),
         wall_s=time.perf_counter() - began_s,

@@ -192,8 +192,8 @@ class SimulatedInstance:
         return InstanceView(
             num_running=len(self._running) + len(self._prefilling),
             num_waiting=len(self._waiting) + len(self._loading),
-            used_kv_blocks=int(self._used_tokens()) // self._limits.block_tokens,
-            cached_kv_blocks=self._memory.resting_tokens // self._limits.block_tokens,
+            used_kv_blocks=int(self._used_tokens()) // self._limits.block_size,
+            cached_kv_blocks=self._memory.resting_tokens // self._limits.block_size,
             num_preemptions=self._num_preemptions,
         )
 
@@ -202,8 +202,8 @@ class SimulatedInstance:
         shared = chunk.num_prompt_tokens if self._memory.holds_group(chunk.group) else 0
         return self._memory.resting(chunk.request) or shared
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
-        """All KV is of the old epoch now."""
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        """All KV is of the old weights version now."""
         self._memory.forget()
 
     async def pause(self) -> None:
@@ -275,7 +275,7 @@ class SimulatedInstance:
         while self._loading and self._loading[0][0] <= self._at_s:
             self._waiting.append(heapq.heappop(self._loading)[2])
         memory = self._memory
-        while self._waiting and len(self._running) + len(self._prefilling) < self._limits.max_running:
+        while self._waiting and len(self._running) + len(self._prefilling) < self._limits.max_num_seqs:
             run = self._waiting[0]
             chunk = run.chunk
             resting = memory.wake(chunk.request)

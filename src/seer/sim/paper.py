@@ -1,6 +1,6 @@
 """The paper's evaluation beside ours: which numbers it prints, and what the simulator makes of each.
 
-Every number is a `Claim`: what the paper measured, and the policy and measure that answer it here. Only the
+Every number is a `Claim`: what the paper measured, and the scheduler and measure that answer it here. Only the
 claims marked `calibrated` (veRL's total and tail time, with the mean and the maximum length) were used to fit
 the simulator; all others are predictions.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from seer.metrics.summary import Summary
-from seer.scheduling.registry import parse_policy
+from seer.scheduling.registry import parse_scheduler
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.workloads import PAPER, paper_workload
 
@@ -42,7 +42,7 @@ class Job:
 
     workload: str
     group_size: int
-    policy: str
+    scheduler: str
     speculation: Speculation = "auto"
     seed: int = 0
 
@@ -56,7 +56,7 @@ class Claim:
     group_size: int
     row: str
     """What the paper calls it."""
-    policy: str
+    scheduler: str
     measure: Measure
     paper: float | None
     """None where the paper has no such number: ours stands alone."""
@@ -67,18 +67,18 @@ class Claim:
         """The simulation that answers it, and the one it is relative to."""
         reference = "oracle" if self.measure == "oracle_share" else BASELINE
 
-        def job(policy: str) -> Job:
+        def job(scheduler: str) -> Job:
             # One that never drafts is the same simulation with speculation on and off: ask for it once.
-            drafts = parse_policy(policy).drafts != "none"
+            drafts = parse_scheduler(scheduler).drafts != "none"
             return Job(
                 workload=self.workload,
                 group_size=self.group_size,
-                policy=policy,
+                scheduler=scheduler,
                 speculation=self.speculation if drafts else "off",
                 seed=seed,
             )
 
-        return job(self.policy), job(reference)
+        return job(self.scheduler), job(reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ FIGURE_8 = {
 TAIL_CUT = {"moonlight": 0.84, "qwen2-vl-72b": 0.94, "kimi-k2": 0.72}
 """As printed; from the seconds of figure 8 they come out as 85%, 95% and 73%."""
 CONTEXT_STUDY = {
-    # row: (policy, throughput over veRL, share of veRL's tail), qwen2-vl-72b, no speculation
+    # row: (scheduler, throughput over veRL, share of veRL's tail), qwen2-vl-72b, no speculation
     "no context": ("divided", 1.42, 0.79),
     "context-aware": ("context", 1.56, 0.11),
     "oracle": ("oracle", 1.63, 0.00),
@@ -131,21 +131,21 @@ def claims() -> list[Claim]:
 
 
 def _table_4() -> Iterable[Claim]:
-    for row, (policy, values) in TABLE_4.items():
+    for row, (scheduler, values) in TABLE_4.items():
         for workload, paper in zip(WORKLOADS, values, strict=True):
             yield Claim(
                 study="table 4",
                 workload=workload,
                 group_size=PAPER[workload].group_size,
                 row=row,
-                policy=policy,
+                scheduler=scheduler,
                 measure="speedup",
                 paper=paper,
             )
 
 
 def _figure_7() -> Iterable[Claim]:
-    for row, (policy, by_size) in FIGURE_7.items():
+    for row, (scheduler, by_size) in FIGURE_7.items():
         for group_size, values in by_size.items():
             for workload, paper in zip(WORKLOADS, values, strict=True):
                 yield Claim(
@@ -153,7 +153,7 @@ def _figure_7() -> Iterable[Claim]:
                     workload=workload,
                     group_size=group_size,
                     row=row,
-                    policy=policy,
+                    scheduler=scheduler,
                     measure="speedup",
                     paper=paper,
                 )
@@ -163,7 +163,7 @@ def _figure_8() -> Iterable[Claim]:
     def claim(
         workload: str,
         row: str,
-        policy: str,
+        scheduler: str,
         measure: Measure,
         paper: float | None,
         *,
@@ -174,7 +174,7 @@ def _figure_8() -> Iterable[Claim]:
             workload=workload,
             group_size=PAPER[workload].group_size,
             row=row,
-            policy=policy,
+            scheduler=scheduler,
             measure=measure,
             paper=paper,
             calibrated=calibrated,
@@ -194,13 +194,13 @@ def _figure_8() -> Iterable[Claim]:
 
 
 def _context() -> Iterable[Claim]:
-    def claim(workload: str, row: str, policy: str, measure: Measure, paper: float | None) -> Claim:
+    def claim(workload: str, row: str, scheduler: str, measure: Measure, paper: float | None) -> Claim:
         return Claim(
             study="context",
             workload=workload,
             group_size=PAPER[workload].group_size,
             row=row,
-            policy=policy,
+            scheduler=scheduler,
             measure=measure,
             paper=paper,
             speculation="off",
@@ -208,12 +208,12 @@ def _context() -> Iterable[Claim]:
 
     for workload in WORKLOADS:
         measured = workload == "qwen2-vl-72b"
-        for row, (policy, speedup, tail_share) in {**CONTEXT_STUDY, "ours": ("seer", None, None)}.items():
-            yield claim(workload, row, policy, "speedup", speedup if measured else None)
-            yield claim(workload, row, policy, "tail_share", tail_share if measured else None)
-            if policy != "oracle":
-                share = PAPER_ORACLE_SHARE if measured and policy == "context" else None
-                yield claim(workload, row, policy, "oracle_share", share)
+        for row, (scheduler, speedup, tail_share) in {**CONTEXT_STUDY, "ours": ("seer", None, None)}.items():
+            yield claim(workload, row, scheduler, "speedup", speedup if measured else None)
+            yield claim(workload, row, scheduler, "tail_share", tail_share if measured else None)
+            if scheduler != "oracle":
+                share = PAPER_ORACLE_SHARE if measured and scheduler == "context" else None
+                yield claim(workload, row, scheduler, "oracle_share", share)
 
 
 def run_jobs(
@@ -238,7 +238,7 @@ def run_jobs(
 
 def _simulate(job: Job) -> Summary:
     workload = paper_workload(job.workload, seed=job.seed, group_size=job.group_size)
-    return simulate(workload, job.policy, speculation=job.speculation).summary
+    return simulate(workload, job.scheduler, speculation=job.speculation).summary
 
 
 def answer(claim: Claim, results: Mapping[Job, Summary], seeds: Sequence[int]) -> Answer:

@@ -1,7 +1,7 @@
-"""Run a recorded rollout again: the same lengths, on the same cluster, under the same or another policy.
+"""Run a recorded rollout again: the same lengths, on the same cluster, under the same or another scheduler.
 
 A recording is an event log (`seer.metrics.jsonl`). Its events say which requests there were and how long each
-became; its header says on what they ran. Replayed under the policy that was recorded, a simulated recording
+became; its header says on what they ran. Replayed under the scheduler that was recorded, a simulated recording
 gives the same plan: the same chunks, started in the same order, at the same times, on the same instances.
 """
 
@@ -34,12 +34,12 @@ class _Cluster(msgspec.Struct, frozen=True):
     num_instances: int
     max_tokens: int
     chunk_tokens: int
-    max_running: int
+    max_num_seqs: int
 
 
 class _Metadata(msgspec.Struct, frozen=True):
     workload: str
-    policy: str
+    scheduler: str
     seed: int
     speculation: Literal["auto", "off"]
     cluster: _Cluster
@@ -50,18 +50,18 @@ class Recording:
     """What an event log says was run."""
 
     workload: Workload
-    policy: str
+    scheduler: str
     speculation: Speculation
     started: tuple[Started, ...]
     """The plan, as it was carried out."""
 
 
-def run_metadata(workload: Workload, policy: str, speculation: Speculation, seed: int) -> dict[str, Any]:
+def run_metadata(workload: Workload, scheduler: str, speculation: Speculation, seed: int) -> dict[str, Any]:
     """What a recording's header must say for the run to be repeated."""
     cost = workload.cost
     metadata = _Metadata(
         workload=workload.name,
-        policy=policy,
+        scheduler=scheduler,
         seed=seed,
         speculation=speculation,
         cluster=_Cluster(
@@ -71,7 +71,7 @@ def run_metadata(workload: Workload, policy: str, speculation: Speculation, seed
             num_instances=workload.num_instances,
             max_tokens=workload.max_tokens,
             chunk_tokens=workload.chunk_tokens,
-            max_running=workload.max_running,
+            max_num_seqs=workload.max_num_seqs,
         ),
     )
     content: dict[str, Any] = msgspec.to_builtins(metadata)
@@ -93,21 +93,21 @@ def read_recording(path: Path) -> Recording:
         elif isinstance(event, Started):
             started.append(event)
         elif isinstance(event, Ended):
-            if event.reason not in (FinishReason.STOP.value, FinishReason.LENGTH.value):
+            if event.finish_reason not in (FinishReason.STOP.value, FinishReason.LENGTH.value):
                 raise InputError(
-                    f"{path}: request {event.request} was {event.reason}, its full length is unknown",
+                    f"{path}: request {event.request} was {event.finish_reason}, its full length is unknown",
                     hint="replay a run in which every request ended by itself",
                 )
             lengths[event.request] = event.num_generated
     return Recording(
         workload=_workload(path, metadata, queued, lengths),
-        policy=metadata.policy,
+        scheduler=metadata.scheduler,
         speculation=metadata.speculation,
         started=tuple(started),
     )
 
 
-def replay(recording: Recording, policy: str | None = None) -> list[Started]:
+def replay(recording: Recording, scheduler: str | None = None) -> list[Started]:
     """Run it again, and return the plan."""
     plan: list[Started] = []
 
@@ -115,7 +115,7 @@ def replay(recording: Recording, policy: str | None = None) -> list[Started]:
         if isinstance(event, Started):
             plan.append(event)
 
-    simulate(recording.workload, policy or recording.policy, speculation=recording.speculation, events=keep)
+    simulate(recording.workload, scheduler or recording.scheduler, speculation=recording.speculation, events=keep)
     return plan
 
 
@@ -141,5 +141,5 @@ def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: di
         cost=InstanceCost(model=MODELS[cluster.model], gpu=GPUS[cluster.gpu], **cluster.cost),  # type: ignore[arg-type]
         num_instances=cluster.num_instances,
         chunk_tokens=cluster.chunk_tokens,
-        max_running=cluster.max_running,
+        max_num_seqs=cluster.max_num_seqs,
     )

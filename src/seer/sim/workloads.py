@@ -16,7 +16,7 @@ from seer.errors import ConfigError
 from seer.sim.costs import H800, MODELS, InstanceCost
 from seer.types import Group, InstanceLimits, Sampling
 
-BLOCK_TOKENS = 64
+BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Workload:
     cost: InstanceCost
     num_instances: int
     chunk_tokens: int = 8192
-    max_running: int = 1024
+    max_num_seqs: int = 1024
 
     @property
     def num_requests(self) -> int:
@@ -78,10 +78,10 @@ class Workload:
     def limits(self) -> InstanceLimits:
         """Of each instance."""
         return InstanceLimits(
-            kv_blocks=self.cost.kv_tokens // BLOCK_TOKENS,
-            block_tokens=BLOCK_TOKENS,
-            max_running=self.max_running,
-            max_context_tokens=self.prompt_tokens + self.max_tokens,
+            kv_blocks=self.cost.kv_tokens // BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.prompt_tokens + self.max_tokens,
         )
 
     def groups(self) -> list[Group]:

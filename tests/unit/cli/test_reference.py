@@ -26,7 +26,7 @@ def test_every_verb_and_every_bench_is_there_with_its_options() -> None:
         assert f"seer {verb.replace('_', '-')}" in page, verb
     for bench in BENCHES:
         assert f"seer bench {bench.removeprefix('bench_')}" in page, bench
-    assert "| `--certify P` |" in page
+    assert "| `--verify P` |" in page
     assert "| `--n N` | `8` | responses per prompt |" in page
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from seer.cli.main import main
-from seer.cli.simulate import DEFAULT_POLICIES
+from seer.cli.simulate import DEFAULT_SCHEDULERS
 
 SMALL = ["simulate", "synthetic", "--groups", "10", "--group-size", "4", "--mean", "300", "--max", "2000"]
 PROMISED = {
     "workload",
-    "policy",
+    "scheduler",
     "group_size",
     "seed",
     "throughput_tokens_s",
@@ -33,9 +33,9 @@ def simulate_json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[
     return rows
 
 
-def test_json_has_every_promised_key_and_one_object_per_policy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_promised_key_and_one_object_per_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
     rows = simulate_json(capsys)
-    assert [row["policy"] for row in rows] == DEFAULT_POLICIES.split(",")
+    assert [row["scheduler"] for row in rows] == DEFAULT_SCHEDULERS.split(",")
     for row in rows:
         assert set(row) >= PROMISED
         assert all(row[key] is not None for key in PROMISED)
@@ -53,13 +53,13 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_time(capsys: pytest
 
 
 def test_the_oracles_share_of_itself_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = simulate_json(capsys, "--policies", "oracle")
+    (row,) = simulate_json(capsys, "--schedulers", "oracle")
     assert row["oracle_share"] == 1.0
 
 
 def test_speculation_off_accepts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    (with_drafts,) = simulate_json(capsys, "--policies", "seer")
-    (without,) = simulate_json(capsys, "--policies", "seer", "--speculation", "off")
+    (with_drafts,) = simulate_json(capsys, "--schedulers", "seer")
+    (without,) = simulate_json(capsys, "--schedulers", "seer", "--speculation", "off")
     assert float(str(with_drafts["mean_accepted"])) > 1.0
     assert without["mean_accepted"] == 1.0
 
@@ -67,7 +67,7 @@ def test_speculation_off_accepts_nothing(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_table_shows_ratios_to_the_first_and_labels_off_policy_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*SMALL, "--policies", "verl,partial"]) == 0
+    assert main([*SMALL, "--schedulers", "verl,partial"]) == 0
     out = capsys.readouterr().out
     assert "llama-8b on 8 instances of 1 x H200" in out
     rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.startswith("│")]
@@ -79,9 +79,9 @@ def test_the_table_shows_ratios_to_the_first_and_labels_off_policy_rows(
     "words",
     [
         ["simulate", "nowhere"],
-        [*SMALL, "--policies", "sear"],
-        [*SMALL, "--policies", ""],
-        [*SMALL, "--policies", "seer,seer"],
+        [*SMALL, "--schedulers", "sear"],
+        [*SMALL, "--schedulers", ""],
+        [*SMALL, "--schedulers", "seer,seer"],
         [*SMALL, "--instances", "0"],
         [*SMALL[:2], "--group-size", "0"],
         [*SMALL[:2], "--max", "10000000"],
@@ -99,11 +99,11 @@ def test_what_cannot_be_simulated_is_one_line_a_hint_and_exit_code_2(
 
 def test_out_keeps_results_events_traces_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "runs" / "small"
-    assert main([*SMALL, "--policies", "verl+sd,seer", "--json", "--out", str(out)]) == 0
+    assert main([*SMALL, "--schedulers", "verl+sd,seer", "--json", "--out", str(out)]) == 0
     assert (out / "results.json").read_text() == capsys.readouterr().out
     assert (out / "finish_times.png").stat().st_size > 1000
-    for policy in ("verl+sd", "seer"):
-        assert {path.name for path in (out / policy).iterdir()} == {
+    for scheduler in ("verl+sd", "seer"):
+        assert {path.name for path in (out / scheduler).iterdir()} == {
             "events.jsonl",
             "trace.json",
             "load.png",
@@ -111,11 +111,11 @@ def test_out_keeps_results_events_traces_and_plots(tmp_path: Path, capsys: pytes
         }
     assert main(["replay", str(out / "seer" / "events.jsonl")]) == 0
     assert "the plan is the same" in capsys.readouterr().out
-    assert main(["replay", str(out / "seer" / "events.jsonl"), "--policy", "verl"]) == 0
+    assert main(["replay", str(out / "seer" / "events.jsonl"), "--scheduler", "verl"]) == 0
 
 
 def test_a_replay_that_differs_says_where_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--policies", "verl", "--out", str(tmp_path)]) == 0
+    assert main([*SMALL, "--schedulers", "verl", "--out", str(tmp_path)]) == 0
     log = tmp_path / "verl" / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     number = next(number for number, line in enumerate(lines) if '"started"' in line)

@@ -110,8 +110,8 @@ def test_a_response_generated_anew_gets_a_stream_of_its_own() -> None:
         assert len(client.index.requests(number_of("g"))) == 2
 
 
-def test_epochs_do_not_see_each_other() -> None:
-    with serving() as address, a_client(address, epoch=1) as old, a_client(address, epoch=2) as new:
+def test_weights_versions_do_not_see_each_other() -> None:
+    with serving() as address, a_client(address, weights_version=1) as old, a_client(address, weights_version=2) as new:
         old.observe("g", "a", [1, 2, 3])
         assert old.flush(DEADLINE_S)
         new.register("g", ttl_s=60.0)
@@ -119,15 +119,15 @@ def test_epochs_do_not_see_each_other() -> None:
         assert new.index.requests(number_of("g")) == []
 
 
-def test_a_client_goes_from_epoch_to_epoch() -> None:
-    with serving() as address, a_client(address, epoch=1) as one, a_client(address, epoch=1) as two:
+def test_a_client_goes_from_weights_version_to_weights_version() -> None:
+    with serving() as address, a_client(address, weights_version=1) as one, a_client(address, weights_version=1) as two:
         for client in (one, two):
             client.register("g", ttl_s=60.0)
         one.observe("g", "a", [1, 2, 3])
         assert one.flush(DEADLINE_S)
         assert two.flush(DEADLINE_S)
         for client in (one, two):
-            client.begin_epoch(2)
+            client.begin_weights_version(2)
             assert client.index.stats().groups == 0
             client.register("g", ttl_s=60.0)
         one.observe("g", "a", [7, 8])
@@ -136,18 +136,22 @@ def test_a_client_goes_from_epoch_to_epoch() -> None:
         assert two.index.tokens(number_of("g"), number_of("a")).tolist() == [7, 8]
 
 
-def test_a_client_without_servers_forgets_the_old_epoch_too() -> None:
+def test_a_client_without_servers_forgets_the_old_weights_version_too() -> None:
     with a_client() as client:
         client.register("h", ttl_s=60.0, prompt=[1, 2, 3])
         client.observe("g", "a", [1, 2, 3])
-        client.begin_epoch(1)
+        client.begin_weights_version(1)
         assert client.index.stats().groups == 0
         assert client.draft([("g", "b")], [2]).counts.tolist() == [0]
 
 
-def test_a_retaining_server_starts_the_next_epoch_with_drafts() -> None:
+def test_a_retaining_server_starts_the_next_weights_version_with_drafts() -> None:
     config = ServerConfig(address=ANY_PORT, limits=LogLimits(retain=True))
-    with serving(config) as address, a_client(address, epoch=1) as old, a_client(address, epoch=2) as new:
+    with (
+        serving(config) as address,
+        a_client(address, weights_version=1) as old,
+        a_client(address, weights_version=2) as new,
+    ):
         old.observe("g", "a", [1, 2, 3])
         assert old.flush(DEADLINE_S)
         new.register("g", ttl_s=60.0)

@@ -20,8 +20,8 @@ def known(group: int, version: int = 0, **lengths: int) -> Known:
     )
 
 
-def everything(store: LogStore, group: int, epoch: int = 0) -> dict[int, bytes]:
-    _, tails, _, _ = store.fetch(epoch, [known(group)], 1 << 20, now=0.0)
+def everything(store: LogStore, group: int, weights_version: int = 0) -> dict[int, bytes]:
+    _, tails, _, _ = store.fetch(weights_version, [known(group)], 1 << 20, now=0.0)
     return {tail.request: tail.tokens for tail in tails}
 
 
@@ -85,17 +85,17 @@ def test_a_group_unused_for_its_time_to_live_is_gone() -> None:
     assert everything(store, 1) == {}
 
 
-def test_epochs_are_kept_apart() -> None:
+def test_weights_versions_are_kept_apart() -> None:
     store = LogStore()
     store.append(3, Tail(1, 7, 0, tokens(5)), now=0.0)
-    assert everything(store, 1, epoch=4) == {}
+    assert everything(store, 1, weights_version=4) == {}
     assert store.append(3, Tail(1, 7, 1, tokens(6)), now=0.0) == STALE
-    assert everything(store, 1, epoch=3) == {}
+    assert everything(store, 1, weights_version=3) == {}
     assert store.stats().bytes == 0
 
 
 @pytest.mark.parametrize("how", ["dropped", "expired", "left"])
-def test_retained_logs_open_the_next_epoch_of_the_prompt(how: str) -> None:
+def test_retained_logs_open_the_next_weights_version_of_the_prompt(how: str) -> None:
     store = LogStore(LogLimits(retain=True))
     store.register(3, [1], ttl_s=1.0, now=0.0)
     store.append(3, Tail(1, 7, 0, tokens(5, 6)), now=0.0)
@@ -103,9 +103,11 @@ def test_retained_logs_open_the_next_epoch_of_the_prompt(how: str) -> None:
         store.drop(3, [1])
     elif how == "expired":
         store.expire(now=5.0)
-    assert everything(store, 1, epoch=4) == {mix(3, 7): tokens(5, 6)}
+    assert everything(store, 1, weights_version=4) == {mix(3, 7): tokens(5, 6)}
     store.append(4, Tail(1, 7, 0, tokens(9)), now=0.0)
-    assert everything(store, 1, epoch=5) == {mix(4, 7): tokens(9)}, "only the last epoch is retained"
+    assert everything(store, 1, weights_version=5) == {mix(4, 7): tokens(9)}, (
+        "only the last weights version is retained"
+    )
 
 
 def test_memory_is_bounded_and_the_oldest_groups_go_first() -> None:
@@ -121,9 +123,9 @@ def test_memory_is_bounded_and_the_oldest_groups_go_first() -> None:
 def test_the_books_balance() -> None:
     store = LogStore(LogLimits(retain=True, memory_bytes=50_000))
     for step in range(200):
-        epoch = step // 50
-        store.append(epoch, Tail(step % 7, step % 3, 0, tokens(*range(step % 11))), now=float(step))
+        weights_version = step // 50
+        store.append(weights_version, Tail(step % 7, step % 3, 0, tokens(*range(step % 11))), now=float(step))
         if step % 13 == 0:
-            store.drop(epoch, [step % 5])
+            store.drop(weights_version, [step % 5])
         stats = store.stats()
         assert stats.bytes == 4 * stats.tokens + STREAM_BYTES * stats.streams

@@ -15,20 +15,20 @@ def paced(interval_s: float, num_calls: int = 100) -> Pace:
 
 
 def test_a_fast_engine_is_served_as_often_as_was_set() -> None:
-    assert Pace().not_below(0.025) == 0.025
-    assert paced(0.002).not_below(0.025) == 0.025
+    assert Pace().interval(0.025) == 0.025
+    assert paced(0.002).interval(0.025) == 0.025
 
 
 def test_a_slow_engine_is_served_as_often_as_it_calls() -> None:
-    assert paced(0.06).not_below(0.025) == pytest.approx(0.06, rel=1e-3)
+    assert paced(0.06).interval(0.025) == pytest.approx(0.06, rel=1e-3)
 
 
 def test_nobody_waits_for_an_engine_that_hardly_calls() -> None:
-    assert paced(0.7).not_below(0.025) == SLOWEST_S
-    assert paced(0.7).not_below(0.5) == 0.5
+    assert paced(0.7).interval(0.025) == SLOWEST_S
+    assert paced(0.7).interval(0.5) == 0.5
 
 
 def test_a_pause_says_nothing_of_the_pace() -> None:
     pace = paced(0.06)
     pace.called(100 * 0.06 + PAUSE_S)
-    assert pace.not_below(0.025) == pytest.approx(0.06, rel=1e-3)
+    assert pace.interval(0.025) == pytest.approx(0.06, rel=1e-3)

@@ -12,7 +12,7 @@ TTL_S = 60.0
 def a_replica(*tokens: int) -> tuple[DraftIndex, Replica]:
     """A replica that has generated these tokens of request 7 in group 1."""
     index = DraftIndex()
-    replica = Replica(index, epoch=0)
+    replica = Replica(index, weights_version=0)
     index.append_one(1, 7, list(tokens))
     replica.note(1, 7, len(tokens), TTL_S, now=0.0)
     return index, replica

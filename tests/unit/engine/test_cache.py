@@ -14,7 +14,7 @@ from seer.engine.local.cache import KVCache
 from seer.engine.local.folder import read_config
 from seer.engine.local.tiny import make_tiny_model
 
-NUM_BLOCKS, BLOCK_TOKENS = 8, 4
+NUM_BLOCKS, BLOCK_SIZE = 8, 4
 
 
 class Shelf:
@@ -38,7 +38,7 @@ class Shelf:
 def cache(tmp_path: Path) -> KVCache:
     config = read_config(make_tiny_model(tmp_path / "tiny"))
     made = KVCache(
-        config, num_blocks=NUM_BLOCKS, num_scratch_tokens=1, block_tokens=BLOCK_TOKENS, dtype=torch.float32,
+        config, num_blocks=NUM_BLOCKS, num_scratch_tokens=1, block_size=BLOCK_SIZE, dtype=torch.float32,
         device=torch.device("cpu"),
     )  # fmt: skip
     made.tensor.copy_(torch.randn(made.tensor.shape, generator=torch.Generator().manual_seed(1)))

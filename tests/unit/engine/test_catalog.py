@@ -28,8 +28,8 @@ def instance_settings(model: Path, **settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
 def test_device_type_and_kv_memory_reach_the_instance(model: Path, device: str) -> None:
-    found = instance_settings(model, device=device, dtype="bfloat16", kv_memory_bytes=1 << 20, max_running=7)
-    assert (found["device"], found["dtype"], found["kv_memory_bytes"], found["max_running"]) == (
+    found = instance_settings(model, device=device, dtype="bfloat16", kv_memory_bytes=1 << 20, max_num_seqs=7)
+    assert (found["device"], found["dtype"], found["kv_memory_bytes"], found["max_num_seqs"]) == (
         device,
         "bfloat16",
         1 << 20,
@@ -44,7 +44,7 @@ def test_instances_on_one_gpu_share_its_free_memory(model: Path) -> None:
 
 
 def test_the_share_decides_how_much_kv_an_instance_takes(model: Path) -> None:
-    sizes = {"max_running": 10**6, "max_step_tokens": 10**6, "block_tokens": 4}
+    sizes = {"max_num_seqs": 10**6, "max_step_tokens": 10**6, "block_size": 4}
     few, many = (LocalInstance(0, model, memory_share=share, **sizes).limits.kv_blocks for share in (0.001, 0.01))
     assert many == pytest.approx(10 * few, rel=0.5)  # other processes take and give back memory meanwhile
 

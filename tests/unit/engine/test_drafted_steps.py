@@ -1,4 +1,4 @@
-"""Several steps with drafts in one go, over a device that draws what is written: the engine says just that."""
+"""Several steps with drafts in one go, over a device that samples what is written: the engine says just that."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from engines import FollowingDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
 from seer.engine.drafter import StepReport
 from seer.engine.local.batch import Work
-from seer.engine.local.drafted_steps import follow
+from seer.engine.local.drafted_steps import run_drafted_steps
 from seer.engine.local.engine import Engine
 from seer.engine.local.graph_shapes import Shape
 from seer.engine.local.runner import PlainRunner
 from seer.engine.local.tiny import make_tiny_model
-from seer.engine.local.uniform_rows import LANE, POSITION
+from seer.engine.local.uniform_rows import POSITION, SEQ_SLOT
 from seer.types import ChunkEnd
 
 PROMPT = [5, 6, 7]
@@ -40,34 +40,34 @@ class ScriptedRunner(PlainRunner):
     def burst_length(self, works: Sequence[Work]) -> int:
         return 4
 
-    def follow(self, works: Sequence[Work], following: Any, allowance: Any, *, until_one_ends: bool) -> Any:
-        return follow(
-            works, following, allowance, scheduler=self.scheduler, choose=self.choose,
+    def run_drafted(self, works: Sequence[Work], session: Any, allowance: Any, *, until_one_ends: bool) -> Any:
+        return run_drafted_steps(
+            works, session, allowance, scheduler=self.scheduler, choose=self.choose,
             move=lambda source, target: self.moved.extend(zip(source, target, strict=True)),
             max_steps=4, until_one_ends=until_one_ends,
         )  # fmt: skip
 
-    def choose(self, num_chunks: int, rows_per_chunk: int) -> tuple[Shape, ScriptedRunner]:
-        self.shape = Shape.of(num_chunks, rows_per_chunk)
-        self.told = np.empty(6 * self.shape.num_rows + 2 * self.shape.num_nodes, np.int32)
+    def choose(self, num_chunks: int, tokens_per_chunk: int) -> tuple[Shape, ScriptedRunner]:
+        self.shape = Shape.of(num_chunks, tokens_per_chunk)
+        self.told = np.empty(6 * self.shape.num_batched_tokens + 2 * self.shape.num_nodes, np.int32)
         return self.shape, self
 
     def run(self, works: list[Work] | None = None) -> Any:  # a step's `run`, and a runner's
         if works is not None:
-            draws = super().run(works)
+            samples = super().run(works)
             for work in works:
                 depths = [0, *work.tree.depths()] if work.tree else [0]
-                for row, depth in enumerate(depths if work.draws else [], work.first_draw):
+                for row, depth in enumerate(depths if work.samples else [], work.first_sample):
                     at = work.active.num_response + depth
-                    draws.tokens[row] = self.script[work.active.chunk.request][at]
-            return draws
-        rows = self.told[: 6 * self.shape.num_rows].reshape(6, -1)
-        by_lane = {active.lane: self.script[active.chunk.request] for active in self.scheduler.running}
-        drawn = np.ones((self.shape.num_rows, 4), np.float32)
-        for row, (lane, position) in enumerate(zip(rows[LANE], rows[POSITION], strict=True)):
-            says, at = by_lane.get(int(lane), [0]), int(position) + 1 - len(PROMPT)
-            drawn[row, 0:1].view(np.int32)[0] = says[max(0, min(at, len(says) - 1))]
-        return drawn
+                    samples.tokens[row] = self.script[work.active.chunk.request][at]
+            return samples
+        rows = self.told[: 6 * self.shape.num_batched_tokens].reshape(6, -1)
+        by_seq_slot = {active.seq_slot: self.script[active.chunk.request] for active in self.scheduler.running}
+        sampled = np.ones((self.shape.num_batched_tokens, 4), np.float32)
+        for row, (seq_slot, position) in enumerate(zip(rows[SEQ_SLOT], rows[POSITION], strict=True)):
+            says, at = by_seq_slot.get(int(seq_slot), [0]), int(position) + 1 - len(PROMPT)
+            sampled[row, 0:1].view(np.int32)[0] = says[max(0, min(at, len(says) - 1))]
+        return sampled
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def script() -> dict[int, list[int]]:
     return {request: [dice.randrange(100) for _ in range(60)] for request in range(len(LENGTHS))}
 
 
-@pytest.mark.parametrize("max_running", [5, 2])
+@pytest.mark.parametrize("max_num_seqs", [5, 2])
 @pytest.mark.parametrize("kind", ["knowing", "random"])
-def test_the_script_is_said_to_each_ones_limit(folder: Path, script, max_running: int, kind: str) -> None:
+def test_the_script_is_said_to_each_ones_limit(folder: Path, script, max_num_seqs: int, kind: str) -> None:
     steps: list[StepReport] = []
-    drafter = FollowingDrafter((knowing(script, tree=True) if kind == "knowing" else random_trees(3, 128)).propose)
-    engine = an_engine(folder, max_running=max_running, drafter=drafter, budget=always(5), on_step=steps.append)
+    drafter = SessionDrafter((knowing(script, tree=True) if kind == "knowing" else random_trees(3, 128)).propose)
+    engine = an_engine(folder, max_num_seqs=max_num_seqs, drafter=drafter, budget=always(5), on_step=steps.append)
     engine.runner = runner = ScriptedRunner(engine, script)
     chunks = [a_chunk(request, PROMPT, max_tokens=length) for request, length in enumerate(LENGTHS)]
     answers = generate(engine, chunks)
@@ -96,7 +96,7 @@ def test_the_script_is_said_to_each_ones_limit(folder: Path, script, max_running
     together = [step for step in steps if step.num_steps > 1]
     assert together
     for step in together:
-        assert step.num_rows <= max_running * 6
+        assert step.num_batched_tokens <= max_num_seqs * 6
         assert step.num_emitted - step.num_accepted <= step.num_running * step.num_steps
     accepted = sum(answer.num_accepted for answer in answers.values())
     assert accepted == sum(step.num_accepted for step in steps)
@@ -107,7 +107,7 @@ def test_the_script_is_said_to_each_ones_limit(folder: Path, script, max_running
 
 def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script) -> None:
     said = {0: [*script[0][:9], STOP, *script[0][9:]], 1: script[1]}
-    engine = an_engine(folder, drafter=FollowingDrafter(knowing(said, tree=True).propose), budget=always(5))
+    engine = an_engine(folder, drafter=SessionDrafter(knowing(said, tree=True).propose), budget=always(5))
     engine.runner = ScriptedRunner(engine, said)
     answers = generate(engine, [a_chunk(r, PROMPT, max_tokens=30, stop_token_ids=(STOP,)) for r in said])
     assert answers[0].ids == said[0][:10]
@@ -117,8 +117,8 @@ def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script) -> None:
 
 def test_where_somebody_waits_a_burst_ends_with_the_first_that_ends(folder: Path, script) -> None:
     steps: list[StepReport] = []
-    drafter = FollowingDrafter(random_trees(1, 128).propose)
-    engine = an_engine(folder, max_running=2, drafter=drafter, budget=always(2), on_step=steps.append)
+    drafter = SessionDrafter(random_trees(1, 128).propose)
+    engine = an_engine(folder, max_num_seqs=2, drafter=drafter, budget=always(2), on_step=steps.append)
     engine.runner = ScriptedRunner(engine, script)
     for request, max_tokens in enumerate((3, 30, 30)):
         engine.add(a_chunk(request, PROMPT, max_tokens=max_tokens))

@@ -20,12 +20,12 @@ def free_bytes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_it_holds_what_runs_and_as_much_again_of_what_is_paused(free_bytes: dict[str, int]) -> None:
-    assert fleet_pool.enough_bytes(1 << 30, 2) == 4 << 30
-    assert fleet_pool.enough_bytes(3 << 20, 4) == 24 << 20
-    assert fleet_pool.enough_bytes(None, 2) == 4 * fleet_pool.UNKNOWN_KV_BYTES
+    assert fleet_pool.default_pool_bytes(1 << 30, 2) == 4 << 30
+    assert fleet_pool.default_pool_bytes(3 << 20, 4) == 24 << 20
+    assert fleet_pool.default_pool_bytes(None, 2) == 4 * fleet_pool.UNKNOWN_KV_BYTES
 
 
 @pytest.mark.parametrize("scarce", ["shared", "memory"])
 def test_it_takes_at_most_half_of_what_is_free(free_bytes: dict[str, int], scarce: str) -> None:
     free_bytes[scarce] = 6 << 30
-    assert fleet_pool.enough_bytes(1 << 30, 2) == 3 << 30
+    assert fleet_pool.default_pool_bytes(1 << 30, 2) == 3 << 30

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
-from engines import FollowingDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
 from seer.engine.host.drafts import GroupedDrafter
 from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
@@ -52,7 +52,7 @@ def assert_close(answers, expected) -> None:
 
 
 def test_bursts_of_decoding(folder: Path, expected) -> None:
-    engine = an_engine(folder, kernels="triton", block_tokens=16, kv_blocks=64, max_running=4)
+    engine = an_engine(folder, kernels="triton", block_size=16, kv_blocks=64, max_num_seqs=4)
     assert_close(generate(engine, chunks()), expected)
     assert len(engine.runner.decoding), "no burst was made"
 
@@ -66,7 +66,7 @@ def mixed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 
 def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected, mixed: bool) -> None:
-    engine = an_engine(folder, kernels="triton", block_tokens=8, kv_blocks=64, max_running=3, max_step_tokens=9)
+    engine = an_engine(folder, kernels="triton", block_size=8, kv_blocks=64, max_num_seqs=3, max_step_tokens=9)
     assert_close(generate(engine, chunks(), arrive={1: 3, 2: 5}), expected)
     assert bool(len(engine.runner.mixed)) is mixed
 
@@ -74,7 +74,7 @@ def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected, mixed: b
 def test_pieces_of_contexts_among_trees(folder: Path, expected, mixed: bool) -> None:
     drafter = knowing(tokens_of(expected), tree=True)
     engine = an_engine(
-        folder, kernels="triton", block_tokens=8, kv_blocks=64, max_running=3, max_step_tokens=24,
+        folder, kernels="triton", block_size=8, kv_blocks=64, max_num_seqs=3, max_step_tokens=24,
         drafter=drafter, budget=always(6),
     )  # fmt: skip
     assert_close(generate(engine, chunks(), arrive={1: 2, 2: 3}), expected)
@@ -84,21 +84,21 @@ def test_pieces_of_contexts_among_trees(folder: Path, expected, mixed: bool) -> 
 @pytest.mark.parametrize("max_draft", [6])
 def test_trees(folder: Path, expected, max_draft: int) -> None:
     drafter = knowing(tokens_of(expected), tree=True)
-    engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(max_draft))
+    engine = an_engine(folder, kernels="triton", max_num_seqs=3, drafter=drafter, budget=always(max_draft))
     answers = generate(engine, chunks())
     assert_close(answers, expected)
     assert sum(answer.num_accepted for answer in answers.values()) > 5
     drafter = random_trees(3, 128)
-    engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(max_draft))
+    engine = an_engine(folder, kernels="triton", max_num_seqs=3, drafter=drafter, budget=always(max_draft))
     assert_close(generate(engine, chunks()), expected)
 
 
-@pytest.mark.parametrize("max_running", [3, 2])
-def test_trees_several_steps_at_once(folder: Path, expected, max_running: int) -> None:
+@pytest.mark.parametrize("max_num_seqs", [3, 2])
+def test_trees_several_steps_at_once(folder: Path, expected, max_num_seqs: int) -> None:
     for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
         steps: list = []
         engine = an_engine(
-            folder, kernels="triton", max_running=max_running, drafter=FollowingDrafter(drafter.propose),
+            folder, kernels="triton", max_num_seqs=max_num_seqs, drafter=SessionDrafter(drafter.propose),
             budget=always(6), on_step=steps.append,
         )  # fmt: skip
         assert_close(generate(engine, chunks()), expected)
@@ -109,7 +109,7 @@ def test_trees_several_steps_at_once(folder: Path, expected, max_running: int) -
 def test_a_burst_of_drafts_ends_when_somebody_can_take_a_place(folder: Path) -> None:
     steps: list = []
     engine = an_engine(
-        folder, kernels="triton", max_running=2, drafter=FollowingDrafter(random_trees(1, 128).propose),
+        folder, kernels="triton", max_num_seqs=2, drafter=SessionDrafter(random_trees(1, 128).propose),
         budget=always(2), on_step=steps.append,
     )  # fmt: skip
     for request, max_tokens in enumerate((4, 12, 12)):
@@ -126,7 +126,7 @@ def test_grouped_drafts_several_steps_at_once(folder: Path, expected) -> None:
     drafter.begin_run("test", "grouped", 0)
     for request, ids in tokens_of(expected).items():
         drafter.observe(0, 100 + request, ids, start=0)
-    engine = an_engine(folder, kernels="triton", max_running=3, drafter=drafter, budget=always(6, 2))
+    engine = an_engine(folder, kernels="triton", max_num_seqs=3, drafter=drafter, budget=always(6, 2))
     answers = generate(engine, chunks())
     assert_close(answers, expected)
     assert sum(answer.num_accepted for answer in answers.values()) > 10

@@ -80,7 +80,7 @@ def test_every_step_fits_and_what_is_wasted_is_bounded(played: list[tuple[int, i
         assert shape == own or shape in chosen
         chosen.add(shape)
         if shape != own:
-            wasted[own] = wasted.get(own, 0) + num_steps * (shape.num_rows - own.num_rows)
+            wasted[own] = wasted.get(own, 0) + num_steps * (shape.num_batched_tokens - own.num_batched_tokens)
             assert own not in chosen
     assert all(rows < CAPTURE_ROWS for rows in wasted.values())
 
@@ -89,8 +89,8 @@ def test_every_step_fits_and_what_is_wasted_is_bounded(played: list[tuple[int, i
 def test_every_mixed_step_fits_and_what_is_wasted_is_bounded(played: list[tuple[int, int, bool]]) -> None:
     shapes, chosen = GraphShapes[MixedShape](), set()
     wasted: dict[MixedShape, int] = {}
-    for num_rows, num_chunks, has_trees in played:
-        own = MixedShape.of(num_rows, num_chunks, has_trees)
+    for num_batched_tokens, num_chunks, has_trees in played:
+        own = MixedShape.of(num_batched_tokens, num_chunks, has_trees)
         if own is None:
             continue
         shape = shapes.choose_or_eager(own)
@@ -98,6 +98,8 @@ def test_every_mixed_step_fits_and_what_is_wasted_is_bounded(played: list[tuple[
             chosen.add(shape)
             continue
         assert shape is None or (shape in chosen and shape.holds(own))
-        wasted[own] = wasted.get(own, 0) + (EAGER_ROWS if shape is None else shape.num_rows - own.num_rows)
+        wasted[own] = wasted.get(own, 0) + (
+            EAGER_ROWS if shape is None else shape.num_batched_tokens - own.num_batched_tokens
+        )
         assert own not in chosen
     assert all(rows < CAPTURE_ROWS for rows in wasted.values())

@@ -1,4 +1,4 @@
-"""Noise, processing and drawing."""
+"""Noise, processing and sampling."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from seer.engine.local import cpu_ops, sampling
-from seer.engine.local.sampling import DrawRow, draw, gumbel, processed
+from seer.engine.local.sampling import SampleRow, gumbel, processed, sample
 from seer.types import Sampling
 
 
-def a_row(seed: int = 1, position: int = 0, cut: frozenset[int] = frozenset(), **settings: float) -> DrawRow:
-    return DrawRow(Sampling(max_tokens=10, **settings), seed, position, cut)  # type: ignore[arg-type]
+def a_row(seed: int = 1, position: int = 0, cut: frozenset[int] = frozenset(), **settings: float) -> SampleRow:
+    return SampleRow(Sampling(max_tokens=10, **settings), seed, position, cut)  # type: ignore[arg-type]
 
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
@@ -66,34 +66,34 @@ def test_temperature_scales_before_the_cuts() -> None:
     assert kept(temperature=10.0, min_p=0.5) == [0, 1, 2, 3, 4]
 
 
-def test_cut_tokens_are_never_drawn_even_greedily() -> None:
+def test_cut_tokens_are_never_sampled_even_greedily() -> None:
     logits = LOGITS.expand(2, -1).contiguous()
-    drawn = draw(logits, [a_row(temperature=0.0, cut=frozenset({0})), a_row(top_k=1, cut=frozenset({0, 1}))])
-    assert drawn.tokens == [1, 2]
+    sampled = sample(logits, [a_row(temperature=0.0, cut=frozenset({0})), a_row(top_k=1, cut=frozenset({0, 1}))])
+    assert sampled.tokens == [1, 2]
 
 
 def test_greedy_has_log_probability_zero_and_the_models_own_raw_one() -> None:
-    drawn = draw(LOGITS[None].contiguous(), [a_row(temperature=0.0)])
-    assert drawn.logprobs == [0.0]
-    assert drawn.raw_logprobs[0] == pytest.approx(float(LOGITS.log_softmax(0)[0]), abs=1e-6)
+    sampled = sample(LOGITS[None].contiguous(), [a_row(temperature=0.0)])
+    assert sampled.logprobs == [0.0]
+    assert sampled.raw_logprobs[0] == pytest.approx(float(LOGITS.log_softmax(0)[0]), abs=1e-6)
 
 
 def test_log_probabilities_are_those_of_the_processed_and_the_raw_distribution() -> None:
     rows = [a_row(seed, temperature=0.7, top_k=3) for seed in range(50)]
-    drawn = draw(LOGITS.expand(50, -1).contiguous(), rows)
+    sampled = sample(LOGITS.expand(50, -1).contiguous(), rows)
     ready = processed(LOGITS, rows[0]).log_softmax(0)
-    for token, logprob, raw in zip(drawn.tokens, drawn.logprobs, drawn.raw_logprobs, strict=True):
+    for token, logprob, raw in zip(sampled.tokens, sampled.logprobs, sampled.raw_logprobs, strict=True):
         assert logprob == pytest.approx(float(ready[token]), abs=1e-5)
         assert raw == pytest.approx(float(LOGITS.log_softmax(0)[token]), abs=1e-5)
 
 
-def test_native_and_plain_drawing_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_and_plain_sampling_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(200, 1003, generator=generator)
     rows = [a_row(seed, seed * 3, temperature=[0.0, 1.0, 0.6][seed % 3]) for seed in range(200)]
-    native = draw(logits, rows)
+    native = sample(logits, rows)
     monkeypatch.setattr(sampling.cpu_ops, "available", lambda: False)
-    plain = draw(logits, rows)
+    plain = sample(logits, rows)
     assert native.tokens == plain.tokens
     assert native.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
     assert native.raw_logprobs == pytest.approx(plain.raw_logprobs, abs=1e-5)
@@ -101,4 +101,4 @@ def test_native_and_plain_drawing_agree(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_near_ties_are_counted() -> None:
     logits = torch.tensor([[1.0, 1.0 + 1e-6, 0.0], [5.0, 1.0, 0.0]])
-    assert draw(logits, [a_row(temperature=0.0)] * 2).num_near_ties == 1
+    assert sample(logits, [a_row(temperature=0.0)] * 2).num_near_ties == 1

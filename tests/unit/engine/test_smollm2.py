@@ -31,11 +31,11 @@ def test_it_answers_and_drafts_change_no_bit(folder: Path) -> None:
         tokenizer.chat([{"role": "user", "content": question}])
         for question in ("What is the capital of France?", "Count to five.")
     ]
-    shape = {"block_tokens": 16, "kv_blocks": 64}
+    shape = {"block_size": 16, "kv_blocks": 64}
     chunks = [a_chunk(i, p, max_tokens=20, temperature=float(i)) for i, p in enumerate(prompts)]
     plain = {}
     for chunk in chunks:
-        plain |= generate(an_engine(folder, **shape, max_running=1), [chunk])
+        plain |= generate(an_engine(folder, **shape, max_num_seqs=1), [chunk])
     assert "Paris" in tokenizer.decode(plain[0].ids)
     drafter = knowing(tokens_of(plain), tree=True)
     answers = generate(an_engine(folder, **shape, drafter=drafter, budget=always(5)), chunks)

@@ -19,7 +19,7 @@ from vllm_engines import needs_vllm
 pytestmark = needs_vllm
 
 BLOCK = 4
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=2, dtype="float32", block_tokens=BLOCK)
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=2, dtype="float32", block_size=BLOCK)
 
 
 class MemoryPool(NonePool):
@@ -84,7 +84,7 @@ class ARequest:
 
 def a_request(name: str, num_tokens: int, *, prompt: int | None = None, **facts: Any) -> ARequest:
     known = {
-        "request": 7, "group": 0, "epoch": 0, "model": "m", "num_prompt_tokens": prompt or num_tokens,
+        "request": 7, "group": 0, "weights_version": 0, "model": "m", "num_prompt_tokens": prompt or num_tokens,
         "max_left": 1000, "load": True, "run": "", "drafts": "none",
     }  # fmt: skip
     return ARequest(name, list(range(100, 100 + num_tokens)), known | facts)
@@ -134,9 +134,9 @@ def test_blocks_are_saved_once_as_they_become_final() -> None:
 
 
 def test_keys_are_those_of_the_pool() -> None:
-    plan, request = a_plan(MemoryPool()), a_request("a", 14, epoch=3)
+    plan, request = a_plan(MemoryPool()), a_request("a", 14, weights_version=3)
     enter(plan, request, [1, 2, 3, 4])
-    namespace = Namespace(model="m", epoch=3, layout=LAYOUT, salt="")
+    namespace = Namespace(model="m", weights_version=3, layout=LAYOUT, salt="")
     assert plan._tracked["a"].keys == [key.tobytes() for key in block_keys(namespace, request.tokens)]
 
 
@@ -200,8 +200,8 @@ def test_what_the_pool_holds_is_loaded_behind_what_is_computed_and_not_saved_aga
     meta = step(plan, new=[("b", [30, 31, 32, 33])])
     assert [job.blocks for job in meta.loads] == [[31, 32]]
     assert saved(step(plan), step(plan)) == []
-    other_epoch = a_request("c", 13, epoch=1)
-    assert plan.matched_tokens(other_epoch, 0) == (0, False)
+    other_weights_version = a_request("c", 13, weights_version=1)
+    assert plan.matched_tokens(other_weights_version, 0) == (0, False)
 
 
 def test_it_asks_again_for_the_last_blocks_of_a_context_that_was_just_left_elsewhere() -> None:
@@ -243,10 +243,10 @@ def jobs(keys: list[bytes], blocks: list[int], *, is_async: bool = False) -> tup
 def test_blocks_arrive_in_another_memory_as_they_left(is_async: bool) -> None:
     pool, here, there = MemoryPool(), kv_memory(seed=1), kv_memory(seed=2)
     keys = [bytes([i]) * 32 for i in range(11)]
-    # Lanes of two blocks: several parts on both ways.
-    lane_bytes = 8 * 2 * sum(layer[0].numel() * 4 for layer in here)
-    sender = a_transfer(pool, here, lane_bytes=lane_bytes, save_wait_s=10.0)
-    receiver = a_transfer(pool, there, lane_bytes=lane_bytes)
+    # Buffers of two blocks: several parts on both ways.
+    buffer_bytes = 8 * 2 * sum(layer[0].numel() * 4 for layer in here)
+    sender = a_transfer(pool, here, buffer_bytes=buffer_bytes, save_wait_s=10.0)
+    receiver = a_transfer(pool, there, buffer_bytes=buffer_bytes)
     source, target = list(range(5, 16)), list(range(30, 19, -1))
     sender.save([jobs(keys, source)[0]], ["7"])
     sender.settle()
@@ -296,7 +296,7 @@ def test_saves_are_let_go_when_the_pool_is_too_slow() -> None:
             release.wait(30)
             return super().put_now(keys, buffers, request_id)
 
-    transfer = a_transfer(SlowPool(), kv_memory(), num_save_lanes=1, save_wait_s=0.0)
+    transfer = a_transfer(SlowPool(), kv_memory(), num_save_buffers=1, save_wait_s=0.0)
     transfer.save([jobs([b"a" * 32], [1])[0]], [])
     transfer.save([jobs([b"b" * 32], [2])[0]], [])
     assert transfer.counts()["dropped_blocks"] == 1

@@ -47,19 +47,24 @@ class ARequest:
 class Steps:
     """Drives `StepDrafting` as the scheduler does."""
 
-    def __init__(
-        self, *, padding: Padding = "none", fixed_tokens: int | None = 4, max_model_tokens: int = 1000
-    ) -> None:
+    def __init__(self, *, padding: Padding = "none", fixed_tokens: int | None = 4, max_model_len: int = 1000) -> None:
         self.drafting = StepDrafting(
-            max_tokens=4, max_model_tokens=max_model_tokens, padding=padding, servers=(), fixed_tokens=fixed_tokens
+            max_tokens=4, max_model_len=max_model_len, padding=padding, servers=(), fixed_tokens=fixed_tokens
         )
         self.requests: dict[str, ARequest] = {}
         self._drafts: dict[str, list[int]] = {}
 
     def add(self, number: int, said: list[int], *, drafts: str = "grouped", **changes: Any) -> ARequest:
         request = ARequest(str(number), [1, 2, 3, *said], 3 + len(said), **changes)
-        facts = {"run": "r", "drafts": drafts, "epoch": 0, "group": 0, "request": number, "num_prompt_tokens": 3}
-        self.drafting.follow(request, facts)  # type: ignore[arg-type]
+        facts = {
+            "run": "r",
+            "drafts": drafts,
+            "weights_version": 0,
+            "group": 0,
+            "request": number,
+            "num_prompt_tokens": 3,
+        }
+        self.drafting.track(request, facts)  # type: ignore[arg-type]
         self.requests[request.request_id] = request
         return request
 
@@ -113,8 +118,8 @@ def test_a_draft_ends_with_its_chunk_and_with_the_context() -> None:
     steps = Steps()
     steps.add(1, SAID)
     steps.add(2, [], max_tokens=4)
-    assert steps.step({2: [12]}) == [[13, 14]], "4 tokens, 1 said, 1 drawn by the step itself"
-    short = Steps(max_model_tokens=7)
+    assert steps.step({2: [12]}) == [[13, 14]], "4 tokens, 1 said, 1 sampled by the step itself"
+    short = Steps(max_model_len=7)
     short.add(1, SAID)
     short.add(2, [])
     assert short.step({2: [12]}) == [[13, 14]]

@@ -19,7 +19,12 @@ def a_state(
     num_running: int, *, rows: int = 1, prefill: int = 0, emitted: int = 0, done_s: float | None = 1.0, **stats: float
 ) -> Any:
     if done_s is not None:
-        stats |= {"seer_rows": rows, "seer_prefill_rows": prefill, "seer_emitted": emitted, "seer_done_s": done_s}
+        stats |= {
+            "seer_batched_tokens": rows,
+            "seer_prefill_tokens": prefill,
+            "seer_emitted": emitted,
+            "seer_done_s": done_s,
+        }
     return SimpleNamespace(
         num_running_reqs=num_running, num_waiting_reqs=0, kv_cache_usage=0.5, kv_connector_stats=stats or None,
         spec_decoding_stats=None,
@@ -53,7 +58,7 @@ def test_a_step_is_what_lies_between_its_end_and_that_of_the_step_before() -> No
     counts.take(a_state(1, done_s=None, seer_loaded_bytes=64, seer_load_aside_s=0.5), None)
     counts.take(a_state(1, done_s=6.5, rows=41, prefill=40, seer_load_s=0.5), None)  # part of a context: no output
     counts.take(a_state(2, done_s=6.75, rows=9, prefill=7, emitted=2), an_iteration())
-    assert [(r.duration_s, r.num_rows, r.num_prefill_rows, r.num_emitted) for r in reports] == [
+    assert [(r.duration_s, r.num_batched_tokens, r.num_prefill_tokens, r.num_emitted) for r in reports] == [
         (1.0, 41, 40, 0),
         (0.25, 9, 7, 2),
     ]
@@ -61,11 +66,11 @@ def test_a_step_is_what_lies_between_its_end_and_that_of_the_step_before() -> No
 
 
 def test_rows_that_only_fill_memory_are_told_from_those_that_draw_and_from_drafts() -> None:
-    from seer.engine.vllm.step_counting import PREFILL_ROWS, ROWS, count_rows
+    from seer.engine.vllm.step_counting import PREFILL_ROWS, ROWS, count_batched_tokens
 
     step: Any = SimpleNamespace(
         total_num_scheduled_tokens=105,
-        num_scheduled_tokens={"computes its context": 100, "draws": 1, "drafts": 4},
+        num_scheduled_tokens={"computes its context": 100, "samples": 1, "drafts": 4},
         scheduled_spec_decode_tokens={"drafts": [7, 8, 9]},
     )
-    assert count_rows(step) == {ROWS: 105, PREFILL_ROWS: 99}
+    assert count_batched_tokens(step) == {ROWS: 105, PREFILL_ROWS: 99}

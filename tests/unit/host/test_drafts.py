@@ -66,9 +66,11 @@ def test_another_run_s_words_are_unknown_and_off_is_off(drafter: GroupedDrafter)
     assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
 
 
-def test_words_of_an_earlier_epoch_are_drafted_by_their_group_and_their_run_only(drafter: GroupedDrafter) -> None:
+def test_words_of_an_earlier_weights_version_are_drafted_by_their_group_and_their_run_only(
+    drafter: GroupedDrafter,
+) -> None:
     begin(drafter, "grouped", "a")
-    drafter.recall({5: [SENTENCE]})
+    drafter.seed_from({5: [SENTENCE]})
     drafter.observe(5, 1, SENTENCE[:3], start=0)
     drafter.observe(6, 2, SENTENCE[:3], start=0)
     assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
@@ -145,11 +147,11 @@ def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_on
         for request in said:
             one.observe(5 + request // 2, request, said[request][:3], start=0)
     asks = [DraftAsk(5 + request // 2, request, [], 0, 4, 2) for request in said]
-    following = drafter.follow(asks)
+    session = drafter.open_session(asks)
     at = 3
     while at < 60:
         limits = np.array([4, 0, 3, 4], np.int32)
-        table = following.draft(limits)
+        table = session.draft(limits)
         trees = asked.draft([replace(ask, max_tokens=int(most)) for ask, most in zip(asks, limits, strict=True)])
         for row, tree in enumerate(trees):
             count = table.counts[row]
@@ -157,7 +159,7 @@ def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_on
             assert table.parents[row, :count].tolist() == [-1 if one is None else one for one in tree.parents]
         step = dice.randrange(1, 4)
         new = {request: tokens[at : at + step] if request != 2 else [] for request, tokens in said.items()}
-        following.observe(
+        session.observe(
             np.array([token for tokens in new.values() for token in tokens], np.int32),
             np.cumsum([0, *map(len, new.values())], dtype=np.int64),
         )
@@ -166,7 +168,7 @@ def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_on
                 asked.observe(5 + request // 2, request, tokens, start=at)
         at += step
     before = drafter.acceptance.survival()
-    following.close([100, 60], [60, 30])
+    session.close([100, 60], [60, 30])
     assert drafter.acceptance.survival()[1] > before[1]
     # Afterwards it goes on as if it had been asked all along.
     for one in (drafter, asked):
@@ -179,14 +181,14 @@ def test_a_followed_request_that_is_generated_anew_goes_on_under_another_number(
     begin(drafter, "grouped")
     drafter.observe(5, 0, SENTENCE, start=0)
     drafter.observe(5, 1, SENTENCE[:2], start=0)
-    following = drafter.follow([DraftAsk(5, 1, [], 0, 4)])
+    session = drafter.open_session([DraftAsk(5, 1, [], 0, 4)])
     # What came from a sibling's instance under this request's name: tokens of a life that was lost.
     client = drafter._client
     client.index.append_one(number_of("run/5"), number_of("run/1"), [77, 78], previous_count=2)
-    following.observe(np.array(SENTENCE[2:4], np.int32), np.array([0, 2], np.int64))
-    table = following.draft(np.array([4], np.int32))
+    session.observe(np.array(SENTENCE[2:4], np.int32), np.array([0, 2], np.int64))
+    table = session.draft(np.array([4], np.int32))
     assert table.tokens[0, : table.counts[0]].tolist() == SENTENCE[4:]
-    following.close([0], [0])
+    session.close([0], [0])
 
 
 def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> StepReport:
@@ -194,8 +196,8 @@ def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> 
         duration_s=seconds,
         num_steps=1,
         num_running=running,
-        num_rows=rows,
-        num_prefill_rows=prefill,
+        num_batched_tokens=rows,
+        num_prefill_tokens=prefill,
         mean_context_tokens=100,
         num_emitted=running,
         num_drafted=rows - running,

@@ -5,8 +5,10 @@ from seer.metrics.events import Decoding, Event
 from seer.types import ChunkEnd, ChunkOutput, TokenSpan
 
 
-def an_output(request: int, *ids: int, attempt: int = 1, epoch: int = 0, end: ChunkEnd | None = None) -> ChunkOutput:
-    span = TokenSpan(list(ids), [-1.0] * len(ids), epoch, [-2.0] * len(ids))
+def an_output(
+    request: int, *ids: int, attempt: int = 1, weights_version: int = 0, end: ChunkEnd | None = None
+) -> ChunkOutput:
+    span = TokenSpan(list(ids), [-1.0] * len(ids), weights_version, [-2.0] * len(ids))
     return ChunkOutput(request, attempt, 0, len(ids), span, end, num_drafted=2, num_accepted=1)
 
 
@@ -28,9 +30,9 @@ def test_an_end_without_tokens_keeps_the_tokens_before_it() -> None:
     assert merged.end is ChunkEnd.ABORTED
 
 
-def test_attempts_epochs_and_ended_chunks_stay_apart() -> None:
+def test_attempts_weights_versions_and_ended_chunks_stay_apart() -> None:
     assert merge(an_output(1, 5), an_output(1, 6, attempt=2)) is None
-    assert merge(an_output(1, 5), an_output(1, 6, epoch=1)) is None
+    assert merge(an_output(1, 5), an_output(1, 6, weights_version=1)) is None
     assert merge(an_output(1, 5, end=ChunkEnd.LIMIT), an_output(1, 6)) is None
     assert merge(an_output(1, 5), an_output(2, 6)) is None
 

@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 QUICK = HostOptions(pin=False, heartbeat_s=0.1, silence_deadline_s=1.0, progress_deadline_s=1.0)
 
 
-def a_chunk(request: int = 0, *, attempt: int = 1, max_tokens: int = 50, epoch: int = 0) -> Chunk:
+def a_chunk(request: int = 0, *, attempt: int = 1, max_tokens: int = 50, weights_version: int = 0) -> Chunk:
     return Chunk(
         request=request,
         group=0,
@@ -29,7 +29,7 @@ def a_chunk(request: int = 0, *, attempt: int = 1, max_tokens: int = 50, epoch: 
         max_tokens=max_tokens,
         sampling=Sampling(max_tokens=5000, ignore_eos=True),
         seed=7,
-        epoch=epoch,
+        weights_version=weights_version,
         prompt=[1, 2],
     )
 
@@ -134,18 +134,18 @@ def test_an_instance_that_talks_and_never_steps_is_stuck() -> None:
     play(scenario())
 
 
-def test_it_comes_back_with_the_same_epoch_and_the_same_tokens() -> None:
+def test_it_comes_back_with_the_same_weights_version_and_the_same_tokens() -> None:
     async def scenario() -> None:
         watched = Watched("seer.engine.fake:make_fake")
         await watched.instance.start(watched.take)
         await watched.instance.update_weights(Path("anywhere"), 3)
-        watched.instance.submit(a_chunk(epoch=3))
+        watched.instance.submit(a_chunk(weights_version=3))
         await watched.tokens(50)
         assert watched.instance.pid is not None
         os.kill(watched.instance.pid, signal.SIGKILL)
         await watched.loss()
         await watched.instance.restart()
-        watched.instance.submit(a_chunk(epoch=3, attempt=2))
+        watched.instance.submit(a_chunk(weights_version=3, attempt=2))
         await watched.tokens(100)
         await watched.instance.close()
         first, second = (

@@ -50,8 +50,8 @@ def a_response(index: int, tokens: list[int]) -> ResponseRecord:
         token_ids=tokens,
         logprobs=[-1.0] * len(tokens),
         raw_logprobs=[-2.0] * len(tokens),
-        reason=FinishReason.STOP,
-        epoch=0,
+        finish_reason=FinishReason.STOP,
+        weights_version=0,
         seed=0,
         num_prompt_tokens=1,
         num_tokens=len(tokens),
@@ -149,7 +149,7 @@ def test_adapters_are_refused() -> None:
         refuse_unreadable(a_trainer(model=SimpleNamespace(training=True, peft_config={})))
 
 
-def test_a_prompt_is_remembered_as_of_its_newest_epoch() -> None:
+def test_a_prompt_is_remembered_as_of_its_newest_weights_version() -> None:
     memory = PromptMemory(lengths=True, words=True)
     memory.learn("a", a_group(3, 9))
     memory.learn("a", a_group(2, 4, 1, 3, 5, 6, 7, 8))

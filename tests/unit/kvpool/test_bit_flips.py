@@ -192,7 +192,7 @@ def test_flips_in_what_is_derived_cost_no_block_and_give_no_wrong_byte(pool: Loc
         assert read_all(pool).count(True) <= NUM_HELD
         pool._open_arena().rebuild()
         assert pool._open_arena().problems() == []
-        pool.drop_epoch(4)  # nothing of that epoch; walks everything once
+        pool.drop_weights_version(4)  # nothing of that weights version; walks everything once
 
 
 def test_flips_in_the_header_are_refused_when_opening(config: LocalPoolConfig, pool: LocalPool) -> None:

@@ -24,8 +24,8 @@ from seer.kvpool.keys import (
     token_bytes,
 )
 
-LAYOUT = KVLayout(num_layers=4, num_kv_heads=2, head_dim=8, dtype="bfloat16", block_tokens=4)
-SPACE = Namespace(model="m", epoch=3, layout=LAYOUT)
+LAYOUT = KVLayout(num_layers=4, num_kv_heads=2, head_dim=8, dtype="bfloat16", block_size=4)
+SPACE = Namespace(model="m", weights_version=3, layout=LAYOUT)
 
 
 def as_set(keys: np.ndarray) -> set[bytes]:
@@ -50,7 +50,7 @@ def test_a_key_depends_on_all_tokens_before_it_and_on_none_after() -> None:
     "other",
     [
         dataclasses.replace(SPACE, model="n"),
-        dataclasses.replace(SPACE, epoch=4),
+        dataclasses.replace(SPACE, weights_version=4),
         dataclasses.replace(SPACE, salt="adapter"),
         *(
             dataclasses.replace(SPACE, layout=dataclasses.replace(LAYOUT, **change))
@@ -84,8 +84,8 @@ def test_the_content_is_the_shared_chain_hash() -> None:
 def test_keys_agree_between_processes_whatever_the_hash_seed() -> None:
     program = (
         "from seer.kvpool.keys import *;"
-        "s=Namespace(model='m',epoch=3,layout=KVLayout(num_layers=4,num_kv_heads=2,head_dim=8,"
-        "dtype='bfloat16',block_tokens=4));print(block_keys(s,range(8)).tobytes().hex())"
+        "s=Namespace(model='m',weights_version=3,layout=KVLayout(num_layers=4,num_kv_heads=2,head_dim=8,"
+        "dtype='bfloat16',block_size=4));print(block_keys(s,range(8)).tobytes().hex())"
     )
     seen = {
         subprocess.run(
@@ -104,7 +104,7 @@ def test_keys_do_not_change_between_versions_of_this_file() -> None:
     assert block_keys(SPACE, range(4)).tobytes().hex() == expected
 
 
-def test_the_epoch_stands_at_the_start_of_a_key() -> None:
+def test_the_weights_version_stands_at_the_start_of_a_key() -> None:
     assert bytes(block_keys(SPACE, range(4))[0][:8]) == (3).to_bytes(8, "little")
 
 
@@ -119,9 +119,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(TypeError, match="integers"):
         block_keys(SPACE, np.zeros(4))
     with pytest.raises(ConfigError, match="differs from layout"):
-        block_keys(SPACE, range(8), block_tokens=8)
-    with pytest.raises(ConfigError, match="epoch"):
-        dataclasses.replace(SPACE, epoch=-1)
+        block_keys(SPACE, range(8), block_size=8)
+    with pytest.raises(ConfigError, match="weights_version"):
+        dataclasses.replace(SPACE, weights_version=-1)
     with pytest.raises(TypeError, match="32 bytes"):
         as_key_array([b"x"])
     with pytest.raises(TypeError, match="uint8"):

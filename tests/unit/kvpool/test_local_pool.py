@@ -39,8 +39,8 @@ def a_config(tmp_path: Path, *, dram: int = 8, ssd: int = 32, **more: object) ->
     return LocalPoolConfig(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def keys_of(num: int, epoch: int = 1) -> list[bytes]:
-    return [epoch.to_bytes(8, "little") + n.to_bytes(8, "little") + bytes(16) for n in range(num)]
+def keys_of(num: int, weights_version: int = 1) -> list[bytes]:
+    return [weights_version.to_bytes(8, "little") + n.to_bytes(8, "little") + bytes(16) for n in range(num)]
 
 
 def blocks_of(num: int) -> np.ndarray:
@@ -356,7 +356,7 @@ def test_a_stuck_lock_fails_the_call_within_its_deadline(tmp_path: Path) -> None
         assert pool.put_now(keys_of(2), blocks_of(2)) == [False, False]
         assert pool.get_now(keys_of(2), blocks_of(2)) == [False, False]
         with pytest.raises(PoolError):
-            pool.drop_epoch(1)
+            pool.drop_weights_version(1)
         assert pool.stats().num_failed == 3
         pool.close(remove=True)
 

@@ -35,9 +35,9 @@ def pool(servers: MooncakeServers) -> Iterator[MooncakePool]:
         yield opened
 
 
-def keys_of(num: int, epoch: int = 1) -> np.ndarray:
-    keys = np.random.default_rng(epoch).integers(0, 256, (num, 32), dtype=np.uint8)
-    keys[:, :8] = np.frombuffer(epoch.to_bytes(8, "little"), np.uint8)
+def keys_of(num: int, weights_version: int = 1) -> np.ndarray:
+    keys = np.random.default_rng(weights_version).integers(0, 256, (num, 32), dtype=np.uint8)
+    keys[:, :8] = np.frombuffer(weights_version.to_bytes(8, "little"), np.uint8)
     return keys
 
 
@@ -72,11 +72,11 @@ def test_with_the_master_gone_every_call_is_a_bounded_miss(servers: MooncakeServ
     out = np.full((4, BLOCK_BYTES), 9, np.uint8)
     assert pool.lookup_now(keys) == 0
     for _ in range(50):
-        assert pool.put_now(keys_of(4, epoch=2), blocks) == [False] * 4
-        assert pool.get_now(keys_of(4, epoch=3), out) == [False] * 4
+        assert pool.put_now(keys_of(4, weights_version=2), blocks) == [False] * 4
+        assert pool.get_now(keys_of(4, weights_version=3), out) == [False] * 4
     assert pool.free("a") == 0
     with pytest.raises((PoolError, DeadlineExceeded)):
-        pool.drop_epoch(1)
+        pool.drop_weights_version(1)
     # One call may wait its deadline; after it the breaker answers. Mooncake itself would take 4.3 s for each.
     assert time.monotonic() - start < 20
     assert pool.stats().num_failed > 100

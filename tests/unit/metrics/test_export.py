@@ -17,11 +17,11 @@ WORKLOAD = a_workload([[300, 200], [500, 10]], kv_tokens=640)
 
 def test_a_log_reads_back_as_it_was_written(tmp_path: Path) -> None:
     events = roll_out(WORKLOAD, "verl").events
-    with EventLog(tmp_path / "log", {"policy": "verl"}) as log:
+    with EventLog(tmp_path / "log", {"scheduler": "verl"}) as log:
         for event in events:
             log(event)
     assert list(read_events(tmp_path / "log")) == events
-    assert read_header(tmp_path / "log").metadata == {"policy": "verl"}
+    assert read_header(tmp_path / "log").metadata == {"scheduler": "verl"}
     assert len((tmp_path / "log").read_text().splitlines()) == 1 + len(events)
 
 
@@ -47,7 +47,7 @@ def test_a_missing_log_is_refused(tmp_path: Path) -> None:
         read_header(tmp_path / "log")
 
 
-def test_in_a_trace_slices_of_a_lane_never_overlap_and_add_up_to_the_chunks(tmp_path: Path) -> None:
+def test_in_a_trace_slices_of_a_track_never_overlap_and_add_up_to_the_chunks(tmp_path: Path) -> None:
     run = roll_out(WORKLOAD, "verl")
     write_trace(run.events, tmp_path / "trace.json")
     records = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -28,8 +28,8 @@ def a_page(folder: Path, *more: Event, **manifest: object) -> str:
     run.create()
     run.write_manifest(
         {
-            "options": {"policy": "seer", "instances": 2, "pool": "local", **manifest},
-            "limits": {"kv_blocks": 8, "block_tokens": 16, "max_running": 4, "max_context_tokens": 128},
+            "options": {"scheduler": "seer", "instances": 2, "pool": "local", **manifest},
+            "limits": {"kv_blocks": 8, "block_size": 16, "max_num_seqs": 4, "max_model_len": 128},
         }
     )
     with EventLog(run.events, {}) as log:

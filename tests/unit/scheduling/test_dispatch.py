@@ -1,8 +1,8 @@
-"""Policies that place a request once."""
+"""Schedulers that place a request once."""
 
 import pytest
 
-from builders import a_fleet, a_group, a_policy, drain, requests_of
+from builders import a_fleet, a_group, a_scheduler, drain, requests_of
 from seer.buffer import Request
 from seer.scheduling.dispatch import StreamRLOracle
 
@@ -12,9 +12,9 @@ def groups(count: int, size: int = 4) -> list[Request]:
 
 
 def places(name: str, requests: list[Request], instances: int) -> list[int]:
-    policy, fleet = a_policy(name), a_fleet(instances)
-    policy.admit(requests, fleet)
-    return [plan.instance for plan in drain(policy, fleet)]
+    scheduler, fleet = a_scheduler(name), a_fleet(instances)
+    scheduler.admit(requests, fleet)
+    return [plan.instance for plan in drain(scheduler, fleet)]
 
 
 def test_verl_sync_gives_each_instance_a_contiguous_block_of_groups() -> None:
@@ -36,39 +36,39 @@ def test_group_keeps_groups_together_on_the_least_pending_instance() -> None:
 
 @pytest.mark.parametrize("name", ["verl-sync", "verl", "group", "streamrl-oracle"])
 def test_whole_requests_are_submitted_at_once_whatever_the_memory(name: str) -> None:
-    policy, fleet = a_policy(name), a_fleet(2, blocks=1)
+    scheduler, fleet = a_scheduler(name), a_fleet(2, blocks=1)
     requests = groups(6)
-    policy.admit(requests, fleet)
-    plans = drain(policy, fleet)
+    scheduler.admit(requests, fleet)
+    plans = drain(scheduler, fleet)
 
     assert sorted(plan.request.id for plan in plans) == [request.id for request in requests]
     assert all(plan.max_tokens == 1000 and plan.overcommit for plan in plans)
 
 
 def test_a_lost_instances_requests_go_to_the_least_loaded() -> None:
-    policy, fleet = a_policy("verl-sync"), a_fleet(3)
+    scheduler, fleet = a_scheduler("verl-sync"), a_fleet(3)
     requests = groups(3, 2)
-    policy.admit(requests, fleet)
-    drain(policy, fleet)
+    scheduler.admit(requests, fleet)
+    drain(scheduler, fleet)
     lost = fleet.lose(0)
     for id in lost:
-        policy.requeue(requests[id])
-    assert [plan.instance for plan in drain(policy, fleet)] == [1, 2]
+        scheduler.requeue(requests[id])
+    assert [plan.instance for plan in drain(scheduler, fleet)] == [1, 2]
 
 
 def test_nothing_is_sent_while_no_instance_lives() -> None:
-    policy, fleet = a_policy("verl"), a_fleet(1)
-    policy.admit(groups(1), fleet)
+    scheduler, fleet = a_scheduler("verl"), a_fleet(1)
+    scheduler.admit(groups(1), fleet)
     fleet.lose(0)
-    assert policy.next(fleet) is None
+    assert scheduler.next(fleet) is None
 
 
 def test_streamrl_sends_the_long_tail_to_instances_of_its_own_longest_first() -> None:
     lengths = {0: 10, 1: 10, 2: 10, 3: 10, 4: 40}
     requests = requests_of(*(a_group(id, 2) for id in lengths))
-    policy, fleet = StreamRLOracle(lambda request: lengths[request.group.id]), a_fleet(4)
-    policy.admit(requests, fleet)
-    plans = drain(policy, fleet)
+    scheduler, fleet = StreamRLOracle(lambda request: lengths[request.group.id]), a_fleet(4)
+    scheduler.admit(requests, fleet)
+    plans = drain(scheduler, fleet)
 
     long = {plan.instance for plan in plans if plan.request.group.id == 4}
     regular = {plan.instance for plan in plans if plan.request.group.id != 4}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders import DIVIDING, a_context, a_fleet, a_group, a_policy, drain, requests_of
+from builders import DIVIDING, a_context, a_fleet, a_group, a_scheduler, drain, requests_of
 from seer.buffer import Request
 from seer.context import Context
 from seer.scheduling.context_aware import ProbesThenLongestGroup
@@ -24,9 +24,9 @@ def test_a_chunk_can_end_where_a_block_has_just_become_full(num_tokens: int, wan
 
 @pytest.mark.parametrize("name", DIVIDING)
 def test_nothing_is_started_beyond_the_memory_of_its_instances(name: str) -> None:
-    policy, fleet = a_policy(name, chunk_tokens=118), a_fleet(2, blocks=5)  # 10 + 118 tokens: 2 blocks each
-    policy.admit(requests_of(a_group(0), a_group(1)), fleet)
-    plans = drain(policy, fleet)
+    scheduler, fleet = a_scheduler(name, chunk_tokens=118), a_fleet(2, blocks=5)  # 10 + 118 tokens: 2 blocks each
+    scheduler.admit(requests_of(a_group(0), a_group(1)), fleet)
+    plans = drain(scheduler, fleet)
 
     assert plans
     fleet.check()
@@ -35,18 +35,18 @@ def test_nothing_is_started_beyond_the_memory_of_its_instances(name: str) -> Non
 
 
 def test_a_chunk_is_bounded_by_its_length_and_by_what_the_request_may_still_generate() -> None:
-    policy, fleet = a_policy("divided", chunk_tokens=300), a_fleet()
+    scheduler, fleet = a_scheduler("divided", chunk_tokens=300), a_fleet()
     requests = requests_of(a_group(0, 2, max_tokens=1000))
     requests[1].num_generated = 900
-    policy.admit(requests, fleet)
-    assert {plan.request.id: plan.max_tokens for plan in drain(policy, fleet)} == {0: 300, 1: 100}
+    scheduler.admit(requests, fleet)
+    assert {plan.request.id: plan.max_tokens for plan in drain(scheduler, fleet)} == {0: 300, 1: 100}
 
 
 def test_a_smaller_request_does_not_overtake_the_best_that_fits_nowhere() -> None:
-    policy, fleet = a_policy("divided", chunk_tokens=640), a_fleet(1, blocks=5)
+    scheduler, fleet = a_scheduler("divided", chunk_tokens=640), a_fleet(1, blocks=5)
     big, small = requests_of(a_group(0, 1, max_tokens=1000), a_group(1, 1, max_tokens=64))
-    policy.admit([big, small], fleet)
-    assert drain(policy, fleet) == []
+    scheduler.admit([big, small], fleet)
+    assert drain(scheduler, fleet) == []
 
 
 def test_first_come_first_served_goes_on_with_what_was_begun() -> None:
@@ -125,7 +125,7 @@ def test_a_finished_requests_length_reaches_the_ordering() -> None:
         def finished(self, request: Request) -> None:
             heard.append("finished")
 
-    policy = Divided(Listening(), chunk_tokens=10)
+    scheduler = Divided(Listening(), chunk_tokens=10)
     (request,) = requests_of(a_group(0, 1))
-    policy.finished(request)
+    scheduler.finished(request)
     assert heard == ["finished"]

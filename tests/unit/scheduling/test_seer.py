@@ -1,4 +1,4 @@
-"""Seer's own policy: what it runs first, how far, and where."""
+"""Seer's own scheduler: what it runs first, how far, and where."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.placement import Fleet, PlacementConfig
-from seer.scheduling.by_scarcity import OVERRUN, ByScarcity, expected_remaining_tokens
 from seer.scheduling.longest_first import LongestRemainingFirst
+from seer.scheduling.memory_or_slot import OVERRUN, MemoryOrSlotOrdering, expected_remaining_tokens
 from seer.scheduling.seer import (
     CHUNKS_AT_LEAST,
     CONTEXT_PER_CHUNK,
     MIN_CHUNK_TOKENS,
     TIGHT_CHUNK_TOKENS,
-    ByTheSlowest,
+    EarliestFinishPlacement,
     Seer,
 )
 from seer.transfer import TransferEstimate
@@ -31,12 +31,12 @@ def requests_of(num_groups: int, size: int, *, prompt: int = 64, max_tokens: int
 
 
 def a_fleet(num: int, *, kv_blocks: int = 1024) -> Fleet:
-    limits = InstanceLimits(kv_blocks=kv_blocks, block_tokens=64, max_running=1000, max_context_tokens=1 << 20)
+    limits = InstanceLimits(kv_blocks=kv_blocks, block_size=64, max_num_seqs=1000, max_model_len=1 << 20)
     return Fleet([limits] * num)
 
 
-def a_policy(remaining: Callable[[Request], float], *, max_chunk: int = 8192) -> ByTheSlowest:
-    return ByTheSlowest(LongestRemainingFirst(remaining), remaining, max_chunk_tokens=max_chunk)
+def a_scheduler(remaining: Callable[[Request], float], *, max_chunk: int = 8192) -> EarliestFinishPlacement:
+    return EarliestFinishPlacement(LongestRemainingFirst(remaining), remaining, max_chunk_tokens=max_chunk)
 
 
 def test_of_requests_not_begun_a_group_of_unknown_length_goes_before_one_known_to_be_short() -> None:
@@ -45,7 +45,7 @@ def test_of_requests_not_begun_a_group_of_unknown_length_goes_before_one_known_t
     finished = members[0]
     finished.num_generated = 300
     context.observe_finished(finished)
-    ordering = ByScarcity(context)
+    ordering = MemoryOrSlotOrdering(context)
     ordering.admit(members[1:])
     assert ordering.pop().group.id == 1
 
@@ -56,7 +56,7 @@ def test_the_request_that_may_still_become_longest_goes_first_whatever_its_group
     finished.num_generated = 100
     context.observe_finished(finished)  # the shortest of its group, perhaps: its siblings are no less urgent for it
     begun.num_generated, other.num_generated = 500, 501
-    ordering = ByScarcity(context)
+    ordering = MemoryOrSlotOrdering(context)
     for request in (begun, other, fresh):
         ordering.push(request)
     assert [ordering.pop().id for _ in range(3)] == [fresh.id, begun.id, other.id]
@@ -65,20 +65,20 @@ def test_the_request_that_may_still_become_longest_goes_first_whatever_its_group
 def test_limits_and_not_tokens_say_which_may_become_longest() -> None:
     short, long = (requests_of(1, 1, max_tokens=limit)[0] for limit in (1000, 4096))
     long.id, long.num_generated = 1, 600
-    ordering = ByScarcity(Context())
+    ordering = MemoryOrSlotOrdering(Context())
     for request in (short, long):
         ordering.push(request)
     assert ordering.peek() is long
 
 
-def test_what_an_earlier_epoch_told_takes_the_limit_s_place() -> None:
+def test_what_an_earlier_weights_version_told_takes_the_limit_s_place() -> None:
     groups = [
         Group(id=i, num_requests=1, num_prompt_tokens=64, sampling=Sampling(max_tokens=4096), key=key)
         for i, key in enumerate(("short", "long", "new"))
     ]
     short, long, new = RequestBuffer().admit(groups, 0.0)
     long.num_generated = 600  # further along than the others, and with more to do than the short one
-    ordering = ByScarcity(Context({"short": 400, "long": 3000}))
+    ordering = MemoryOrSlotOrdering(Context({"short": 400, "long": 3000}))
     for request in (short, long, new):
         ordering.push(request)
     assert [ordering.pop().id for _ in range(3)] == [new.id, long.id, short.id]
@@ -87,7 +87,7 @@ def test_what_an_earlier_epoch_told_takes_the_limit_s_place() -> None:
 def test_without_a_pool_what_was_begun_goes_on() -> None:
     begun, further, fresh = requests_of(3, 1)
     begun.num_generated, further.num_generated = 500, 700
-    ordering = ByScarcity(Context(), has_pool=False)
+    ordering = MemoryOrSlotOrdering(Context(), has_pool=False)
     for request in (begun, further, fresh):
         ordering.push(request)
     assert [ordering.pop().id for _ in range(3)] == [further.id, begun.id, fresh.id]
@@ -97,10 +97,10 @@ def test_seer_pauses_requests_only_where_there_is_a_pool() -> None:
     begun, fresh = requests_of(2, 1)
     begun.num_generated = 500
     for transfer, first in ((TransferEstimate(), fresh), (None, begun)):
-        policy = Seer(Context(), max_chunk_tokens=512, placement=PlacementConfig(transfer=transfer))
+        scheduler = Seer(Context(), max_chunk_tokens=512, placement=PlacementConfig(transfer=transfer))
         fleet = a_fleet(1)
-        policy.admit([begun, fresh], fleet)
-        plan = policy.next(fleet)
+        scheduler.admit([begun, fresh], fleet)
+        plan = scheduler.next(fleet)
         assert plan is not None
         assert plan.request is first
 
@@ -112,15 +112,15 @@ def test_where_lanes_and_not_memory_run_out_the_one_expected_to_need_the_most_go
     for kv_blocks, first in ((10, sibling), (1 << 20, runaway)):
         context = Context()
         context.observe_finished(finished)  # its sibling that has not begun is expected to be as short
-        policy = Seer(context, max_chunk_tokens=512)
-        limits = InstanceLimits(kv_blocks=kv_blocks, block_tokens=64, max_running=10, max_context_tokens=1 << 20)
+        scheduler = Seer(context, max_chunk_tokens=512)
+        limits = InstanceLimits(kv_blocks=kv_blocks, block_size=64, max_num_seqs=10, max_model_len=1 << 20)
         fleet = Fleet([limits, limits])
-        policy.admit([running], fleet)
-        plan = policy.next(fleet)
+        scheduler.admit([running], fleet)
+        plan = scheduler.next(fleet)
         assert plan is not None
         fleet.promise(plan.request, plan.instance, plan.num_blocks)
-        policy.admit([runaway, sibling], fleet)
-        plan = policy.next(fleet)
+        scheduler.admit([runaway, sibling], fleet)
+        plan = scheduler.next(fleet)
         assert plan is not None
         assert plan.request is first, f"{kv_blocks} blocks"
 
@@ -149,7 +149,7 @@ def test_within_a_level_the_request_that_is_further_along_goes_on() -> None:
 def test_a_finish_reorders_its_waiting_siblings() -> None:
     first, sibling, _, other = requests_of(2, 2)
     context = Context()
-    ordering = ByScarcity(context)
+    ordering = MemoryOrSlotOrdering(context)
     for request in (sibling, other):
         ordering.push(request)
     assert ordering.peek() is sibling  # equal bounds: the smaller id
@@ -162,7 +162,7 @@ def test_a_finish_reorders_its_waiting_siblings() -> None:
 def test_every_group_is_probed_before_any_is_probed_twice() -> None:
     members = requests_of(3, 2)
     context = Context()
-    ordering = ByScarcity(context)
+    ordering = MemoryOrSlotOrdering(context)
     for request in members:
         ordering.push(request)
     assert [ordering.pop().group.id for _ in members] == [0, 1, 2, 0, 1, 2]
@@ -171,28 +171,30 @@ def test_every_group_is_probed_before_any_is_probed_twice() -> None:
 def test_chunks_are_short_where_memory_is_tight_and_long_where_it_is_not() -> None:
     tight, roomy = a_fleet(1, kv_blocks=64), a_fleet(1, kv_blocks=1 << 20)
     members = requests_of(64, 1, max_tokens=65_536)
-    policy = a_policy(lambda request: 100.0, max_chunk=16_384)
-    policy.admit(members, tight)
-    assert policy.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[0]
+    scheduler = a_scheduler(lambda request: 100.0, max_chunk=16_384)
+    scheduler.admit(members, tight)
+    assert scheduler.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[0]
     members[0].num_generated = 400
-    assert policy.chunk_tokens(members[0], tight) == (64 + 400) // CONTEXT_PER_CHUNK  # in proportion to short ones too
-    assert policy.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
+    assert (
+        scheduler.chunk_tokens(members[0], tight) == (64 + 400) // CONTEXT_PER_CHUNK
+    )  # in proportion to short ones too
+    assert scheduler.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
     members[0].num_generated = 1300
-    assert policy.chunk_tokens(members[0], tight) == (64 + 1300) // CONTEXT_PER_CHUNK
+    assert scheduler.chunk_tokens(members[0], tight) == (64 + 1300) // CONTEXT_PER_CHUNK
     members[0].num_generated = 4000
-    assert policy.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[1]
+    assert scheduler.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[1]
     short = requests_of(1, 1, max_tokens=512)[0]
-    assert policy.chunk_tokens(short, roomy) == MIN_CHUNK_TOKENS  # no shorter, however short the response may be
+    assert scheduler.chunk_tokens(short, roomy) == MIN_CHUNK_TOKENS  # no shorter, however short the response may be
 
 
 def test_short_requests_pack_together_and_leave_the_long_one_room() -> None:
     members = requests_of(3, 1)
     remaining = {request.id: 100.0 for request in members} | {members[0].id: 50_000.0}
-    policy = a_policy(lambda request: remaining[request.id], max_chunk=512)
+    scheduler = a_scheduler(lambda request: remaining[request.id], max_chunk=512)
     fleet = a_fleet(2)
-    policy.admit(members, fleet)
+    scheduler.admit(members, fleet)
     where = {}
-    while (plan := policy.next(fleet)) is not None:
+    while (plan := scheduler.next(fleet)) is not None:
         fleet.promise(plan.request, plan.instance, plan.num_blocks)
         where[plan.request.id] = plan.instance
     alone = where.pop(members[0].id)
@@ -202,21 +204,21 @@ def test_short_requests_pack_together_and_leave_the_long_one_room() -> None:
 def test_packing_stops_where_it_would_leave_another_instance_idle() -> None:
     members = requests_of(40, 1)
     remaining = {request.id: 100.0 for request in members} | {members[0].id: 50_000.0}
-    policy = a_policy(lambda request: remaining[request.id], max_chunk=512)
+    scheduler = a_scheduler(lambda request: remaining[request.id], max_chunk=512)
     fleet = a_fleet(2)
-    policy.admit(members, fleet)
-    while (plan := policy.next(fleet)) is not None:
+    scheduler.admit(members, fleet)
+    while (plan := scheduler.next(fleet)) is not None:
         fleet.promise(plan.request, plan.instance, plan.num_blocks)
     assert abs(fleet.in_flight[0] - fleet.in_flight[1]) <= 0.25 * min(fleet.in_flight[0], fleet.in_flight[1]) + 3
 
 
 def test_nothing_is_promised_that_an_instance_does_not_have() -> None:
     members = requests_of(40, 4)
-    policy = a_policy(lambda request: float(request.id))
+    scheduler = a_scheduler(lambda request: float(request.id))
     fleet = a_fleet(3, kv_blocks=20)
-    policy.admit(members, fleet)
+    scheduler.admit(members, fleet)
     num_started = 0
-    while (plan := policy.next(fleet)) is not None:
+    while (plan := scheduler.next(fleet)) is not None:
         fleet.promise(plan.request, plan.instance, plan.num_blocks)
         fleet.check()
         num_started += 1

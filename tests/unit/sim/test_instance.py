@@ -34,7 +34,7 @@ def a_chunk(
         max_tokens=max_tokens,
         sampling=Sampling(max_tokens=max_tokens + generated),
         seed=0,
-        epoch=0,
+        weights_version=0,
         load_kv=load_kv,
     )
 

@@ -75,13 +75,13 @@ def test_a_tail_is_compared_as_what_is_left_of_verls() -> None:
     assert got.within_goal is True
 
 
-def test_policies_that_never_draft_are_simulated_once() -> None:
+def test_schedulers_that_never_draft_are_simulated_once() -> None:
     jobs = {job for claim in claims() for job in claim.jobs(0)}
-    assert len([job for job in jobs if job.policy == "verl-sync" and job.group_size == 8]) == len(paper.WORKLOADS)
+    assert len([job for job in jobs if job.scheduler == "verl-sync" and job.group_size == 8]) == len(paper.WORKLOADS)
 
 
 def fake_run(jobs: list[Job], **_: object) -> dict[Job, Summary]:
-    return {job: a_summary(tokens_s=1.0 + len(job.policy)) for job in jobs}
+    return {job: a_summary(tokens_s=1.0 + len(job.scheduler)) for job in jobs}
 
 
 def test_the_verb_prints_every_study_and_says_what_was_calibrated(
@@ -100,7 +100,7 @@ def test_the_verb_prints_json_cells(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["paper", "--json", "--seeds", "0,1"]) == 0
     cells = json.loads(capsys.readouterr().out)
     assert len(cells) == len(claims())
-    assert {"study", "row", "policy", "paper", "ours", "error", "calibrated", "within_goal"} <= set(cells[0])
+    assert {"study", "row", "scheduler", "paper", "ours", "error", "calibrated", "within_goal"} <= set(cells[0])
 
 
 @pytest.mark.parametrize("words", [["--seeds", "x"], ["--seeds", "-1"], ["--processes", "0"]])
@@ -115,9 +115,9 @@ def test_a_claim_of_the_oracle_is_relative_to_the_oracle() -> None:
         workload="kimi-k2",
         group_size=8,
         row="ours",
-        policy="seer",
+        scheduler="seer",
         measure="oracle_share",
         paper=None,
         speculation="off",
     )
-    assert [job.policy for job in claim.jobs(0)] == ["seer", "oracle"]
+    assert [job.scheduler for job in claim.jobs(0)] == ["seer", "oracle"]

@@ -13,15 +13,15 @@ from seer.sim.replay import read_recording, replay, run_metadata
 OPTIONS = WorkloadOptions(groups=12, group_size=4, mean=900, maximum=6000, instances=3, seed=5)
 
 
-def record(path: Path, policy: str, speculation: Speculation = "auto") -> None:
+def record(path: Path, scheduler: str, speculation: Speculation = "auto") -> None:
     workload = load_workload("synthetic", OPTIONS)
-    with EventLog(path, run_metadata(workload, policy, speculation, seed=5)) as log:
-        simulate(workload, policy, speculation=speculation, events=log)
+    with EventLog(path, run_metadata(workload, scheduler, speculation, seed=5)) as log:
+        simulate(workload, scheduler, speculation=speculation, events=log)
 
 
-@pytest.mark.parametrize("policy", ["verl-sync", "verl+sd", "divided", "context", "seer-paper", "seer", "oracle"])
-def test_a_recorded_run_replays_to_the_same_plan(policy: str, tmp_path: Path) -> None:
-    record(tmp_path / "log", policy)
+@pytest.mark.parametrize("scheduler", ["verl-sync", "verl+sd", "divided", "context", "seer-paper", "seer", "oracle"])
+def test_a_recorded_run_replays_to_the_same_plan(scheduler: str, tmp_path: Path) -> None:
+    record(tmp_path / "log", scheduler)
     recording = read_recording(tmp_path / "log")
     assert recording.workload == load_workload("synthetic", OPTIONS)
     assert replay(recording) == list(recording.started)

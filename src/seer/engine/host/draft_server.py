@@ -70,18 +70,18 @@ class DraftServerProcess:
         child.socket.setblocking(False)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                said = await asyncio.get_running_loop().sock_recv(child.socket, 1024)
+                line = await asyncio.get_running_loop().sock_recv(child.socket, 1024)
         except TimeoutError:
             await self._end()
             raise DeadlineExceeded("the start of the draft server", START_DEADLINE_S) from None
-        if not said:
+        if not line:
             await child.wait(CLOSE_DEADLINE_S)
             cause = child.exit_cause()
             await self._end()
             raise DraftError(f"the draft server died while starting: {cause}")
         self._is_down.clear()
         self._is_up.set()
-        return said.decode()
+        return line.decode()
 
     async def _watch(self) -> None:
         """Start it again whenever it dies, within the limit."""

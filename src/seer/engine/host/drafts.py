@@ -1,13 +1,13 @@
 """Drafts inside an instance's process: the drafter over a draft client, and the budget that prices them.
 
 The engine asks `budget` how much to draft, `draft` for the drafts, and tells `observe` what became final.
-Seeing both the drafts and what followed, this is also where acceptance is measured, depth by depth.
+Seeing both the drafts and what index_session, this is also where acceptance is measured, depth by depth.
 
 Invariants
   1. Nothing here waits: the draft client does its talking in a thread of its own.
-  2. Groups of two runs never share an index: their names carry the run. What `recall` brings along is all they know.
+  2. Groups of two runs never share an index: their names carry the run. What `seed_from` brings along is all they know.
   3. What was observed is in the index before the next draft, and within HOLD_S while the engine steps; an engine that
-     waits for its device has it learned meanwhile, and one that is followed (`follow`) step by step.
+     waits for its device has it learned meanwhile, and one that is followed (`run_drafted`) step by step.
   4. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
      small, regular trial that keeps the measurement alive.
 """
@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seer.drafting.client import ClientConfig, DraftClient, RequestKey
-from seer.drafting.followed import Followed
 from seer.drafting.index import DraftOptions
-from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree, Following, StepReport
+from seer.drafting.index_session import IndexSession
+from seer.engine.drafter import Allowance, DraftAsk, DraftSession, DraftTable, DraftTree, StepReport
 from seer.engine.step_cost import MeasuredCost
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.speculation.budget import best_depth, time_per_token_s
@@ -69,16 +69,18 @@ class GroupedDrafter:
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
 
-    def begin_run(self, run: str, mode: Drafts, epoch: int) -> None:
+    def begin_run(self, run: str, mode: Drafts, weights_version: int) -> None:
         """Start from an empty memory: what another run said is not known to this one."""
         self._client.close()
-        self._client = DraftClient(ClientConfig(servers=self._servers, secret=self._secret, epoch=epoch))
+        self._client = DraftClient(
+            ClientConfig(servers=self._servers, secret=self._secret, weights_version=weights_version)
+        )
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()
         self._allowed.clear()
         self._held.clear()
 
-    def recall(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
+    def seed_from(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """Draft from what an earlier epoch said to these groups' prompts, until they have more to say themselves."""
         for group, responses in past.items():
             for number, tokens in enumerate(responses):
@@ -91,7 +93,7 @@ class GroupedDrafter:
             return
         allowed = self._allowed.pop(request, None)
         if allowed:
-            self.acceptance.observe(allowed, min(allowed, len(tokens) - 1))  # the last token was drawn, not drafted
+            self.acceptance.observe(allowed, min(allowed, len(tokens) - 1))  # the last token was sampled, not drafted
         self._hold(group, request, tokens, start)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Sequence[DraftTree]:
@@ -112,12 +114,12 @@ class GroupedDrafter:
             self._allowed[ask.request] = ask.max_tokens
         return trees
 
-    def follow(self, asks: Sequence[DraftAsk]) -> Following:
+    def open_session(self, asks: Sequence[DraftAsk]) -> DraftSession:
         """Go along with these requests for some steps."""
         assert self.mode != "none", "a budget allows nothing then"
         self.learn()
         keys = [self._key(ask.group, ask.request) for ask in asks]
-        return _Following(self._client.follow(keys), _options(asks), self.acceptance)
+        return _Session(self._client.open_session(keys), _options(asks), self.acceptance)
 
     def forget(self, request: int) -> None:
         """The request left; its tokens go on serving its siblings."""
@@ -165,19 +167,19 @@ class GroupedDrafter:
         return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
 
 
-class _Following:
-    """Implements `Following` over the client's streams."""
+class _Session:
+    """Implements `DraftSession` over the client's streams."""
 
-    def __init__(self, followed: Followed, options: DraftOptions, acceptance: AcceptanceTracker) -> None:
-        self._followed, self._options, self._acceptance = followed, options, acceptance
-        self.observe = followed.observe
+    def __init__(self, index_session: IndexSession, options: DraftOptions, acceptance: AcceptanceTracker) -> None:
+        self._index_session, self._options, self._acceptance = index_session, options, acceptance
+        self.observe = index_session.observe
 
     def draft(self, limits: NDArray[np.int32]) -> DraftTable:
-        batch = self._followed.draft(limits, self._options)
+        batch = self._index_session.draft(limits, self._options)
         return DraftTable(batch.tokens, batch.parents, batch.counts)
 
     def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
-        self._followed.close()
+        self._index_session.close()
         self._acceptance.observe_many(tried, taken)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from seer.engine.drafter import StepReport
 from seer.engine.fleet_pool import open_pool
 from seer.engine.host.drafts import Drafts, GroupedDrafter, MeasuredBudget
-from seer.engine.host.pool_troubles import TroubleWatch
+from seer.engine.host.pool_errors import PoolErrorCounter
 from seer.engine.host.step_events import REPORT_S, add_up
 from seer.engine.local import LocalInstance
 from seer.engine.local.active import ActiveChunk
@@ -59,17 +59,17 @@ class HostedLocal(LocalInstance):
         self._gathered: list[Event] = []
         self._steps: list[StepReport] = []
         self._running: dict[tuple[int, int], bool] = {}  # chunk and attempt -> whether it decodes
-        self._troubles = TroubleWatch(pool) if pool is not None else None
+        self._troubles = PoolErrorCounter(pool) if pool is not None else None
         self._reported_s = 0.0
 
     async def begin_run(
-        self, run: str, drafts: Drafts, epoch: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None
+        self, run: str, drafts: Drafts, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None
     ) -> None:
         """Forget what other runs drafted and left unreported, and draft as this one asks."""
         self._steps, self._gathered = [], []  # nothing steps between two runs
         if self._own_drafter is not None:
-            self._own_drafter.begin_run(run, drafts, epoch)
-            self._own_drafter.recall(past or {})
+            self._own_drafter.begin_run(run, drafts, weights_version)
+            self._own_drafter.seed_from(past or {})
 
     async def close(self) -> None:
         """Free the engine, then what it used."""
@@ -89,8 +89,8 @@ class HostedLocal(LocalInstance):
         if now_s - self._reported_s >= REPORT_S or self._is_last_step():
             self._reported_s = now_s
             # Apart, so that what a plain decoding step costs can be read off the log.
-            plain = [step for step in self._steps if not step.num_prefill_rows]
-            mixed = [step for step in self._steps if step.num_prefill_rows]
+            plain = [step for step in self._steps if not step.num_prefill_tokens]
+            mixed = [step for step in self._steps if step.num_prefill_tokens]
             self._gathered.extend(add_up(now_s, self.id, steps) for steps in (plain, mixed) if steps)
             self._steps = []
             if self._troubles is not None and self._engine is not None:
@@ -125,7 +125,7 @@ class HostedLocal(LocalInstance):
 
 def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
     missing = active.num_context - active.num_found - active.num_loaded
-    # The KV of the newest token has never been computed: the step that draws its successor does so.
+    # The KV of the newest token has never been computed: the step that samples its successor does so.
     recomputed = missing - 1 if active.chunk.num_generated_tokens else 0
     return Prefilling(now_s, active.chunk.request, instance, missing, recomputed, active.num_loaded)
 

@@ -7,7 +7,7 @@ outbox holds is all that is lost.
 
 Invariants
   1. Outputs of one request leave in the order they came, and none is dropped.
-  2. Outputs of two attempts or two epochs are never merged.
+  2. Outputs of two attempts or two weights versions are never merged.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def merge(first: ChunkOutput, second: ChunkOutput) -> ChunkOutput | None:
         return None
     span = first.span or second.span
     if first.span is not None and second.span is not None:
-        if first.span.epoch != second.span.epoch:
+        if first.span.weights_version != second.span.weights_version:
             return None
         raw = None
         if first.span.raw_logprobs is not None and second.span.raw_logprobs is not None:
@@ -86,7 +86,7 @@ def merge(first: ChunkOutput, second: ChunkOutput) -> ChunkOutput | None:
         span = TokenSpan(
             [*first.span.ids, *second.span.ids],
             [*first.span.logprobs, *second.span.logprobs],
-            first.span.epoch,
+            first.span.weights_version,
             raw,
         )
     elif first.num_tokens and second.num_tokens and span is not None:

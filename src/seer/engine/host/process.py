@@ -41,7 +41,7 @@ from seer.engine.host.messages import (
     revive_error,
 )
 from seer.engine.host.options import HostOptions, InstanceSpec
-from seer.engine.host.parcel import Parcel, pack
+from seer.engine.host.staged_weights import StagedWeights, stage
 from seer.engine.host.state_events import StateSampler
 from seer.errors import DeadlineExceeded, InstanceError
 from seer.metrics.events import EventSink, discard
@@ -95,7 +95,7 @@ class ProcessInstance:
         self._calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
         self._replayed: dict[str, dict[str, Any]] = {}  # the newest arguments of each call a restart must repeat
-        self._parcel = Parcel(Path())
+        self._staged = StagedWeights(Path())
         self._is_paused = False
         self._is_restarting = False
         self._heard_s = 0.0
@@ -143,20 +143,20 @@ class ProcessInstance:
         """What went through this instance since its memory was empty; it may have dropped some."""
         return min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
-        """Switch to a newer epoch. Tensors travel through a file in shared memory, kept for a restart."""
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        """Switch to a newer weights version. Tensors travel through a file in shared memory, kept for a restart."""
         if self._in_hand:
             raise InstanceError(
                 f"instance {self._id} runs {len(self._in_hand)} chunks; weights change between rollouts"
             )
-        parcel = pack(weights)
+        staged = stage(weights)
         try:
-            await self.configure("update_weights", weights=str(parcel.path), epoch=epoch)
+            await self.configure("update_weights", weights=str(staged.path), weights_version=weights_version)
         except BaseException:
-            parcel.discard()
+            staged.discard()
             raise
-        self._parcel.discard()
-        self._parcel = parcel
+        self._staged.discard()
+        self._staged = staged
 
     async def pause(self) -> None:
         """Stop stepping."""
@@ -178,7 +178,7 @@ class ProcessInstance:
             # The reader is at the end of the stream now, or will be as soon as it has run.
             await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
         await self._clean_up()
-        self._parcel.discard()
+        self._staged.discard()
         self._end_all(ChunkEnd.ABORTED, None)
 
     # Beyond the protocol
@@ -353,7 +353,7 @@ class ProcessInstance:
             if not answer.done():
                 answer.set_exception(InstanceError(f"instance {self._id} was lost: {reason}"))
         self._calls.clear()
-        self._view = InstanceView(epoch=self._view.epoch)
+        self._view = InstanceView(weights_version=self._view.weights_version)
         self._sampler.sample(self._view, self._now_s(), self._limits)
         if not self._is_restarting:  # then `restart` itself raises, and nobody has been told that it is back
             self._on_lost(self._id, reason)

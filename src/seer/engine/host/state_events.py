@@ -34,7 +34,7 @@ class StateSampler:
             self._instance,
             view.num_running,
             view.num_waiting,
-            view.used_kv_blocks * (limits.block_tokens if limits is not None else 1),
+            view.used_kv_blocks * (limits.block_size if limits is not None else 1),
             draft_tokens=drafted / request_steps if request_steps else 0.0,
             accepted_per_step=1.0 + (accepted / request_steps if request_steps else 0.0),
         )

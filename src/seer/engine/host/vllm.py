@@ -39,10 +39,10 @@ class HostedVllm(VllmInstance):
         settle_process()
 
     async def begin_run(
-        self, run: str, drafts: str, epoch: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None
+        self, run: str, drafts: str, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None
     ) -> None:
         """Draft as this run asks; one instance tells the draft servers what an earlier epoch said."""
-        await super().begin_run(run, drafts, epoch)
+        await super().begin_run(run, drafts, weights_version)
         self._steps = []
         if self._past is not None:
             self._past.close()
@@ -51,8 +51,8 @@ class HostedVllm(VllmInstance):
         if past and self.id == 0 and speculation is not None and speculation.servers:
             self._past = GroupedDrafter(speculation.servers, None)
             mode: Drafts = "grouped" if drafts == "grouped" else "none"
-            self._past.begin_run(run, mode, epoch)
-            self._past.recall(past)
+            self._past.begin_run(run, mode, weights_version)
+            self._past.seed_from(past)
 
     async def close(self) -> None:
         """Also stop the thread that tells the draft servers."""
@@ -77,7 +77,7 @@ class HostedVllm(VllmInstance):
             self._reported_s = now_s
             steps, self._steps = self._steps, []
             for kind in (False, True):  # apart, so that what a plain decoding step costs can be read off the log
-                chosen = [step for step in steps if bool(step.num_prefill_rows) is kind]
+                chosen = [step for step in steps if bool(step.num_prefill_tokens) is kind]
                 if chosen:
                     self._emit(add_up(now_s, self.id, chosen))
 

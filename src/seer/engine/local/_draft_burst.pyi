@@ -10,8 +10,8 @@ class BurstChunk:
     num_accepted: int
 
 class DraftBurst:
-    def __init__(self, *, block_tokens: int, first_scratch_slot: int, spare_lane: int, spare_slot: int) -> None: ...
-    def add(self, *, lane: int, root: int, token: int, remaining: int, stop_ids: list[int]) -> None: ...
+    def __init__(self, *, block_size: int, first_scratch_slot: int, spare_seq_slot: int, spare_slot: int) -> None: ...
+    def add(self, *, seq_slot: int, root: int, token: int, remaining: int, stop_ids: list[int]) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> BurstChunk: ...
     num_live: int
@@ -26,13 +26,13 @@ class DraftBurst:
         counts: NDArray[np.int32],
         tables: NDArray[np.int32],
         num_chunks: int,
-        rows_per_chunk: int,
+        tokens_per_chunk: int,
         max_moves: int,
         inputs: NDArray[np.int32],
     ) -> bool: ...
     def settle(
         self,
-        drawn: NDArray[np.float32],
+        sampled: NDArray[np.float32],
         tables: NDArray[np.int32],
         near_tie: float,
         tokens: NDArray[np.int32],

@@ -6,16 +6,16 @@ class Kernels:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        block_tokens: int,
+        block_size: int,
         cache: int,
     ) -> None: ...
     def begin(
         self,
         *,
-        num_rows: int,
+        num_batched_tokens: int,
         num_segments: int,
         segment_rows: int,
-        segment_lanes: int,
+        segment_seq_slots: int,
         tables: int,
         table_width: int,
         num_visible: int,
@@ -38,7 +38,7 @@ def pack(weight: int, panels: int, inner: int, outer: int) -> None: ...
 def multiply(x: int, panels: int, bias: int, out: int, rows: int, inner: int, outer: int, width: int = 0) -> None: ...
 def widths() -> list[int]: ...
 def use_threads(count: int) -> None: ...
-def draw(
+def sample(
     raw: int, processed: int, vocab: int, seed: int, position: int, greedy: bool
 ) -> tuple[int, float, float, float]: ...
 def gumbel(seed: int, position: int, out: int, vocab: int) -> None: ...

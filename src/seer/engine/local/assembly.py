@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from seer.engine.base import InstanceLimits, Weights
-from seer.engine.drafter import DraftBudget, Drafter, LearnsAside, StepObserver
+from seer.engine.drafter import DeferredIndexing, DraftBudget, Drafter, StepObserver
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.local import cpu_ops
+from seer.engine.local.batch_scheduler import BatchScheduler
 from seer.engine.local.cache import KVCache, block_bytes, model_identity
 from seer.engine.local.engine import Engine
 from seer.engine.local.folder import ModelConfig
@@ -23,7 +24,6 @@ from seer.engine.local.model import Model
 from seer.engine.local.ops import Ops, TorchOps
 from seer.engine.local.rotary import RotaryTable
 from seer.engine.local.runner import PlainRunner, Runner
-from seer.engine.local.scheduler import Scheduler
 from seer.engine.local.shared import shared_weights
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
@@ -39,7 +39,7 @@ class EngineSettings:
 
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
-    epoch: int = 0
+    weights_version: int = 0
     max_step_tokens: int = 512
     """Rows of one forward pass: contexts are computed in pieces of at most this."""
     stream_tokens: int = 16
@@ -73,22 +73,22 @@ def assemble(
         config,
         num_blocks=limits.kv_blocks,
         num_scratch_tokens=settings.max_step_tokens if settings.drafter is not None else 0,
-        block_tokens=limits.block_tokens,
+        block_size=limits.block_size,
         dtype=settings.dtype,
         device=settings.device,
     )
     ops = _choose_ops(cache, settings.kernels)
-    scheduler = Scheduler(
+    scheduler = BatchScheduler(
         cache,
-        max_running=limits.max_running,
-        max_context_tokens=limits.max_context_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
         max_step_tokens=settings.max_step_tokens,
         pool=settings.pool,
         drafter=settings.drafter,
         budget=settings.budget,
     )
     shared = shared_weights(folder, config, ops, settings.dtype, settings.device, matrices_dir=settings.matrices_dir)
-    loaded = shared.load(folder if weights is None else weights, settings.epoch, ops, scheduler)
+    loaded = shared.load(folder if weights is None else weights, settings.weights_version, ops, scheduler)
     shared.join(scheduler, busy or (lambda: bool(scheduler.running or scheduler.waiting)))
     model = Model(config, ops, loaded)
     return Engine(
@@ -97,19 +97,19 @@ def assemble(
         runner=_choose_runner(model, scheduler),
         scheduler=scheduler,
         shared=shared,
-        namespace=cache.namespace(model_identity(config, shared.fingerprint), settings.epoch),
+        namespace=cache.namespace(model_identity(config, shared.fingerprint), settings.weights_version),
         stream_tokens=settings.stream_tokens,
         on_step=settings.on_step,
     )
 
 
-def update(engine: Engine, weights: Weights, epoch: int) -> None:
-    """Go on under new weights; from here on KV of the old epoch cannot be found."""
+def update(engine: Engine, weights: Weights, weights_version: int) -> None:
+    """Go on under new weights; from here on KV of the old weights version cannot be found."""
     assert not engine.busy, "weights change between chunks only"
-    engine.shared.load(weights, epoch, engine.model.ops, engine.scheduler)
+    engine.shared.load(weights, weights_version, engine.model.ops, engine.scheduler)
     engine.scheduler.blocks.forget_all()
     identity = model_identity(engine.model.config, engine.shared.fingerprint)
-    engine.namespace = engine.scheduler.cache.namespace(identity, epoch)
+    engine.namespace = engine.scheduler.cache.namespace(identity, weights_version)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -126,37 +126,35 @@ def choose_limits(
     config: ModelConfig,
     settings: EngineSettings,
     *,
-    block_tokens: int,
-    max_running: int,
+    block_size: int,
+    max_num_seqs: int,
     kv_blocks: int | None = None,
     kv_memory_bytes: int | None = None,
     memory_share: float = MEMORY_SHARE,
-    max_context_tokens: int | None = None,
+    max_model_len: int | None = None,
 ) -> InstanceLimits:
     """What the engine can hold: as told, or what memory allows."""
-    for name, value in (("block_tokens", block_tokens), ("max_running", max_running)):
+    for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
-    if settings.max_step_tokens < max_running:
+    if settings.max_step_tokens < max_num_seqs:
         raise ConfigError(
-            f"max_step_tokens={settings.max_step_tokens} is below max_running={max_running}",
+            f"max_step_tokens={settings.max_step_tokens} is below max_num_seqs={max_num_seqs}",
             hint="each running request needs a row in every step",
         )
-    context = min(max_context_tokens or config.max_context_tokens, config.max_context_tokens)
-    size = block_bytes(config, block_tokens, settings.dtype)
+    context = min(max_model_len or config.max_model_len, config.max_model_len)
+    size = block_bytes(config, block_size, settings.dtype)
     if kv_blocks is None:
-        # No more than all lanes can fill: what is left stays with the machine.
-        most = max_running * -(-context // block_tokens)
+        # No more than all seq_slots can fill: what is left stays with the machine.
+        most = max_num_seqs * -(-context // block_size)
         memory = int(_free_bytes(settings.device) * memory_share) if kv_memory_bytes is None else kv_memory_bytes
         kv_blocks = min(most, memory // size)
     if kv_blocks < 1:
         raise ConfigError(
             f"no room for a single KV block of {size / 2**20:.1f} MiB",
-            hint="raise kv_memory_bytes or lower block_tokens",
+            hint="raise kv_memory_bytes or lower block_size",
         )
-    return InstanceLimits(
-        kv_blocks=kv_blocks, block_tokens=block_tokens, max_running=max_running, max_context_tokens=context
-    )
+    return InstanceLimits(kv_blocks=kv_blocks, block_size=block_size, max_num_seqs=max_num_seqs, max_model_len=context)
 
 
 def _choose_ops(cache: KVCache, kernels: str) -> Ops:
@@ -171,12 +169,12 @@ def _choose_ops(cache: KVCache, kernels: str) -> Ops:
     return TorchOps(cache, rotary)
 
 
-def _choose_runner(model: Model, scheduler: Scheduler) -> Runner:
+def _choose_runner(model: Model, scheduler: BatchScheduler) -> Runner:
     if isinstance(model.ops, TorchOps | cpu_ops.CpuOps):
         return PlainRunner(model, scheduler)
     from seer.engine.local.gpu_runner import GpuRunner
 
-    if isinstance(scheduler.drafter, LearnsAside):
+    if isinstance(scheduler.drafter, DeferredIndexing):
         return GpuRunner(model, scheduler, meanwhile=scheduler.drafter.learn)
     return GpuRunner(model, scheduler)
 

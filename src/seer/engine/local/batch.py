@@ -11,7 +11,7 @@ So a rejected draft is never in a chunk's blocks, and an accepted node is moved 
 uniform_rows.py lays out steps that repeat, and puts the likeliest path into the chunk's blocks at once.)
 
 Invariants
-  1. Rows that are drawn from come in the order of `works`, and within one in tree order (root first).
+  1. Rows that are sampled from come in the order of `works`, and within one in tree order (root first).
   2. No two rows of a batch share a slot.
 """
 
@@ -37,20 +37,20 @@ class Work:
     num_tokens: int
     """Known tokens, from `active.num_computed` on."""
     tree: DraftTree | None = None
-    first_draw: int = 0
-    """Index of its first drawn row among all drawn rows; filled by `build`."""
+    first_sample: int = 0
+    """Index of its first sampled row among all sampled rows; filled by `build`."""
     node_slots: list[int] | None = None
     """Where the KV of the tree's nodes is computed; filled by `build`."""
 
-    draws: bool = field(init=False)
-    """Its last known token is among the rows, so that the next one can be drawn."""
+    samples: bool = field(init=False)
+    """Its last known token is among the rows, so that the next one can be sampled."""
 
     def __post_init__(self) -> None:
         """Settled now, for the chunk moves on before the work is forgotten."""
-        self.draws = self.active.num_computed + self.num_tokens == len(self.active.tokens)
+        self.samples = self.active.num_computed + self.num_tokens == len(self.active.tokens)
 
     @property
-    def num_rows(self) -> int:
+    def num_batched_tokens(self) -> int:
         """Rows of the forward pass."""
         return self.num_tokens + (len(self.tree.tokens) if self.tree else 0)
 
@@ -60,20 +60,20 @@ class Batch:
     """The arrays of one forward pass, on the host."""
 
     works: list[Work]
-    num_rows: int
+    num_batched_tokens: int
     tokens: Int64
     positions: Int64
     slots: Int64
     segment_rows: Int32
-    segment_lanes: Int32
+    segment_seq_slots: Int32
     num_visible: Int32
     path_start: Int32
     path_slots: Int64
-    draw_rows: Int64
-    """Rows whose next token is drawn."""
+    sample_rows: Int64
+    """Rows whose next token is sampled."""
 
 
-def build(works: list[Work], block_tokens: int, first_scratch_slot: int) -> Batch:
+def build(works: list[Work], block_size: int, first_scratch_slot: int) -> Batch:
     """Lay out the rows of the given work."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -82,7 +82,7 @@ def build(works: list[Work], block_tokens: int, first_scratch_slot: int) -> Batc
     paths: list[int] = []
     path_start = [0]
     segment_rows = [0]
-    draw_rows: list[int] = []
+    sample_rows: list[int] = []
     scratch = first_scratch_slot
     for work in works:
         active = work.active
@@ -91,17 +91,17 @@ def build(works: list[Work], block_tokens: int, first_scratch_slot: int) -> Batc
         positions.extend(range(start, stop))
         visible.extend(range(start + 1, stop + 1))
         blocks = active.blocks
-        slots.extend(blocks[at // block_tokens] * block_tokens + at % block_tokens for at in range(start, stop))
+        slots.extend(blocks[at // block_size] * block_size + at % block_size for at in range(start, stop))
         path_start.extend([len(paths)] * work.num_tokens)
-        if work.draws:
-            work.first_draw = len(draw_rows)
-            draw_rows.append(len(tokens) - 1)
+        if work.samples:
+            work.first_sample = len(sample_rows)
+            sample_rows.append(len(tokens) - 1)
         if work.tree is not None:
             node_paths: list[list[int]] = []
             for token, parent in zip(work.tree.tokens, work.tree.parents, strict=True):
                 path = [*(node_paths[parent] if parent is not None else ()), scratch]
                 node_paths.append(path)
-                draw_rows.append(len(tokens))
+                sample_rows.append(len(tokens))
                 tokens.append(token)
                 positions.append(stop - 1 + len(path))
                 slots.append(scratch)
@@ -113,14 +113,14 @@ def build(works: list[Work], block_tokens: int, first_scratch_slot: int) -> Batc
         segment_rows.append(len(tokens))
     return Batch(
         works=works,
-        num_rows=len(tokens),
+        num_batched_tokens=len(tokens),
         tokens=np.array(tokens, np.int64),
         positions=np.array(positions, np.int64),
         slots=np.array(slots, np.int64),
         segment_rows=np.array(segment_rows, np.int32),
-        segment_lanes=np.array([work.active.lane for work in works], np.int32),
+        segment_seq_slots=np.array([work.active.seq_slot for work in works], np.int32),
         num_visible=np.array(visible, np.int32),
         path_start=np.array(path_start, np.int32),
         path_slots=np.array(paths, np.int64),
-        draw_rows=np.array(draw_rows, np.int64),
+        sample_rows=np.array(sample_rows, np.int64),
     )

@@ -1,13 +1,13 @@
 """The memory that KV blocks live in, and the way their bytes go out to the pool and come back.
 
 One tensor, [block][layer][key, value][...]: a block's bytes are contiguous, so exporting blocks is handing
-out views of them (on a CPU) or one copy of all (on a GPU). Keys are [head_dim][block_tokens] and values
-[block_tokens][head_dim] within a KV head. Behind the blocks lie scratch blocks, in which draft nodes keep
+out views of them (on a CPU) or one copy of all (on a GPU). Keys are [head_dim][block_size] and values
+[block_size][head_dim] within a KV head. Behind the blocks lie scratch blocks, in which draft nodes keep
 their KV until they are accepted.
 
 Invariants
   1. Scratch blocks are never exported, and no block table names one.
-  2. The layout is part of the namespace: blocks of another layout, model or epoch can not be read by mistake.
+  2. The layout is part of the namespace: blocks of another layout, model or weights version can not be read by mistake.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class KVCache:
         *,
         num_blocks: int,
         num_scratch_tokens: int,
-        block_tokens: int,
+        block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.config = config
         self.num_blocks = num_blocks
-        self.block_tokens = block_tokens
+        self.block_size = block_size
         self.num_scratch_tokens = num_scratch_tokens
         # One block more than asked for: padding rows of fixed shapes write to its last slot.
-        num_scratch_blocks = -(-num_scratch_tokens // block_tokens) + 1
+        num_scratch_blocks = -(-num_scratch_tokens // block_size) + 1
         shape = (
             num_blocks + num_scratch_blocks,
             config.num_layers,
             2,
-            config.num_kv_heads * config.head_dim * block_tokens,
+            config.num_kv_heads * config.head_dim * block_size,
         )
         self.is_host_memory = device.type == "cpu"
         """Whether the pool can read and write the blocks where they are."""
@@ -68,33 +68,33 @@ class KVCache:
     @property
     def first_scratch_slot(self) -> int:
         """Slots from here on belong to draft nodes."""
-        return self.num_blocks * self.block_tokens
+        return self.num_blocks * self.block_size
 
     @property
     def spare_slot(self) -> int:
         """A slot nobody reads, for rows that only fill up a shape."""
-        return len(self.tensor) * self.block_tokens - 1
+        return len(self.tensor) * self.block_size - 1
 
     def keys(self, layer: int) -> torch.Tensor:
         """Keys of a layer, [block, kv head, head_dim, offset]."""
         c = self.config
-        return self.tensor[:, layer, 0].view(-1, c.num_kv_heads, c.head_dim, self.block_tokens)
+        return self.tensor[:, layer, 0].view(-1, c.num_kv_heads, c.head_dim, self.block_size)
 
     def values(self, layer: int) -> torch.Tensor:
         """Values of a layer, [block, kv head, offset, head_dim]."""
         c = self.config
-        return self.tensor[:, layer, 1].view(-1, c.num_kv_heads, self.block_tokens, c.head_dim)
+        return self.tensor[:, layer, 1].view(-1, c.num_kv_heads, self.block_size, c.head_dim)
 
-    def namespace(self, model: str, epoch: int) -> Namespace:
+    def namespace(self, model: str, weights_version: int) -> Namespace:
         """What the pool must know, beside the tokens, to tell these blocks from others."""
         layout = KVLayout(
             num_layers=self.config.num_layers,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             dtype=str(self.tensor.dtype).removeprefix("torch."),
-            block_tokens=self.block_tokens,
+            block_size=self.block_size,
         )
-        return Namespace(model=model, epoch=epoch, layout=layout, salt="local/keys-transposed")
+        return Namespace(model=model, weights_version=weights_version, layout=layout, salt="local/keys-transposed")
 
     def export(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int], owners: Owners) -> list[bool]:
         """Offer blocks to the pool; what it takes is pinned for their owners."""
@@ -130,9 +130,9 @@ def _num_leading(found: Sequence[bool]) -> int:
     return found.index(False) if False in found else len(found)
 
 
-def block_bytes(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Memory one block takes."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_tokens * dtype.itemsize
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size * dtype.itemsize
 
 
 def model_identity(config: ModelConfig, fingerprint: str) -> str:

@@ -87,7 +87,7 @@ class CpuOps:
             num_heads=c.num_heads,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
-            block_tokens=cache.block_tokens,
+            block_size=cache.block_size,
             cache=cache.tensor.data_ptr(),
         )
         self._alive: tuple[Any, ...] = ()
@@ -102,10 +102,10 @@ class CpuOps:
         cosine, sine = self.rotary.rows(torch.from_numpy(batch.positions))
         self._alive = (batch, tables, cosine, sine)
         self.kernels.begin(
-            num_rows=batch.num_rows,
+            num_batched_tokens=batch.num_batched_tokens,
             num_segments=len(batch.works),
             segment_rows=_address(batch.segment_rows),
-            segment_lanes=_address(batch.segment_lanes),
+            segment_seq_slots=_address(batch.segment_seq_slots),
             tables=tables.data_ptr(),
             table_width=tables.shape[1],
             num_visible=_address(batch.num_visible),

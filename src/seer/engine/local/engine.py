@@ -1,4 +1,4 @@
-"""The step: plan, lay out, compute, draw, settle, report.
+"""The step: plan, lay out, compute, sample, settle, report.
 
 Synchronous and single-threaded; instance.py gives it a thread and an event loop. Nothing here knows time
 beyond measuring how long a step took.
@@ -6,7 +6,7 @@ beyond measuring how long a step took.
 Invariants
   1. Every chunk added leads to exactly one output with `end` set, and its tokens are reported once, in order.
   2. A block is registered, and offered to the pool, only when all its tokens are final and their KV computed
-     under the current epoch.
+     under the current weights version.
   3. The KV of a rejected draft node is in scratch, or in its chunk's own blocks behind what was computed: never in a
      sealed block, and never seen.
 """
@@ -17,13 +17,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seer.engine.drafter import Follows, StepObserver, StepReport
+from seer.engine.drafter import OpensSessions, StepObserver, StepReport
 from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
+from seer.engine.local.batch_scheduler import BatchScheduler, Loads, draft_asks
 from seer.engine.local.model import Model
 from seer.engine.local.runner import DraftedSteps, Runner
-from seer.engine.local.sampling import Draws
-from seer.engine.local.scheduler import Loads, Scheduler, draft_asks
+from seer.engine.local.sampling import Samples
 from seer.engine.local.shared import SharedWeights
 from seer.engine.local.verify import Walk, walk
 from seer.kvpool.keys import Namespace
@@ -39,7 +39,7 @@ class Engine:
         *,
         model: Model,
         runner: Runner,
-        scheduler: Scheduler,
+        scheduler: BatchScheduler,
         shared: SharedWeights,
         namespace: Namespace,
         stream_tokens: int,
@@ -87,12 +87,12 @@ class Engine:
             num_steps = 1 if scheduler.waiting else self.runner.burst_length(works)
             if num_steps > 1:
                 return self.settle_burst(works, self.runner.burst(works, num_steps))
-        elif isinstance(scheduler.drafter, Follows) and self.runner.burst_length(works) > 1:
-            following = scheduler.drafter.follow(draft_asks(works, allowance))
+        elif isinstance(scheduler.drafter, OpensSessions) and self.runner.burst_length(works) > 1:
+            session = scheduler.drafter.open_session(draft_asks(works, allowance))
             # Whoever waits takes the place of the first to end.
             until_one_ends = bool(scheduler.waiting)
             return self.settle_drafts(
-                works, self.runner.follow(works, following, allowance, until_one_ends=until_one_ends)
+                works, self.runner.run_drafted(works, session, allowance, until_one_ends=until_one_ends)
             )
         else:
             scheduler.draft(works, allowance)
@@ -120,15 +120,15 @@ class Engine:
 
     # After the forward pass
 
-    def settle(self, works: Sequence[Work], draws: Draws) -> Done:
-        """Make drawn tokens final, keep accepted nodes' KV, seal full blocks."""
+    def settle(self, works: Sequence[Work], samples: Samples) -> Done:
+        """Make sampled tokens final, keep accepted nodes' KV, seal full blocks."""
         source: list[int] = []
         target: list[int] = []
         num_emitted = num_drafted = num_accepted = 0
         for work in works:
-            work.active.num_computed += work.num_tokens - (1 if work.draws else 0)
-            if work.draws:
-                way = self._advance(work, draws, source, target)
+            work.active.num_computed += work.num_tokens - (1 if work.samples else 0)
+            if work.samples:
+                way = self._advance(work, samples, source, target)
                 num_emitted += len(way.rows)
                 num_drafted += len(work.tree.tokens) if work.tree else 0
                 num_accepted += len(way.nodes)
@@ -137,57 +137,57 @@ class Engine:
         for work in works:
             self._seal(work.active)
         self._export(works)
-        self.num_near_ties += draws.num_near_ties
-        num_rows = sum(work.num_rows for work in works)
-        return Done(1, num_rows, num_emitted, num_drafted, num_accepted)
+        self.num_near_ties += samples.num_near_ties
+        num_batched_tokens = sum(work.num_batched_tokens for work in works)
+        return Done(1, num_batched_tokens, num_emitted, num_drafted, num_accepted)
 
-    def settle_burst(self, works: Sequence[Work], steps: Sequence[Draws]) -> Done:
+    def settle_burst(self, works: Sequence[Work], steps: Sequence[Samples]) -> Done:
         """Make the tokens of several decoding steps final, up to each chunk's stop token or limit."""
         num_emitted = 0
         for index, work in enumerate(works):
             active = work.active
-            tokens = [draws.tokens[index] for draws in steps][: active.num_remaining]
+            tokens = [samples.tokens[index] for samples in steps][: active.num_remaining]
             stop = next((at for at, token in enumerate(tokens) if token in active.stop_ids), None)
             count = len(tokens) if stop is None else stop + 1
             self._append(
                 active,
                 tokens[:count],
-                [draws.logprobs[index] for draws in steps[:count]],
-                [draws.raw_logprobs[index] for draws in steps[:count]],
+                [samples.logprobs[index] for samples in steps[:count]],
+                [samples.raw_logprobs[index] for samples in steps[:count]],
                 stopped=stop is not None,
             )
             active.num_computed += count
             self._seal(active)
             num_emitted += count
         self._export(works)
-        self.num_near_ties += sum(draws.num_near_ties for draws in steps)
+        self.num_near_ties += sum(samples.num_near_ties for samples in steps)
         return Done(len(steps), len(works), num_emitted)
 
-    def settle_drafts(self, works: Sequence[Work], followed: DraftedSteps) -> Done:
+    def settle_drafts(self, works: Sequence[Work], steps: DraftedSteps) -> Done:
         """Make the tokens of several verification steps final; their KV is where it belongs already."""
         num_emitted = num_drafted = num_accepted = 0
-        for work, said in zip(works, followed.said, strict=True):
-            active, tokens = work.active, said.tokens
-            self._append(active, tokens, said.logprobs, said.raw_logprobs, stopped=said.stopped, observed=True)
+        for work, burst in zip(works, steps.chunks, strict=True):
+            active, tokens = work.active, burst.tokens
+            self._append(active, tokens, burst.logprobs, burst.raw_logprobs, stopped=burst.stopped, observed=True)
             active.num_computed += len(tokens)
-            active.num_drafted += said.num_drafted
-            active.num_accepted += said.num_accepted
+            active.num_drafted += burst.num_drafted
+            active.num_accepted += burst.num_accepted
             self._seal(active)
             num_emitted += len(tokens)
-            num_drafted += said.num_drafted
-            num_accepted += said.num_accepted
+            num_drafted += burst.num_drafted
+            num_accepted += burst.num_accepted
         self._export(works)
-        self.num_near_ties += followed.num_near_ties
-        num_rows = round(followed.num_rows / followed.num_steps)
-        return Done(followed.num_steps, num_rows, num_emitted, num_drafted, num_accepted)
+        self.num_near_ties += steps.num_near_ties
+        num_batched_tokens = round(steps.num_batched_tokens / steps.num_steps)
+        return Done(steps.num_steps, num_batched_tokens, num_emitted, num_drafted, num_accepted)
 
-    def _advance(self, work: Work, draws: Draws, source: list[int], target: list[int]) -> Walk:
+    def _advance(self, work: Work, samples: Samples, source: list[int], target: list[int]) -> Walk:
         """Append what one chunk drew; list the slots that accepted nodes move between."""
-        active, first = work.active, work.first_draw
+        active, first = work.active, work.first_sample
         num_nodes = len(work.tree.tokens) if work.tree else 0
-        drawn = draws.tokens[first : first + 1 + num_nodes]
-        way = walk(work.tree, drawn, active.num_remaining, active.stop_ids)
-        tokens = self.scheduler.cache.block_tokens
+        sampled = samples.tokens[first : first + 1 + num_nodes]
+        way = walk(work.tree, sampled, active.num_remaining, active.stop_ids)
+        tokens = self.scheduler.cache.block_size
         for depth, node in enumerate(way.nodes):
             position = len(active.tokens) + depth
             assert work.node_slots is not None, "a walked tree was laid out"
@@ -197,9 +197,9 @@ class Engine:
                 target.append(own)
         self._append(
             active,
-            [drawn[row] for row in way.rows],
-            [draws.logprobs[first + row] for row in way.rows],
-            [draws.raw_logprobs[first + row] for row in way.rows],
+            [sampled[row] for row in way.rows],
+            [samples.logprobs[first + row] for row in way.rows],
+            [samples.raw_logprobs[first + row] for row in way.rows],
             stopped=way.stopped,
         )
         active.num_computed += 1 + len(way.nodes)
@@ -229,7 +229,7 @@ class Engine:
 
     def _seal(self, active: ActiveChunk) -> None:
         """Register the blocks that became full and computed."""
-        num_full = active.num_computed // self.scheduler.cache.block_tokens
+        num_full = active.num_computed // self.scheduler.cache.block_size
         for index in range(active.num_sealed, num_full):
             self.scheduler.blocks.seal(active.blocks[index], active.keys[index])
         active.num_sealed = max(active.num_sealed, num_full)
@@ -261,7 +261,7 @@ class Engine:
             if active.end is not None:
                 outputs.append(self._finish(active, active.end))
             elif active.num_unreported >= self.stream_tokens:
-                outputs.append(active.take_output(self.instance, self.namespace.epoch))
+                outputs.append(active.take_output(self.instance, self.namespace.weights_version))
         return outputs
 
     def _finish(self, active: ActiveChunk, end: ChunkEnd, error: str | None = None) -> ChunkOutput:
@@ -275,7 +275,7 @@ class Engine:
         ):
             # The request is over, so nobody will continue it: its KV may make room.
             self.scheduler.pool.free(str(chunk.request))
-        return active.take_output(self.instance, self.namespace.epoch)
+        return active.take_output(self.instance, self.namespace.weights_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class Done:
     """What was computed between two looks at the outside world."""
 
     num_steps: int
-    num_rows: int
+    num_batched_tokens: int
     """Of a step; the mean."""
     num_emitted: int
     num_drafted: int = 0
@@ -295,8 +295,8 @@ def _report(works: Sequence[Work], done: Done, duration_s: float, loads: Loads, 
         duration_s=duration_s / done.num_steps,
         num_steps=done.num_steps,
         num_running=len(works),
-        num_rows=done.num_rows,
-        num_prefill_rows=sum(work.num_tokens for work in works if work.num_tokens > 1),
+        num_batched_tokens=done.num_batched_tokens,
+        num_prefill_tokens=sum(work.num_tokens for work in works if work.num_tokens > 1),
         mean_context_tokens=sum(len(work.active.tokens) for work in works) // max(1, len(works)),
         num_emitted=done.num_emitted,
         num_drafted=done.num_drafted,

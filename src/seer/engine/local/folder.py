@@ -34,7 +34,7 @@ class ModelConfig:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
-    max_context_tokens: int
+    max_model_len: int
     tied_head: bool
     """The output matrix is the embedding table."""
     qkv_bias: bool
@@ -104,7 +104,7 @@ def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] =
         head_dim=raw.get("head_dim") or hidden // heads,
         rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_context_tokens=_whole(raw, "max_position_embeddings", source),
+        max_model_len=_whole(raw, "max_position_embeddings", source),
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         # Qwen2 always has the bias and says so nowhere.
         qkv_bias=family == "qwen2" or bool(raw.get("attention_bias", False)),

@@ -27,13 +27,13 @@ class Graph:
         self,
         inputs: torch.Tensor,
         forward: Callable[[], torch.Tensor],
-        num_drawn: int,
+        num_sampled: int,
         *,
         reads: object,
         pool: Any | None,
         meanwhile: Callable[[], None],
     ) -> None:
-        """`forward` reads `inputs`, int32 on the device, and answers with `num_drawn` rows of `GpuOps.draw`.
+        """`forward` reads `inputs`, int32 on the device, and answers with `num_sampled` rows of `GpuOps.sample`.
 
         `reads` is whatever else it reads that nobody else keeps: it must live as long as the graph. `meanwhile` is
         called while the device computes.
@@ -44,9 +44,9 @@ class Graph:
         self._host_inputs = torch.empty(inputs.shape, dtype=torch.int32, pin_memory=is_cuda)
         self.told: NDArray[np.int32] = self._host_inputs.numpy()
         """What the next replay is told, to be filled in."""
-        self._host_drawn = torch.empty((num_drawn, 4), pin_memory=is_cuda)
+        self._host_sampled = torch.empty((num_sampled, 4), pin_memory=is_cuda)
         # Captured kernels need `forward` no more. Kept, it would tie graph and runner into a cycle.
-        self.replay, self.drawn = _call(forward, inputs, num_drawn) if pool is None else _capture(forward, pool)
+        self.replay, self.sampled = _call(forward, inputs, num_sampled) if pool is None else _capture(forward, pool)
 
     def tell(self) -> None:
         """Send what the next replay reads."""
@@ -56,11 +56,11 @@ class Graph:
         """One step as it was told. The answer is overwritten by the next one."""
         self.tell()
         self.replay()
-        self._host_drawn.copy_(self.drawn, non_blocking=True)
+        self._host_sampled.copy_(self.sampled, non_blocking=True)
         self._meanwhile()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        return self._host_drawn.numpy()
+        return self._host_sampled.numpy()
 
 
 class Graphs(Generic[S]):
@@ -85,14 +85,14 @@ class Graphs(Generic[S]):
 
 
 def _call(
-    forward: Callable[[], torch.Tensor], inputs: torch.Tensor, num_drawn: int
+    forward: Callable[[], torch.Tensor], inputs: torch.Tensor, num_sampled: int
 ) -> tuple[Callable[[], None], torch.Tensor]:
-    drawn = torch.empty((num_drawn, 4), device=inputs.device)
+    sampled = torch.empty((num_sampled, 4), device=inputs.device)
 
     def replay() -> None:
-        drawn.copy_(forward())
+        sampled.copy_(forward())
 
-    return replay, drawn
+    return replay, sampled
 
 
 def _capture(forward: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[], None], torch.Tensor]:
@@ -103,8 +103,8 @@ def _capture(forward: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[
     torch.cuda.current_stream().wait_stream(side)
     captured = torch.cuda.CUDAGraph()
     with _no_collection(), torch.cuda.graph(captured, pool=pool, capture_error_mode="thread_local"):
-        drawn = forward()
-    return captured.replay, drawn
+        sampled = forward()
+    return captured.replay, sampled
 
 
 @contextmanager

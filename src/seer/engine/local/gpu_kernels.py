@@ -6,9 +6,9 @@
 Rows are described by one int32 array, `rows` [6][capacity] (uniform_rows.py has the order), so that a step needs one
 copy to the device, or none:
 
-    TOKEN     its token id             VISIBLE   leading positions of its lane's table that it sees
+    TOKEN     its token id             VISIBLE   leading positions of its seq_slot's table that it sees
     POSITION  its absolute position    NODES     bit j: it sees row `node_first + j` of its tile's tree
-    SLOT      where its KV goes        LANE      its row of the block tables
+    SLOT      where its KV goes        SEQ_SLOT      its row of the block tables
 
 and attention works tile by tile, `tiles` [3][count]: first row, number of rows (0: padding), first node row.
 Shapes that change the code are constexpr; everything else is data, so a captured graph serves any content. What differs
@@ -108,7 +108,7 @@ def attention_kernel(  # one program per tile, KV head and part of the context
     q = tl.load(qkv + row[:, None] * W + head[:, None] * D + d[None, :], mask=live[:, None], other=0.0)
     visible = tl.load(rows + 3 * capacity + row, mask=live, other=0)
     longest = tl.max(visible, 0)
-    lane = tl.load(rows + 5 * capacity + first).to(tl.int64)
+    seq_slot = tl.load(rows + 5 * capacity + first).to(tl.int64)
     size = tl.cdiv(tl.cdiv(longest, BLOCK_N), num_splits) * BLOCK_N
     start = split * size
     stop = tl.minimum(start + size, longest)
@@ -120,7 +120,7 @@ def attention_kernel(  # one program per tile, KV head and part of the context
     for base in range(start, stop, BLOCK_N):
         n = tl.multiple_of(base, BLOCK_N) + tl.arange(0, BLOCK_N)
         inside = n < stop
-        block = tl.load(tables + lane * table_width + n // BT, mask=n // BT * BT < stop, other=0).to(tl.int64)
+        block = tl.load(tables + seq_slot * table_width + n // BT, mask=n // BT * BT < stop, other=0).to(tl.int64)
         # Told that a block's positions share it, the compiler loads its keys in pieces of 16 bytes, not of 2. For the
         # same reason there is no mask: what lies behind `stop` is not seen.
         block = tl.max_constancy(block, BT)
@@ -227,19 +227,19 @@ def _gumbel(token, low, high):
     return -tl.log(exponential)
 
 
-@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["draw_rows"])
-def draw_part_kernel(  # one program per row and part of the vocabulary
-    logits, draw_rows, rows, capacity, seeds, inverse_temperature, parts, vocab, part_size,
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["sample_rows"])
+def sample_part_kernel(  # one program per row and part of the vocabulary
+    logits, sample_rows, rows, capacity, seeds, inverse_temperature, parts, vocab, part_size,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(draw_rows + place).to(tl.int64)
-    lane = tl.load(rows + 5 * capacity + row).to(tl.int64)
-    position = tl.load(rows + 1 * capacity + row).to(tl.int64) + 1  # of the token to be drawn
-    key = _mix64(tl.load(seeds + lane).to(tl.uint64) ^ position.to(tl.uint64))
+    row = tl.load(sample_rows + place).to(tl.int64)
+    seq_slot = tl.load(rows + 5 * capacity + row).to(tl.int64)
+    position = tl.load(rows + 1 * capacity + row).to(tl.int64) + 1  # of the token to be sampled
+    key = _mix64(tl.load(seeds + seq_slot).to(tl.uint64) ^ position.to(tl.uint64))
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = (key >> 32).to(tl.uint32)
-    inverse = tl.load(inverse_temperature + lane)  # 0 is greedy
+    inverse = tl.load(inverse_temperature + seq_slot)  # 0 is greedy
     top = -1.0e30
     raw_total = 0.0
     total = 0.0
@@ -281,15 +281,15 @@ def draw_part_kernel(  # one program per row and part of the vocabulary
     tl.store(at + 6, best_token.to(tl.int32).to(tl.float32, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["draw_rows"])
-def draw_join_kernel(  # one program per drawn row
-    parts, draw_rows, rows, capacity, inverse_temperature, drawn, tokens, positions,
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["sample_rows"])
+def sample_join_kernel(  # one program per sampled row
+    parts, sample_rows, rows, capacity, inverse_temperature, sampled, tokens, positions,
     PARTS: tl.constexpr, ADVANCE: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
-    row = tl.load(draw_rows + place).to(tl.int64)
-    lane = tl.load(rows + 5 * capacity + row).to(tl.int64)
-    inverse = tl.load(inverse_temperature + lane)
+    row = tl.load(sample_rows + place).to(tl.int64)
+    seq_slot = tl.load(rows + 5 * capacity + row).to(tl.int64)
+    inverse = tl.load(inverse_temperature + seq_slot)
     at = parts + (place * PARTS + tl.arange(0, PARTS)) * 8
     top, raw_total, total = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     best, second, logit = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
@@ -305,27 +305,27 @@ def draw_join_kernel(  # one program per drawn row
     behind = tl.maximum(tl.max(tl.where(mine, -1.0e30, best), 0), tl.max(second, 0))
     raw_logprob = chosen_logit - highest - tl.log(raw_sum)
     logprob = tl.where(inverse > 0.0, (chosen_logit - highest) * inverse - tl.log(processed_sum), 0.0)
-    tl.store(drawn + place * 4, chosen.to(tl.float32, bitcast=True))
-    tl.store(drawn + place * 4 + 1, logprob)
-    tl.store(drawn + place * 4 + 2, raw_logprob)
-    tl.store(drawn + place * 4 + 3, winner - behind)
+    tl.store(sampled + place * 4, chosen.to(tl.float32, bitcast=True))
+    tl.store(sampled + place * 4 + 1, logprob)
+    tl.store(sampled + place * 4 + 2, raw_logprob)
+    tl.store(sampled + place * 4 + 3, winner - behind)
     if ADVANCE:
-        tl.store(tokens + lane, chosen)
-        tl.store(positions + lane, tl.load(positions + lane) + 1)
+        tl.store(tokens + seq_slot, chosen)
+        tl.store(positions + seq_slot, tl.load(positions + seq_slot) + 1)
 
 
 @triton.jit(do_not_specialize=["table_width", "capacity"])
-def next_rows_kernel(  # one program per lane of a decode step: lay out its row from the lane's own state
-    lanes, tokens, positions, limits, tables, table_width, rows, capacity, BT: tl.constexpr
+def next_rows_kernel(  # one program per seq_slot of a decode step: lay out its row from the seq_slot's own state
+    seq_slots, tokens, positions, limits, tables, table_width, rows, capacity, BT: tl.constexpr
 ):
     row = tl.program_id(0)
-    lane = tl.load(lanes + row).to(tl.int64)
+    seq_slot = tl.load(seq_slots + row).to(tl.int64)
     # A chunk past its limit repeats its last reserved position until the host has noticed.
-    position = tl.minimum(tl.load(positions + lane), tl.load(limits + lane))
-    block = tl.load(tables + lane * table_width + position // BT)
-    tl.store(rows + row, tl.load(tokens + lane))
+    position = tl.minimum(tl.load(positions + seq_slot), tl.load(limits + seq_slot))
+    block = tl.load(tables + seq_slot * table_width + position // BT)
+    tl.store(rows + row, tl.load(tokens + seq_slot))
     tl.store(rows + 1 * capacity + row, position)
     tl.store(rows + 2 * capacity + row, block * BT + position % BT)
     tl.store(rows + 3 * capacity + row, position + 1)
     tl.store(rows + 4 * capacity + row, 0)
-    tl.store(rows + 5 * capacity + row, lane.to(tl.int32))
+    tl.store(rows + 5 * capacity + row, seq_slot.to(tl.int32))

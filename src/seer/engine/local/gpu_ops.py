@@ -20,7 +20,7 @@ from seer.engine.local.batch import Batch
 from seer.engine.local.cache import KVCache
 from seer.engine.local.ops import Linear, PlainLinear
 from seer.engine.local.rotary import RotaryTable
-from seer.engine.local.uniform_rows import LANE, NODES, POSITION, SLOT, TOKEN, VISIBLE, form_of
+from seer.engine.local.uniform_rows import NODES, POSITION, SEQ_SLOT, SLOT, TOKEN, VISIBLE, form_of
 from seer.errors import ConfigError
 
 triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
@@ -46,9 +46,9 @@ class GpuStep:
     rows: torch.Tensor
     tiles: torch.Tensor
     tables: torch.Tensor
-    num_rows: int
+    num_batched_tokens: int
     tile_tokens: int
-    num_node_rows: int
+    num_node_tokens: int
     """0 without trees; else a power of two of at least 16, a tree's nodes or more."""
 
     @property
@@ -113,9 +113,9 @@ class GpuOps:
             rows=torch.from_numpy(rows).to(self.device),
             tiles=torch.from_numpy(tiles).to(self.device),
             tables=tables,
-            num_rows=batch.num_rows,
+            num_batched_tokens=batch.num_batched_tokens,
             tile_tokens=TILE_TOKENS,
-            num_node_rows=ANY_TREE_ROWS if any(work.tree for work in batch.works) else 0,
+            num_node_tokens=ANY_TREE_ROWS if any(work.tree for work in batch.works) else 0,
         )
 
     def add_rms_norm(
@@ -141,12 +141,12 @@ class GpuOps:
     ) -> None:
         """In place, then into the cache."""
         c, step = self.config, self._step()
-        kernels.rotate_store_kernel[(step.num_rows, c.num_heads + 2 * c.num_kv_heads)](
+        kernels.rotate_store_kernel[(step.num_batched_tokens, c.num_heads + 2 * c.num_kv_heads)](
             qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
             self.rotary.cosine, self.rotary.sine, step.rows, step.capacity, self.cache.tensor,
             layer * self.layer_stride, self.block_stride, eps,
             NORM=q_norm is not None, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim,
-            BT=self.cache.block_tokens, num_warps=1,
+            BT=self.cache.block_size, num_warps=1,
         )  # fmt: skip
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -154,18 +154,18 @@ class GpuOps:
         c, step = self.config, self._step()
         out = torch.empty((len(qkv), c.num_heads * c.head_dim), dtype=qkv.dtype, device=qkv.device)
         splits = num_splits(step.num_tiles * c.num_kv_heads)
-        places = step.num_rows * c.num_heads
+        places = step.num_batched_tokens * c.num_heads
         parts = stats = out
         if splits > 1:
             parts = torch.empty(places * splits * c.head_dim, dtype=torch.float32, device=qkv.device)
             stats = torch.empty(places * splits * 2, dtype=torch.float32, device=qkv.device)
-        least = VERIFY_BLOCK_M if step.num_node_rows else 16
+        least = VERIFY_BLOCK_M if step.num_node_tokens else 16
         block_m = max(least, triton.next_power_of_2(step.tile_tokens * (c.num_heads // c.num_kv_heads)))
         kernels.attention_kernel[(step.num_tiles, c.num_kv_heads, splits)](
             qkv, self.cache.tensor, step.tables, step.rows, step.capacity, step.tiles, step.num_tiles, out,
             parts, stats, layer * self.layer_stride, self.block_stride, step.tables.shape[1],
-            splits, c.head_dim**-0.5, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens,
-            BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLIT=splits > 1, NODE_ROWS=step.num_node_rows, num_warps=4 if
+            splits, c.head_dim**-0.5, H=c.num_heads, HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_size,
+            BLOCK_M=block_m, BLOCK_N=BLOCK_N, SPLIT=splits > 1, NODE_ROWS=step.num_node_tokens, num_warps=4 if
             block_m <= 64 else 8, num_stages=2,
         )  # fmt: skip
         if splits > 1:
@@ -194,33 +194,33 @@ class GpuOps:
         c = self.config
         kernels.move_kernel[(num_programs, c.num_layers, c.num_kv_heads)](
             self.cache.tensor, moves, moves.shape[1], self.block_stride,
-            HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_tokens, num_warps=1,
+            HKV=c.num_kv_heads, D=c.head_dim, BT=self.cache.block_size, num_warps=1,
         )  # fmt: skip
 
-    def draw(
+    def sample(
         self,
         logits: torch.Tensor,
-        draw_rows: torch.Tensor,
-        lanes: LaneState,
+        sample_rows: torch.Tensor,
+        seq_slots: SeqSlotState,
         *,
         advance: bool,
     ) -> torch.Tensor:
-        """Draw a token per row of logits: [rows, 4] of token (its bits), logprob, raw logprob, margin."""
+        """Sample a token per row of logits: [rows, 4] of token (its bits), logprob, raw logprob, margin."""
         step = self._step()
         count, vocab = logits.shape
         num_parts = min(MAX_DRAW_PARTS, triton.next_power_of_2(triton.cdiv(vocab, DRAW_BLOCK)))
         parts = torch.empty((count, num_parts, 8), dtype=torch.float32, device=logits.device)
-        drawn = torch.empty((count, 4), dtype=torch.float32, device=logits.device)
+        sampled = torch.empty((count, 4), dtype=torch.float32, device=logits.device)
         size = triton.cdiv(triton.cdiv(vocab, num_parts), DRAW_BLOCK) * DRAW_BLOCK
-        kernels.draw_part_kernel[(count, num_parts)](
-            logits, draw_rows, step.rows, step.capacity, lanes.seeds, lanes.inverse_temperature, parts, vocab,
+        kernels.sample_part_kernel[(count, num_parts)](
+            logits, sample_rows, step.rows, step.capacity, seq_slots.seeds, seq_slots.inverse_temperature, parts, vocab,
             size, PARTS=num_parts, BLOCK=DRAW_BLOCK, num_warps=4,
         )  # fmt: skip
-        kernels.draw_join_kernel[(count,)](
-            parts, draw_rows, step.rows, step.capacity, lanes.inverse_temperature, drawn, lanes.tokens,
-            lanes.positions, PARTS=num_parts, ADVANCE=advance, num_warps=1,
+        kernels.sample_join_kernel[(count,)](
+            parts, sample_rows, step.rows, step.capacity, seq_slots.inverse_temperature, sampled, seq_slots.tokens,
+            seq_slots.positions, PARTS=num_parts, ADVANCE=advance, num_warps=1,
         )  # fmt: skip
-        return drawn
+        return sampled
 
     def _step(self) -> GpuStep:
         assert self.step is not None, "begin comes first"
@@ -228,11 +228,11 @@ class GpuOps:
 
 
 @dataclass(slots=True)
-class LaneState:
-    """What the device knows of each lane, so that decoding steps need nothing from the host."""
+class SeqSlotState:
+    """What the device knows of each seq_slot, so that decoding steps need nothing from the host."""
 
     tokens: torch.Tensor
-    """int32: the lane's last token."""
+    """int32: the seq_slot's last token."""
     positions: torch.Tensor
     """int32: that token's position."""
     limits: torch.Tensor
@@ -243,11 +243,11 @@ class LaneState:
     """fp32; 0 is greedy."""
 
     @classmethod
-    def zeros(cls, num_lanes: int, device: torch.device) -> LaneState:
-        """State of idle lanes."""
+    def zeros(cls, num_seq_slots: int, device: torch.device) -> SeqSlotState:
+        """State of idle seq_slots."""
 
         def zeros(dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(num_lanes, dtype=dtype, device=device)
+            return torch.zeros(num_seq_slots, dtype=dtype, device=device)
 
         return cls(
             tokens=zeros(torch.int32),
@@ -260,13 +260,13 @@ class LaneState:
 
 def describe(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The rows and tiles of any batch, as gpu_kernels.py has them."""
-    rows = np.zeros((6, batch.num_rows), np.int32)
+    rows = np.zeros((6, batch.num_batched_tokens), np.int32)
     rows[TOKEN], rows[POSITION] = batch.tokens, batch.positions
     rows[SLOT], rows[VISIBLE] = batch.slots, batch.num_visible
     tiles: list[tuple[int, int, int]] = []
     for index, work in enumerate(batch.works):
         first, last = int(batch.segment_rows[index]), int(batch.segment_rows[index + 1])
-        rows[LANE, first:last] = work.active.lane
+        rows[SEQ_SLOT, first:last] = work.active.seq_slot
         parents = work.tree.parents if work.tree else ()
         assert len(parents) <= kernels.MAX_NODES, f"a tree of {len(parents)} nodes, {kernels.MAX_NODES} are possible"
         node_first = last - len(parents)

@@ -2,20 +2,20 @@
 
     kind of step                              how
     every chunk decodes, no drafts            burst: a graph per batch size, replayed several times; each replay lays
-                                              out its rows from the lanes' own state on the device
+                                              out its rows from the seq_slots' own state on the device
     every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out; from
-                                              one step to the next in native code (`follow`), where the drafter can
+                                              one step to the next in native code (`run_drafted`), where the drafter can
     anything else (pieces of contexts)        a graph per (rows, chunks) where steps are small and often of that
                                               size; else kernel by kernel
 
-Chunks that use top-k, top-p, min-p or are still below `min_tokens` draw through sampling.py, row by row;
-everything else is drawn on the device, and a step waits for the host once however many chunks it has. Which graph a
+Chunks that use top-k, top-p, min-p or are still below `min_tokens` sample through sampling.py, row by row;
+everything else is sampled on the device, and a step waits for the host once however many chunks it has. Which graph a
 step runs in, graph_shapes.py says.
 
 Invariants
-  1. Padding rows belong to a spare lane whose only slot nobody reads.
-  2. A lane's seed and temperature on the device are its chunk's whenever a step starts; its token and position are
-     the host's whenever a burst starts: steps with drafts bring their own rows, so lanes lag behind meanwhile.
+  1. Padding rows belong to a spare seq_slot whose only slot nobody reads.
+  2. A seq_slot's seed and temperature on the device are its chunk's whenever a step starts; its token and position are
+     the host's whenever a burst starts: steps with drafts bring their own rows, so seq_slots lag behind meanwhile.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seer.engine.drafter import Allowance, Following
+from seer.engine.drafter import Allowance, DraftSession
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Batch, Work, build
-from seer.engine.local.drafted_steps import NO_MOVE, follow
+from seer.engine.local.batch_scheduler import BatchScheduler
+from seer.engine.local.drafted_steps import NO_MOVE, run_drafted_steps
 from seer.engine.local.gpu_graph import Graph, Graphs
-from seer.engine.local.gpu_ops import ANY_TREE_ROWS, TILE_TOKENS, GpuOps, GpuStep, LaneState, describe
+from seer.engine.local.gpu_ops import ANY_TREE_ROWS, TILE_TOKENS, GpuOps, GpuStep, SeqSlotState, describe
 from seer.engine.local.graph_shapes import MixedShape, Shape
 from seer.engine.local.model import Model
-from seer.engine.local.runner import DraftedSteps, draw_rows
-from seer.engine.local.sampling import MASK64, Draws, draw, mix64, unpack
-from seer.engine.local.scheduler import Scheduler
-from seer.engine.local.uniform_rows import LANE, SLOT, TOKEN, VISIBLE, lay_out
+from seer.engine.local.runner import DraftedSteps, sample_rows
+from seer.engine.local.sampling import MASK64, Samples, mix64, sample, unpack
+from seer.engine.local.uniform_rows import SEQ_SLOT, SLOT, TOKEN, VISIBLE, lay_out
 
 BURST = 8
 """Decoding steps per burst: host work per token falls to an eighth; a stopped chunk wastes 3.5 rows on
@@ -48,7 +48,7 @@ average.
 Flat = TypeVar("Flat", torch.Tensor, NDArray[np.int32])
 
 NOT_SENT = -1
-"""In the place of a lane's position."""
+"""In the place of a seq_slot's position."""
 
 
 class GpuRunner:
@@ -57,7 +57,7 @@ class GpuRunner:
     def __init__(
         self,
         model: Model,
-        scheduler: Scheduler,
+        scheduler: BatchScheduler,
         *,
         capture: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
@@ -67,18 +67,18 @@ class GpuRunner:
         self.device = model.ops.device
         self.meanwhile = meanwhile
         """Called once the device has its work and before the host waits for it."""
-        num_lanes, width = scheduler.tables.shape
-        self.spare_lane = num_lanes
+        num_seq_slots, width = scheduler.tables.shape
+        self.spare_seq_slot = num_seq_slots
         self.spare_slot = scheduler.cache.spare_slot
         self.tables = torch.full(
-            (num_lanes + 1, width),
-            self.spare_slot // scheduler.cache.block_tokens,
+            (num_seq_slots + 1, width),
+            self.spare_slot // scheduler.cache.block_size,
             dtype=torch.int32,
             device=self.device,
         )
-        self.lanes = LaneState.zeros(num_lanes + 1, self.device)
-        self._positions: NDArray[np.int64] = np.zeros(num_lanes + 1, np.int64)
-        self._owners: list[object] = [None] * num_lanes
+        self.seq_slots = SeqSlotState.zeros(num_seq_slots + 1, self.device)
+        self._positions: NDArray[np.int64] = np.zeros(num_seq_slots + 1, np.int64)
+        self._owners: list[object] = [None] * num_seq_slots
         self._tables_version = -1
         self.decoding, self.verifying = Graphs[Shape](), Graphs[Shape]()
         self.mixed = Graphs[MixedShape]()
@@ -91,47 +91,47 @@ class GpuRunner:
         """Graphs of all kinds."""
         return len(self.decoding) + len(self.verifying) + len(self.mixed)
 
-    def run(self, works: list[Work]) -> Draws:
+    def run(self, works: list[Work]) -> Samples:
         """One step, by graph where its shape repeats."""
         self._send_tables()
         self._send_owners(works)
-        uniform = all(work.num_tokens == 1 and work.draws for work in works)
+        uniform = all(work.num_tokens == 1 and work.samples for work in works)
         if uniform and all(_plain_sampling(work) for work in works):
             return self._run_uniform(works)
         return self._run_any(works)
 
     def burst_length(self, works: Sequence[Work]) -> int:
-        """As long as every chunk can be drawn for on the device."""
+        """As long as every chunk can be sampled for on the device."""
         return BURST if all(_plain_sampling(work) for work in works) else 1
 
-    def burst(self, works: Sequence[Work], num_steps: int) -> list[Draws]:
+    def burst(self, works: Sequence[Work], num_steps: int) -> list[Samples]:
         """Replay the decoding graph; the host looks at all results at the end."""
         self._send_tables()
         self._send_owners(works)
         self._send_positions(works)
         shape = self.decoding.shapes.choose(Shape.of(len(works), 1), num_steps)
         graph = self.decoding.get(shape, self._capture_burst)
-        lanes = [work.active.lane for work in works]
-        graph.told[...] = lanes + [self.spare_lane] * (shape.num_chunks - len(lanes))
+        seq_slots = [work.active.seq_slot for work in works]
+        graph.told[...] = seq_slots + [self.spare_seq_slot] * (shape.num_chunks - len(seq_slots))
         graph.tell()
-        results = torch.empty((num_steps, *graph.drawn.shape), device=self.device)
+        results = torch.empty((num_steps, *graph.sampled.shape), device=self.device)
         for index in range(num_steps):
             graph.replay()
-            results[index].copy_(graph.drawn)
-        self._positions[lanes] += num_steps
+            results[index].copy_(graph.sampled)
+        self._positions[seq_slots] += num_steps
         self.meanwhile()
         host = results.cpu().numpy()
         return [unpack(host[index, : len(works)]) for index in range(num_steps)]
 
-    def follow(
-        self, works: Sequence[Work], following: Following, allowance: Allowance, *, until_one_ends: bool
+    def run_drafted(
+        self, works: Sequence[Work], session: DraftSession, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:
         """Verify by graph, and in between do what drafted_steps.py says and nothing else."""
         self._send_tables()
         self._send_owners(works)
-        return follow(
+        return run_drafted_steps(
             works,
-            following,
+            session,
             allowance,
             scheduler=self.scheduler,
             choose=self._choose_uniform,
@@ -142,7 +142,7 @@ class GpuRunner:
 
     # One step
 
-    def _run_uniform(self, works: list[Work]) -> Draws:
+    def _run_uniform(self, works: list[Work]) -> Samples:
         """Each chunk's last token and its draft nodes, padded to one shape."""
         most = max(1 + (len(work.tree.tokens) if work.tree else 0) for work in works)
         shape, step = self._choose_uniform(len(works), most)
@@ -150,137 +150,155 @@ class GpuRunner:
         rows = lay_out(
             works,
             size=shape.num_chunks,
-            per_chunk=shape.rows_per_chunk,
-            block_tokens=cache.block_tokens,
+            per_chunk=shape.tokens_per_chunk,
+            block_size=cache.block_size,
             first_scratch_slot=cache.first_scratch_slot,
-            spare_lane=self.spare_lane,
+            spare_seq_slot=self.spare_seq_slot,
             spare_slot=self.spare_slot,
         )
         step.told[: rows.size], step.told[rows.size :] = rows.ravel(), NO_MOVE
         return unpack(step.run())
 
-    def _choose_uniform(self, num_chunks: int, rows_per_chunk: int) -> tuple[Shape, Graph]:
+    def _choose_uniform(self, num_chunks: int, tokens_per_chunk: int) -> tuple[Shape, Graph]:
         """The graph in which a step runs that has so many rows for each of its chunks."""
-        shape = self.verifying.shapes.choose(Shape.of(num_chunks, rows_per_chunk))
+        shape = self.verifying.shapes.choose(Shape.of(num_chunks, tokens_per_chunk))
         return shape, self.verifying.get(shape, self._capture_uniform)
 
-    def _run_any(self, works: list[Work]) -> Draws:
+    def _run_any(self, works: list[Work]) -> Samples:
         cache = self.scheduler.cache
-        batch = build(works, cache.block_tokens, cache.first_scratch_slot)
-        on_device = all(_plain_sampling(work) for work in works if work.draws)
-        own = MixedShape.of(batch.num_rows, len(works), any(work.tree for work in works)) if on_device else None
+        batch = build(works, cache.block_size, cache.first_scratch_slot)
+        on_device = all(_plain_sampling(work) for work in works if work.samples)
+        own = (
+            MixedShape.of(batch.num_batched_tokens, len(works), any(work.tree for work in works)) if on_device else None
+        )
         shape = self.mixed.shapes.choose_or_eager(own) if own is not None else None
         if shape is not None:
             return self._run_mixed(batch, shape)
         logits = self.model.forward(batch, self.tables)
-        if not len(batch.draw_rows):
-            return Draws([], [], [])
+        if not len(batch.sample_rows):
+            return Samples([], [], [])
         if not on_device:
-            return draw(logits, draw_rows(works))
-        rows = torch.from_numpy(batch.draw_rows.astype(np.int32)).to(self.device)
-        return unpack(self.ops.draw(logits, rows, self.lanes, advance=False).cpu().numpy())
+            return sample(logits, sample_rows(works))
+        rows = torch.from_numpy(batch.sample_rows.astype(np.int32)).to(self.device)
+        return unpack(self.ops.sample(logits, rows, self.seq_slots, advance=False).cpu().numpy())
 
-    def _run_mixed(self, batch: Batch, shape: MixedShape) -> Draws:
-        """Any rows, padded by rows of the spare lane."""
+    def _run_mixed(self, batch: Batch, shape: MixedShape) -> Samples:
+        """Any rows, padded by rows of the spare seq_slot."""
         graph = self.mixed.get(shape, self._capture_mixed)
         graph.told[...] = self._mixed_inputs(shape, batch)
-        return unpack(graph.run()[: len(batch.draw_rows)])
+        return unpack(graph.run()[: len(batch.sample_rows)])
 
     def _mixed_inputs(self, shape: MixedShape, batch: Batch | None) -> NDArray[np.int32]:
         """What a mixed step is told; every row is in a tile, padding too, or it would be computed from anything."""
         inputs = np.zeros(_mixed_size(shape), np.int32)
-        rows, tiles, drawn = _mixed_parts(inputs, shape)
-        rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
-        num_rows = num_tiles = 0
+        rows, tiles, sampled = _mixed_parts(inputs, shape)
+        rows[SEQ_SLOT], rows[SLOT], rows[VISIBLE] = self.spare_seq_slot, self.spare_slot, 1
+        num_batched_tokens = num_tiles = 0
         if batch is not None:
             own_rows, own_tiles = describe(batch)
-            num_rows, num_tiles = own_rows.shape[1], own_tiles.shape[1]
-            rows[:, :num_rows], tiles[:, :num_tiles] = own_rows, own_tiles
-            drawn[: len(batch.draw_rows)] = batch.draw_rows
-        for tile, at in enumerate(range(num_rows, shape.num_rows, TILE_TOKENS), num_tiles):
-            tiles[:, tile] = at, min(TILE_TOKENS, shape.num_rows - at), at
+            num_batched_tokens, num_tiles = own_rows.shape[1], own_tiles.shape[1]
+            rows[:, :num_batched_tokens], tiles[:, :num_tiles] = own_rows, own_tiles
+            sampled[: len(batch.sample_rows)] = batch.sample_rows
+        for tile, at in enumerate(range(num_batched_tokens, shape.num_batched_tokens, TILE_TOKENS), num_tiles):
+            tiles[:, tile] = at, min(TILE_TOKENS, shape.num_batched_tokens - at), at
         return inputs
 
     # Captured once
 
     def _capture_burst(self, shape: Shape) -> Graph:
-        """A step that lays out its own rows, from the lanes it is told."""
-        step = self._uniform_step(shape, torch.empty((6, shape.num_rows), dtype=torch.int32, device=self.device))
-        lanes = torch.full((shape.num_chunks,), self.spare_lane, dtype=torch.int32, device=self.device)
-        every_row = torch.arange(shape.num_rows, dtype=torch.int32, device=self.device)
+        """A step that lays out its own rows, from the seq_slots it is told."""
+        step = self._uniform_step(
+            shape, torch.empty((6, shape.num_batched_tokens), dtype=torch.int32, device=self.device)
+        )
+        seq_slots = torch.full((shape.num_chunks,), self.spare_seq_slot, dtype=torch.int32, device=self.device)
+        every_row = torch.arange(shape.num_batched_tokens, dtype=torch.int32, device=self.device)
 
         def forward() -> torch.Tensor:
             self.ops.step = step
-            self._next_rows(step, lanes)
-            return self._draw_all(step, every_row, advance=True)
+            self._next_rows(step, seq_slots)
+            return self._sample_all(step, every_row, advance=True)
 
-        return Graph(lanes, forward, shape.num_rows, reads=(step, every_row), pool=self._pool, meanwhile=self.meanwhile)
+        return Graph(
+            seq_slots,
+            forward,
+            shape.num_batched_tokens,
+            reads=(step, every_row),
+            pool=self._pool,
+            meanwhile=self.meanwhile,
+        )
 
     def _capture_uniform(self, shape: Shape) -> Graph:
         """A step that is told its rows, and which KV of the step before to move first."""
-        inputs = torch.full((6 * shape.num_rows + 2 * shape.num_nodes,), NO_MOVE, dtype=torch.int32, device=self.device)
-        step = self._uniform_step(shape, inputs[: 6 * shape.num_rows].view(6, shape.num_rows))
-        moves = inputs[6 * shape.num_rows :].view(2, shape.num_nodes)
-        every_row = torch.arange(shape.num_rows, dtype=torch.int32, device=self.device)
+        inputs = torch.full(
+            (6 * shape.num_batched_tokens + 2 * shape.num_nodes,), NO_MOVE, dtype=torch.int32, device=self.device
+        )
+        step = self._uniform_step(shape, inputs[: 6 * shape.num_batched_tokens].view(6, shape.num_batched_tokens))
+        moves = inputs[6 * shape.num_batched_tokens :].view(2, shape.num_nodes)
+        every_row = torch.arange(shape.num_batched_tokens, dtype=torch.int32, device=self.device)
 
         def forward() -> torch.Tensor:
             self.ops.step = step
             if shape.num_nodes:
                 self.ops.move_told(moves, num_programs=shape.num_chunks)
-            return self._draw_all(step, every_row, advance=False)
+            return self._sample_all(step, every_row, advance=False)
 
         return Graph(
-            inputs, forward, shape.num_rows, reads=(step, every_row), pool=self._pool, meanwhile=self.meanwhile
+            inputs,
+            forward,
+            shape.num_batched_tokens,
+            reads=(step, every_row),
+            pool=self._pool,
+            meanwhile=self.meanwhile,
         )
 
     def _capture_mixed(self, shape: MixedShape) -> Graph:
-        """A step that is told its rows, its tiles and what to draw from."""
+        """A step that is told its rows, its tiles and what to sample from."""
         inputs = torch.from_numpy(self._mixed_inputs(shape, None)).to(self.device)
-        rows, tiles, drawn = _mixed_parts(inputs, shape)
+        rows, tiles, sampled = _mixed_parts(inputs, shape)
         step = GpuStep(
             rows=rows,
             tiles=tiles,
             tables=self.tables,
-            num_rows=shape.num_rows,
+            num_batched_tokens=shape.num_batched_tokens,
             tile_tokens=TILE_TOKENS,
-            num_node_rows=ANY_TREE_ROWS if shape.has_trees else 0,
+            num_node_tokens=ANY_TREE_ROWS if shape.has_trees else 0,
         )
 
         def forward() -> torch.Tensor:
             self.ops.step = step
             hidden = self.model.weights.embedding[step.rows[TOKEN].long()]
             change = self.model.run_layers(hidden)
-            at = drawn.long()
-            return self.ops.draw(self.model.logits(hidden[at], change[at]), drawn, self.lanes, advance=False)
+            at = sampled.long()
+            return self.ops.sample(self.model.logits(hidden[at], change[at]), sampled, self.seq_slots, advance=False)
 
-        return Graph(inputs, forward, len(drawn), reads=(step, drawn), pool=self._pool, meanwhile=self.meanwhile)
+        return Graph(inputs, forward, len(sampled), reads=(step, sampled), pool=self._pool, meanwhile=self.meanwhile)
 
     def _uniform_step(self, shape: Shape, rows: torch.Tensor) -> GpuStep:
         """A step over these rows, which are nobody's for now."""
-        num_rows, per_chunk = shape.num_rows, shape.rows_per_chunk
+        num_batched_tokens, per_chunk = shape.num_batched_tokens, shape.tokens_per_chunk
         rows.zero_()
-        rows[LANE], rows[SLOT], rows[VISIBLE] = self.spare_lane, self.spare_slot, 1
-        first = torch.arange(0, num_rows, per_chunk, dtype=torch.int32)
+        rows[SEQ_SLOT], rows[SLOT], rows[VISIBLE] = self.spare_seq_slot, self.spare_slot, 1
+        first = torch.arange(0, num_batched_tokens, per_chunk, dtype=torch.int32)
         tiles = torch.stack((first, torch.full_like(first, per_chunk), first + 1))
         return GpuStep(
             rows=rows,
             tiles=tiles.contiguous().to(self.device),
             tables=self.tables,
-            num_rows=num_rows,
+            num_batched_tokens=num_batched_tokens,
             tile_tokens=per_chunk,
-            num_node_rows=0 if per_chunk == 1 else 16 if per_chunk <= 17 else 32,
+            num_node_tokens=0 if per_chunk == 1 else 16 if per_chunk <= 17 else 32,
         )
 
-    def _draw_all(self, step: GpuStep, every_row: torch.Tensor, *, advance: bool) -> torch.Tensor:
+    def _sample_all(self, step: GpuStep, every_row: torch.Tensor, *, advance: bool) -> torch.Tensor:
         hidden = self.model.weights.embedding[step.rows[TOKEN].long()]
         logits = self.model.logits(hidden, self.model.run_layers(hidden))
-        return self.ops.draw(logits, every_row, self.lanes, advance=advance)
+        return self.ops.sample(logits, every_row, self.seq_slots, advance=advance)
 
-    def _next_rows(self, step: GpuStep, lanes: torch.Tensor) -> None:
-        state = self.lanes
-        kernels.next_rows_kernel[(step.num_rows,)](
-            lanes, state.tokens, state.positions, state.limits, self.tables, self.tables.shape[1], step.rows,
-            step.capacity, BT=self.scheduler.cache.block_tokens, num_warps=1,
+    def _next_rows(self, step: GpuStep, seq_slots: torch.Tensor) -> None:
+        state = self.seq_slots
+        kernels.next_rows_kernel[(step.num_batched_tokens,)](
+            seq_slots, state.tokens, state.positions, state.limits, self.tables, self.tables.shape[1], step.rows,
+            step.capacity, BT=self.scheduler.cache.block_size, num_warps=1,
         )  # fmt: skip
 
     # What the device knows
@@ -291,36 +309,36 @@ class GpuRunner:
             self.tables[:-1].copy_(self.scheduler.tables)
 
     def _send_owners(self, works: Sequence[Work]) -> None:
-        """What a draw needs to know of a lane: once for each chunk that has it."""
-        fresh = [work.active for work in works if self._owners[work.active.lane] is not work.active]
+        """What a sample needs to know of a seq_slot: once for each chunk that has it."""
+        fresh = [work.active for work in works if self._owners[work.active.seq_slot] is not work.active]
         if not fresh:
             return
-        at = torch.tensor([active.lane for active in fresh], device=self.device)
+        at = torch.tensor([active.seq_slot for active in fresh], device=self.device)
         seeds = [_signed(mix64(active.chunk.seed & MASK64)) for active in fresh]
-        self.lanes.seeds[at] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
+        self.seq_slots.seeds[at] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
         inverse = [_inverse(active.chunk.sampling.temperature) for active in fresh]
-        self.lanes.inverse_temperature[at] = torch.tensor(inverse, dtype=torch.float32, device=self.device)
+        self.seq_slots.inverse_temperature[at] = torch.tensor(inverse, dtype=torch.float32, device=self.device)
         for active in fresh:
-            self._owners[active.lane] = active
-            self._positions[active.lane] = NOT_SENT
+            self._owners[active.seq_slot] = active
+            self._positions[active.seq_slot] = NOT_SENT
 
     def _send_positions(self, works: Sequence[Work]) -> None:
-        """Where each lane stands, where the host knows better."""
-        stale = [work.active for work in works if self._positions[work.active.lane] != len(work.active.tokens) - 1]
+        """Where each seq_slot stands, where the host knows better."""
+        stale = [work.active for work in works if self._positions[work.active.seq_slot] != len(work.active.tokens) - 1]
         if not stale:
             return
-        lanes = [active.lane for active in stale]
+        seq_slots = [active.seq_slot for active in stale]
         last = [len(active.tokens) - 1 for active in stale]
         limits = [active.num_context + active.chunk.max_tokens - 1 for active in stale]
-        ints = np.array([lanes, [active.tokens[-1] for active in stale], last, limits], np.int32)
+        ints = np.array([seq_slots, [active.tokens[-1] for active in stale], last, limits], np.int32)
         sent = _pinned(ints, self.device).to(self.device, non_blocking=True)
         at = sent[0].long()
-        self.lanes.tokens[at], self.lanes.positions[at], self.lanes.limits[at] = sent[1], sent[2], sent[3]
-        self._positions[lanes] = last
+        self.seq_slots.tokens[at], self.seq_slots.positions[at], self.seq_slots.limits[at] = sent[1], sent[2], sent[3]
+        self._positions[seq_slots] = last
 
 
 def _plain_sampling(work: Work) -> bool:
-    """Whether the device can draw for this chunk: nothing is cut from the distribution."""
+    """Whether the device can sample for this chunk: nothing is cut from the distribution."""
     sampling = work.active.chunk.sampling
     whole = sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
     return whole and work.active.num_response >= sampling.min_tokens
@@ -328,23 +346,23 @@ def _plain_sampling(work: Work) -> bool:
 
 def _mixed_size(shape: MixedShape) -> int:
     """Integers that a mixed step is told."""
-    num_drawn = shape.num_rows if shape.has_trees else shape.num_chunks
-    return 6 * shape.num_rows + 3 * _num_tiles(shape) + num_drawn
+    num_sampled = shape.num_batched_tokens if shape.has_trees else shape.num_chunks
+    return 6 * shape.num_batched_tokens + 3 * _num_tiles(shape) + num_sampled
 
 
 def _num_tiles(shape: MixedShape) -> int:
     """As many as there can be: each chunk's last one need not be full, nor the padding's."""
-    return shape.num_rows // TILE_TOKENS + shape.num_chunks + 1
+    return shape.num_batched_tokens // TILE_TOKENS + shape.num_chunks + 1
 
 
 def _mixed_parts(inputs: Flat, shape: MixedShape) -> tuple[Flat, Flat, Flat]:
-    """Views of them: rows, tiles, rows to draw from."""
-    first_tile = 6 * shape.num_rows
-    first_drawn = first_tile + 3 * _num_tiles(shape)
+    """Views of them: rows, tiles, rows to sample from."""
+    first_tile = 6 * shape.num_batched_tokens
+    first_sample = first_tile + 3 * _num_tiles(shape)
     return (
-        inputs[:first_tile].reshape(6, shape.num_rows),
-        inputs[first_tile:first_drawn].reshape(3, _num_tiles(shape)),
-        inputs[first_drawn:],
+        inputs[:first_tile].reshape(6, shape.num_batched_tokens),
+        inputs[first_tile:first_sample].reshape(3, _num_tiles(shape)),
+        inputs[first_sample:],
     )
 
 

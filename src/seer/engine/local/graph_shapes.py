@@ -35,7 +35,7 @@ class Fitting(Protocol):
     """What a shape answers."""
 
     @property
-    def num_rows(self) -> int:
+    def num_batched_tokens(self) -> int:
         """Of the whole step."""
 
     def holds(self, other: Self) -> bool:
@@ -46,45 +46,45 @@ class Shape(NamedTuple):
     """So many chunks, and so many rows for each of them."""
 
     num_chunks: int
-    rows_per_chunk: int
+    tokens_per_chunk: int
 
     @classmethod
-    def of(cls, num_chunks: int, rows_per_chunk: int) -> Shape:
+    def of(cls, num_chunks: int, tokens_per_chunk: int) -> Shape:
         """The least that is captured and enough."""
-        return cls(least_enough(num_chunks, BATCH_SIZES), least_enough(rows_per_chunk, ROW_SIZES))
+        return cls(least_enough(num_chunks, BATCH_SIZES), least_enough(tokens_per_chunk, ROW_SIZES))
 
     @property
-    def num_rows(self) -> int:
+    def num_batched_tokens(self) -> int:
         """Of the whole step."""
-        return self.num_chunks * self.rows_per_chunk
+        return self.num_chunks * self.tokens_per_chunk
 
     @property
     def num_nodes(self) -> int:
         """Draft nodes there is room for."""
-        return self.num_rows - self.num_chunks
+        return self.num_batched_tokens - self.num_chunks
 
     def holds(self, other: Shape) -> bool:
         """Whether a step of the other shape fits."""
-        return self.num_chunks >= other.num_chunks and self.rows_per_chunk >= other.rows_per_chunk
+        return self.num_chunks >= other.num_chunks and self.tokens_per_chunk >= other.tokens_per_chunk
 
 
 class MixedShape(NamedTuple):
     """So many rows in all, of so many chunks."""
 
-    num_rows: int
+    num_batched_tokens: int
     num_chunks: int
     has_trees: bool
 
     @classmethod
-    def of(cls, num_rows: int, num_chunks: int, has_trees: bool) -> MixedShape | None:
+    def of(cls, num_batched_tokens: int, num_chunks: int, has_trees: bool) -> MixedShape | None:
         """The least that is captured and enough; None where nothing is."""
-        if num_rows > MIXED_ROWS[-1]:
+        if num_batched_tokens > MIXED_ROWS[-1]:
             return None
-        return cls(least_enough(num_rows, MIXED_ROWS), least_enough(num_chunks, BATCH_SIZES), has_trees)
+        return cls(least_enough(num_batched_tokens, MIXED_ROWS), least_enough(num_chunks, BATCH_SIZES), has_trees)
 
     def holds(self, other: MixedShape) -> bool:
         """Whether a step of the other shape fits."""
-        enough = self.num_rows >= other.num_rows and self.num_chunks >= other.num_chunks
+        enough = self.num_batched_tokens >= other.num_batched_tokens and self.num_chunks >= other.num_chunks
         return enough and self.has_trees >= other.has_trees
 
 
@@ -96,14 +96,14 @@ class GraphShapes(Generic[S]):
 
     def __init__(self) -> None:
         self._captured: list[S] = []
-        self._wasted_rows: Counter[S] = Counter()
+        self._padding_tokens: Counter[S] = Counter()
 
     def choose(self, own: S, num_steps: int = 1) -> S:
         """The graph for so many steps; one that was never chosen before is to be captured now."""
         larger = self._smallest_for(own)
         if larger == own:
             return own
-        if larger is not None and self._bears(own, num_steps * (larger.num_rows - own.num_rows)):
+        if larger is not None and self._bears(own, num_steps * (larger.num_batched_tokens - own.num_batched_tokens)):
             return larger
         self._captured.append(own)
         return own
@@ -113,23 +113,23 @@ class GraphShapes(Generic[S]):
         larger = self._smallest_for(own)
         if larger == own:
             return own
-        wasted = EAGER_ROWS if larger is None else min(EAGER_ROWS, larger.num_rows - own.num_rows)
+        wasted = EAGER_ROWS if larger is None else min(EAGER_ROWS, larger.num_batched_tokens - own.num_batched_tokens)
         if self._bears(own, wasted):
             return larger if wasted < EAGER_ROWS else None
         self._captured.append(own)
         return own
 
     def _smallest_for(self, own: S) -> S | None:
-        return min((shape for shape in self._captured if shape.holds(own)), key=_num_rows, default=None)
+        return min((shape for shape in self._captured if shape.holds(own)), key=_num_batched_tokens, default=None)
 
-    def _bears(self, own: S, wasted_rows: int) -> bool:
+    def _bears(self, own: S, padding_tokens: int) -> bool:
         """Whether so much more waste is still less than a capture."""
-        self._wasted_rows[own] += wasted_rows
-        return self._wasted_rows[own] < CAPTURE_ROWS
+        self._padding_tokens[own] += padding_tokens
+        return self._padding_tokens[own] < CAPTURE_ROWS
 
 
-def _num_rows(shape: Fitting) -> int:
-    return shape.num_rows
+def _num_batched_tokens(shape: Fitting) -> int:
+    return shape.num_batched_tokens
 
 
 def least_enough(size: int, sizes: tuple[int, ...]) -> int:

@@ -54,14 +54,14 @@ class LocalInstance:
         kv_blocks: int | None = None,
         kv_memory_bytes: int | None = None,
         memory_share: float = MEMORY_SHARE,
-        block_tokens: int = 16,
-        max_running: int = 32,
+        block_size: int = 16,
+        max_num_seqs: int = 32,
         max_waiting: int = 1024,
-        max_context_tokens: int | None = None,
+        max_model_len: int | None = None,
         max_step_tokens: int | None = None,
         dtype: str = "auto",
         device: str = "cpu",
-        epoch: int = 0,
+        weights_version: int = 0,
         drafter: Drafter | None = None,
         pool: Pool | None = None,
         budget: DraftBudget | None = None,
@@ -77,7 +77,7 @@ class LocalInstance:
         self._settings = EngineSettings(
             dtype=choose_dtype(dtype, on_device),
             device=on_device,
-            epoch=epoch,
+            weights_version=weights_version,
             max_step_tokens=max_step_tokens or (512 if on_device.type == "cpu" else 8192),
             stream_tokens=stream_tokens,
             drafter=drafter,
@@ -89,14 +89,14 @@ class LocalInstance:
         self._limits = choose_limits(
             self.config,
             self._settings,
-            block_tokens=block_tokens,
-            max_running=max_running,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
             kv_blocks=kv_blocks,
             kv_memory_bytes=kv_memory_bytes,
             memory_share=memory_share,
-            max_context_tokens=max_context_tokens,
+            max_model_len=max_model_len,
         )
-        self._max_waiting, self._threads, self._epoch = max_waiting, threads, epoch
+        self._max_waiting, self._threads, self._weights_version = max_waiting, threads, weights_version
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._engine: Engine | None = None
@@ -143,7 +143,7 @@ class LocalInstance:
     def view(self) -> InstanceView:
         """Counters as of now."""
         if self._engine is None:
-            return InstanceView(epoch=self._epoch)
+            return InstanceView(weights_version=self._weights_version)
         engine, scheduler = self._engine, self._engine.scheduler
         return InstanceView(
             num_running=len(scheduler.running),
@@ -153,26 +153,28 @@ class LocalInstance:
             num_steps=engine.num_steps,
             num_drafted=engine.num_drafted,
             num_accepted=engine.num_accepted,
-            epoch=engine.namespace.epoch,
+            weights_version=engine.namespace.weights_version,
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """Leading tokens of the chunk's context whose KV is here."""
         engine = self._started()
         keys = block_keys(engine.namespace, chunk.token_ids())
-        return len(engine.scheduler.blocks.find(key.tobytes() for key in keys)) * self._limits.block_tokens
+        return len(engine.scheduler.blocks.find(key.tobytes() for key in keys)) * self._limits.block_size
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Replace the weights in place; old KV becomes unreachable in the same moment."""
         if self._in_hand:
             raise InstanceError(
                 f"instance {self._id} has {len(self._in_hand)} chunks in hand, so its weights cannot change",
                 hint="wait for them or abort them",
             )
-        if epoch <= self._epoch:
-            raise InstanceError(f"epoch {epoch} is not newer than epoch {self._epoch}")
-        await self._ask(lambda: update(self._started(), weights, epoch))
-        self._epoch = epoch
+        if weights_version <= self._weights_version:
+            raise InstanceError(
+                f"weights version {weights_version} is not newer than weights version {self._weights_version}"
+            )
+        await self._ask(lambda: update(self._started(), weights, weights_version))
+        self._weights_version = weights_version
 
     async def pause(self) -> None:
         """Stop stepping; commands are still heard."""
@@ -200,15 +202,15 @@ class LocalInstance:
         refuse_unfit(
             chunk,
             instance=self._id,
-            epoch=self._epoch,
+            weights_version=self._weights_version,
             limits=self._limits,
             in_hand=self._in_hand,
             max_waiting=self._max_waiting,
             vocab_size=self.config.vocab_size,
         )
-        if self._engine is not None and self._engine.shared.epoch != self._epoch:
+        if self._engine is not None and self._engine.shared.weights_version != self._weights_version:
             raise InstanceError(
-                f"{who} runs epoch {self._epoch}, but its weights are of epoch {self._engine.shared.epoch}",
+                f"{who} runs version {self._weights_version}, its weights are of version {self._engine.shared.weights_version}",
                 hint="call update_weights on every instance of the process",
             )
 

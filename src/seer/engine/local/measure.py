@@ -72,16 +72,16 @@ def profile(
     num_steps: int = 10,
     device: str = "cpu",
     dtype: str = "auto",
-    block_tokens: int = 16,
+    block_size: int = 16,
 ) -> StepProfile:
     """Measure every combination."""
     config = read_config(folder)
     on_device = torch.device(device)
     # Every measured step may add all its tokens, were the drafts right.
     growth = (num_steps + WARMUP_STEPS + 1) * max(tokens_per_request)
-    if max(contexts) + growth > config.max_context_tokens:
+    if max(contexts) + growth > config.max_model_len:
         raise ConfigError(
-            f"{max(contexts)} tokens and {growth} more exceed the model's {config.max_context_tokens}",
+            f"{max(contexts)} tokens and {growth} more exceed the model's {config.max_model_len}",
             hint="measure shorter contexts or fewer steps",
         )
     points = []
@@ -99,9 +99,9 @@ def profile(
         limits = choose_limits(
             config,
             settings,
-            block_tokens=block_tokens,
-            max_running=batch,
-            kv_blocks=batch * (-(-(max(contexts) + growth) // block_tokens)),
+            block_size=block_size,
+            max_num_seqs=batch,
+            kv_blocks=batch * (-(-(max(contexts) + growth) // block_size)),
         )
         engine = assemble(0, folder, config, limits, settings)
         for context in contexts:
@@ -146,7 +146,7 @@ def generate_batch(
         while engine.busy:
             total += sum(output.num_tokens for output in engine.step())
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    decode = [step.duration_s for step in steps if not step.num_prefill_rows] or [0.0]
+    decode = [step.duration_s for step in steps if not step.num_prefill_tokens] or [0.0]
     return Throughput(len(prompts), total, wall, cpu, statistics.median(decode))
 
 
@@ -166,7 +166,7 @@ def _chunk(request: int, prompt: Sequence[int], num_tokens: int, sampling: Sampl
         max_tokens=num_tokens,
         sampling=sampling,
         seed=request,
-        epoch=0,
+        weights_version=0,
         prompt=list(prompt),
     )
 
@@ -181,7 +181,7 @@ def _time_steps(engine: Engine, batch: int, context: int, num_steps: int, growth
         engine.scheduler.plan()
         for active in engine.scheduler.running:
             active.num_computed = context - 1
-            active.num_sealed = active.num_computed // engine.scheduler.cache.block_tokens
+            active.num_sealed = active.num_computed // engine.scheduler.cache.block_size
         for _ in range(num_steps):
             engine.step()
         for request in range(batch):

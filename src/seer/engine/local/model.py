@@ -111,13 +111,13 @@ class Model:
         self.weights = weights
 
     def forward(self, batch: Batch, tables: torch.Tensor) -> torch.Tensor:
-        """Compute the batch's rows, KV included; return fp32 logits of the rows to be drawn from."""
+        """Compute the batch's rows, KV included; return fp32 logits of the rows to be sampled from."""
         self.ops.begin(batch, tables)
         hidden = self._embed(batch)
         change = self.run_layers(hidden)
-        if not len(batch.draw_rows):
+        if not len(batch.sample_rows):
             return hidden.new_zeros((0, self.config.vocab_size), dtype=torch.float32)
-        hidden, change = (self._drawn_rows(batch, rows) for rows in (hidden, change))
+        hidden, change = (self._sampled_rows(batch, rows) for rows in (hidden, change))
         return self.logits(hidden, change)
 
     def run_layers(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -143,8 +143,8 @@ class Model:
         embedding = self.weights.embedding
         return embedding[torch.from_numpy(batch.tokens).to(embedding.device)]
 
-    def _drawn_rows(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
-        """Only rows that are drawn from need the output matrix, by far the largest."""
-        if len(batch.draw_rows) == len(rows):
+    def _sampled_rows(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+        """Only rows that are sampled from need the output matrix, by far the largest."""
+        if len(batch.sample_rows) == len(rows):
             return rows
-        return rows[torch.from_numpy(batch.draw_rows).to(rows.device)]
+        return rows[torch.from_numpy(batch.sample_rows).to(rows.device)]

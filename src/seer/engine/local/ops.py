@@ -41,7 +41,7 @@ class Ops(Protocol):
         """As `MakeLinear`."""
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
-        """Get ready for the layers of a batch; `tables` is [lanes, blocks]."""
+        """Get ready for the layers of a batch; `tables` is [seq_slots, blocks]."""
 
     def add_rms_norm(
         self, x: torch.Tensor | None, hidden: torch.Tensor, weight: torch.Tensor, eps: float
@@ -104,7 +104,7 @@ class TorchOps:
         self.batch, self.tables = batch, tables.to(device)
         self.cosine, self.sine = self.rotary.rows(torch.from_numpy(batch.positions).to(device))
         slots = torch.from_numpy(batch.slots).to(device)
-        self.blocks, self.offsets = slots // self.cache.block_tokens, slots % self.cache.block_tokens
+        self.blocks, self.offsets = slots // self.cache.block_size, slots % self.cache.block_size
 
     def add_rms_norm(
         self, x: torch.Tensor | None, hidden: torch.Tensor, weight: torch.Tensor, eps: float
@@ -123,7 +123,7 @@ class TorchOps:
         eps: float,
     ) -> None:
         """Rotate in fp32; store in the cache's type."""
-        n = self.batch.num_rows
+        n = self.batch.num_batched_tokens
         q, k, v = self._heads(qkv)
         if q_norm is not None and k_norm is not None:
             q.copy_(rms_norm(q, q_norm, eps))
@@ -141,9 +141,9 @@ class TorchOps:
         c, batch = self.config, self.batch
         q, _, _ = self._heads(qkv)
         out = torch.zeros(len(qkv), c.num_heads * c.head_dim, dtype=qkv.dtype, device=qkv.device)
-        for segment, lane in enumerate(batch.segment_lanes.tolist()):
+        for segment, seq_slot in enumerate(batch.segment_seq_slots.tolist()):
             first, last = batch.segment_rows[segment : segment + 2].tolist()
-            keys, values, seen = self._seen(layer, lane, first, last)
+            keys, values, seen = self._seen(layer, seq_slot, first, last)
             queries = q[first:last].transpose(0, 1).float()
             group = c.num_heads // c.num_kv_heads
             scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * c.head_dim**-0.5
@@ -159,7 +159,7 @@ class TorchOps:
 
     def move(self, source: list[int], target: list[int]) -> None:
         """One gather and one scatter per layer and half."""
-        tokens = self.cache.block_tokens
+        tokens = self.cache.block_size
         a, b = (torch.tensor(slots, device=self.cache.tensor.device) for slots in (source, target))
         for layer in range(self.config.num_layers):
             keys, values = self.cache.keys(layer), self.cache.values(layer)
@@ -168,19 +168,21 @@ class TorchOps:
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         c = self.config
-        rows = qkv[: self.batch.num_rows].view(self.batch.num_rows, -1, c.head_dim)
+        rows = qkv[: self.batch.num_batched_tokens].view(self.batch.num_batched_tokens, -1, c.head_dim)
         return rows[:, : c.num_heads], rows[:, c.num_heads : -c.num_kv_heads], rows[:, -c.num_kv_heads :]
 
-    def _seen(self, layer: int, lane: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _seen(
+        self, layer: int, seq_slot: int, first: int, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keys and values [kv head, position, head_dim] of a segment, and which of them each row sees."""
-        batch, tokens = self.batch, self.cache.block_tokens
+        batch, tokens = self.batch, self.cache.block_size
         visible = batch.num_visible[first:last]
         path_start = batch.path_start[first : last + 1]
         paths = batch.path_slots[path_start[0] : path_start[-1]]
         nodes = {slot: place for place, slot in enumerate(dict.fromkeys(paths.tolist()))}
         num_table = int(visible.max())
         positions = torch.arange(num_table, device=self.tables.device)
-        slots = self.tables[lane, positions // tokens].long() * tokens + positions % tokens
+        slots = self.tables[seq_slot, positions // tokens].long() * tokens + positions % tokens
         slots = torch.cat((slots, torch.tensor(list(nodes), dtype=torch.long, device=slots.device)))
         seen = torch.zeros(last - first, num_table + len(nodes), dtype=torch.bool)
         for row, count in enumerate(visible.tolist()):

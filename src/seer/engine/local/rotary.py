@@ -17,7 +17,7 @@ class RotaryTable:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         frequencies = _frequencies(config)
-        angles = torch.arange(config.max_context_tokens, dtype=torch.float32)[:, None] * frequencies
+        angles = torch.arange(config.max_model_len, dtype=torch.float32)[:, None] * frequencies
         self.cosine = angles.cos().to(device)
         self.sine = angles.sin().to(device)
 

@@ -1,6 +1,6 @@
-"""Draw tokens from logits, with noise that depends on (seed, position) and nothing else.
+"""Sample tokens from logits, with noise that depends on (seed, position) and nothing else.
 
-Gumbel-max: the token drawn is the argmax of processed logit plus noise(seed, position, token). The noise of a
+Gumbel-max: the token sampled is the argmax of processed logit plus noise(seed, position, token). The noise of a
 position is fixed before anything is computed, so the token at a position is a function of the tokens before
 it: the same in any batch, chunk, instance and draft. That is what lets verify.py accept a draft by comparing
 tokens.
@@ -12,7 +12,7 @@ its token is 0; the raw one is always the model's own.
 Invariants
   1. noise(seed, position, token) is the same function in C++, PyTorch and Triton: integer arithmetic, then
      two logs.
-  2. A token cut by processing is never drawn.
+  2. A token cut by processing is never sampled.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from seer.types import Sampling
 MASK32 = 0xFFFFFFFF
 MASK64 = 0xFFFFFFFFFFFFFFFF
 NEAR_TIE = 1e-3
-"""Draws whose runner-up was closer than this could fall the other way under another order of summation."""
+"""Samples whose runner-up was closer than this could fall the other way under another order of summation."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrawRow:
-    """How one row of logits is drawn from."""
+class SampleRow:
+    """How one row of logits is sampled from."""
 
     sampling: Sampling
     seed: int
     position: int
-    """Absolute position of the token to be drawn."""
+    """Absolute position of the token to be sampled."""
     cut: frozenset[int] = frozenset()
-    """Tokens that must not be drawn yet."""
+    """Tokens that must not be sampled yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """What was drawn, row by row."""
+class Samples:
+    """What was sampled, row by row."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -55,24 +55,24 @@ class Draws:
     num_near_ties: int = 0
 
 
-def unpack(drawn: NDArray[np.float32]) -> Draws:
+def unpack(sampled: NDArray[np.float32]) -> Samples:
     """What a device drew, a row of four each: the token's bits, its log-probability, the raw one, its lead."""
-    return Draws(
-        np.ascontiguousarray(drawn[:, 0]).view(np.int32).tolist(),
-        drawn[:, 1].tolist(),
-        drawn[:, 2].tolist(),
-        int((drawn[:, 3] < NEAR_TIE).sum()),
+    return Samples(
+        np.ascontiguousarray(sampled[:, 0]).view(np.int32).tolist(),
+        sampled[:, 1].tolist(),
+        sampled[:, 2].tolist(),
+        int((sampled[:, 3] < NEAR_TIE).sum()),
     )
 
 
-def draw(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
-    """Draw one token per row of fp32 logits."""
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Samples:
+    """Sample one token per row of fp32 logits."""
     if logits.device.type == "cpu" and cpu_ops.available():
-        return _draw_native(logits, rows)
-    return _draw_torch(logits, rows)
+        return _sample_native(logits, rows)
+    return _sample_torch(logits, rows)
 
 
-def processed(logits: torch.Tensor, row: DrawRow) -> torch.Tensor:
+def processed(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
     """One row's logits after everything but the noise; the row itself when nothing applies."""
     sampling = row.sampling
     if row.cut:
@@ -129,13 +129,13 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _draw_native(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
+def _sample_native(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Samples:
     logits = logits.contiguous()
     vocab = logits.shape[1]
     tokens, logprobs, raw_logprobs, near = [], [], [], 0
     for raw, row in zip(logits.unbind(), rows, strict=True):
         ready = processed(raw, row)
-        token, logprob, raw_logprob, margin = cpu_ops.kernels.draw(
+        token, logprob, raw_logprob, margin = cpu_ops.kernels.sample(
             raw.data_ptr(),
             ready.data_ptr(),
             vocab,
@@ -147,10 +147,10 @@ def _draw_native(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
         logprobs.append(logprob)
         raw_logprobs.append(raw_logprob)
         near += margin < NEAR_TIE
-    return Draws(tokens, logprobs, raw_logprobs, near)
+    return Samples(tokens, logprobs, raw_logprobs, near)
 
 
-def _draw_torch(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
+def _sample_torch(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Samples:
     tokens, logprobs, raw_logprobs, near = [], [], [], 0
     for raw, row in zip(logits.unbind(), rows, strict=True):
         ready = processed(raw, row)
@@ -162,4 +162,4 @@ def _draw_torch(logits: torch.Tensor, rows: Sequence[DrawRow]) -> Draws:
         logprobs.append(0.0 if greedy else float(ready[token] - ready.logsumexp(0)))
         raw_logprobs.append(float(raw[token] - raw.logsumexp(0)))
         near += float(best.values[0] - best.values[1]) < NEAR_TIE
-    return Draws(tokens, logprobs, raw_logprobs, near)
+    return Samples(tokens, logprobs, raw_logprobs, near)

@@ -2,10 +2,10 @@
 
 Instances of one folder, type and device share one set of weights, so a second instance costs its KV memory
 only. Sharing means that an update reaches all of them at once; it is therefore refused while any of them has
-work, and asking a second instance for the same epoch finds it done.
+work, and asking a second instance for the same weights version finds it done.
 
 Invariants
-  1. All users of a set see the same epoch of it.
+  1. All users of a set see the same weights version of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SharedWeights:
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, matrices_dir: Path | None = None
     ) -> None:
         self.config, self.dtype, self.device, self._matrices_dir = config, dtype, device, matrices_dir
-        self.epoch: int | None = None
+        self.weights_version: int | None = None
         self.fingerprint = ""
         self.tensors: decoder.ModelWeights | None = None
         self.lock = threading.Lock()
@@ -44,22 +44,22 @@ class SharedWeights:
         self._users[user] = busy
 
     def load(
-        self, source: Path | Mapping[str, torch.Tensor], epoch: int, ops: Ops, user: object
+        self, source: Path | Mapping[str, torch.Tensor], weights_version: int, ops: Ops, user: object
     ) -> decoder.ModelWeights:
-        """The weights of an epoch, read from `source` unless another user has done so."""
+        """The weights of a weights version, read from `source` unless another user has done so."""
         with self.lock:
-            if self.tensors is not None and self.epoch == epoch:
+            if self.tensors is not None and self.weights_version == weights_version:
                 return self.tensors
             for other, busy in list(self._users.items()):
                 if other is not user and busy():
                     raise InstanceError(
-                        f"epoch {epoch} cannot be loaded: an instance that shares the weights still runs chunks",
+                        f"weights version {weights_version} cannot be loaded: an instance that shares them runs chunks",
                         hint="let every instance finish or abort its chunks first",
                     )
             tensors = open_weights(source)
             loaded = decoder.load(self.config, self._make_linear(ops, tensors), tensors, self.dtype, self.device)
             self.fingerprint = fingerprint(tensors)
-            self.epoch = epoch
+            self.weights_version = weights_version
             if self.tensors is None:
                 self.tensors = loaded
             else:

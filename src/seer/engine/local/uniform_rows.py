@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from seer.engine.local.batch import Work
 
-TOKEN, POSITION, SLOT, VISIBLE, NODES, LANE = range(6)
+TOKEN, POSITION, SLOT, VISIBLE, NODES, SEQ_SLOT = range(6)
 """Fields of a row; gpu_kernels.py says what they mean."""
 
 
@@ -29,27 +29,31 @@ def lay_out(
     *,
     size: int,
     per_chunk: int,
-    block_tokens: int,
+    block_size: int,
     first_scratch_slot: int,
-    spare_lane: int,
+    spare_seq_slot: int,
     spare_slot: int,
 ) -> NDArray[np.int32]:
-    """[field][size·per_chunk]; also tells each work where its draws and its nodes' KV are.
+    """[field][size·per_chunk]; also tells each work where its samples and its nodes' KV are.
 
-    Rows that no chunk needs belong to the spare lane or see what their chunk sees, and write to the spare slot.
+    Rows that no chunk needs belong to the spare seq_slot or see what their chunk sees, and write to the spare slot.
     """
-    num_rows = size * per_chunk
-    token, position, nodes = [0] * num_rows, [0] * num_rows, [0] * num_rows
-    slot, visible, lane = [spare_slot] * num_rows, [1] * num_rows, [spare_lane] * num_rows
+    num_batched_tokens = size * per_chunk
+    token, position, nodes = [0] * num_batched_tokens, [0] * num_batched_tokens, [0] * num_batched_tokens
+    slot, visible, seq_slot = (
+        [spare_slot] * num_batched_tokens,
+        [1] * num_batched_tokens,
+        [spare_seq_slot] * num_batched_tokens,
+    )
     scratch = first_scratch_slot
-    for at, work in zip(range(0, num_rows, per_chunk), works, strict=False):
+    for at, work in zip(range(0, num_batched_tokens, per_chunk), works, strict=False):
         active = work.active
         root, end = active.num_computed, at + per_chunk
-        work.first_draw = at
+        work.first_sample = at
         token[at], position[at] = active.tokens[-1], root
-        slot[at] = active.blocks[root // block_tokens] * block_tokens + root % block_tokens
+        slot[at] = active.blocks[root // block_size] * block_size + root % block_size
         visible[at:end] = [root + 1] * per_chunk
-        lane[at:end] = [active.lane] * per_chunk
+        seq_slot[at:end] = [active.seq_slot] * per_chunk
         if work.tree is None:
             continue
         first, last = at + 1, at + 1 + len(work.tree.tokens)
@@ -59,10 +63,10 @@ def lay_out(
         nodes[first:last] = form.masks
         slots = list(range(scratch, scratch + last - first))
         for own, node in enumerate(form.likeliest, root + 1):
-            slots[node] = active.blocks[own // block_tokens] * block_tokens + own % block_tokens
+            slots[node] = active.blocks[own // block_size] * block_size + own % block_size
         work.node_slots = slot[first:last] = slots
         scratch += last - first
-    return np.array((token, position, slot, visible, nodes, lane), np.int32)
+    return np.array((token, position, slot, visible, nodes, seq_slot), np.int32)
 
 
 @dataclass(frozen=True, slots=True)

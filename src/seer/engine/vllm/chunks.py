@@ -39,7 +39,7 @@ def stop_tokens(sampling: Sampling, eos: tuple[int, ...]) -> list[int]:
 
 
 def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -> SamplingParams:
-    """How vLLM is to draw this chunk's tokens."""
+    """How vLLM is to sample this chunk's tokens."""
     sampling = chunk.sampling
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
     return SamplingParams(
@@ -66,7 +66,7 @@ def request_facts(chunk: Chunk, model: str, run: str, drafts: str) -> dict[str, 
     return {
         "request": chunk.request,
         "group": chunk.group,
-        "epoch": chunk.epoch,
+        "weights_version": chunk.weights_version,
         "model": model,
         "num_prompt_tokens": chunk.num_prompt_tokens,
         "max_left": chunk.sampling.max_tokens - chunk.num_generated_tokens,
@@ -90,9 +90,9 @@ def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> Token
     # vLLM reports one number per token. Where nothing was cut from the model's distribution it is both.
     masked = chunk.num_generated_tokens + num_before < sampling.min_tokens
     if sampling.temperature == 0:
-        return TokenSpan(ids, [0.0] * len(ids), chunk.epoch, None if masked else values)
+        return TokenSpan(ids, [0.0] * len(ids), chunk.weights_version, None if masked else values)
     plain = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
-    return TokenSpan(ids, values, chunk.epoch, values if plain and not masked else None)
+    return TokenSpan(ids, values, chunk.weights_version, values if plain and not masked else None)
 
 
 _ENDS = {"stop": ChunkEnd.STOP, "length": ChunkEnd.LIMIT, "abort": ChunkEnd.ABORTED}

@@ -13,7 +13,8 @@ until their request leaves.
 Invariants
   1. Only tokens that were accepted are in a saved block: never a draft's.
   2. A pending block is dropped when its request lost it (preemption) before it was read.
-  3. Every key is made from the request's own epoch and weights: a step under new weights can not save under old
+  3. Every key is made from the request's own weights version and weights: a step under new weights can not save
+     under old
      keys.
 """
 
@@ -84,7 +85,7 @@ def pool_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tupl
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_size,
         dtype=str(spec.dtype).removeprefix("torch."),
-        block_tokens=spec.block_size,
+        block_size=spec.block_size,
     )
     cache = vllm_config.cache_config
     return layout, f"vllm/{vllm.__version__}/{current_platform.device_type}/{cache.cache_dtype}"
@@ -125,9 +126,9 @@ class Plan:
         self._layout, self._salt = layout
         self._tokens_per_step = tokens_per_step
         self._options = options
-        self._block_tokens = self._layout.block_tokens
+        self._block_size = self._layout.block_size
         self._tracked: dict[str, _Tracked] = {}
-        self._pack = struct.Struct(f"<{self._block_tokens}I").pack
+        self._pack = struct.Struct(f"<{self._block_size}I").pack
         self._namespaces: dict[tuple[str, int], tuple[bytes, bytes]] = {}
         self._step = 0
         self._due: defaultdict[int, list[_Tracked]] = defaultdict(list)
@@ -144,8 +145,8 @@ class Plan:
         if tracked is None or not tracked.may_load:
             return 0, False
         self._hash(tracked)
-        first = num_computed // self._block_tokens
-        wanted = tracked.keys[first : (request.num_tokens - 1) // self._block_tokens]
+        first = num_computed // self._block_size
+        wanted = tracked.keys[first : (request.num_tokens - 1) // self._block_size]
         if not wanted:
             return 0, False
         now_s = time.monotonic()
@@ -160,12 +161,12 @@ class Plan:
                 return None, False
         tracked.asked_s = None
         tracked.first_loaded = first
-        return held * self._block_tokens, held > 0 and self._options.load_async
+        return held * self._block_size, held > 0 and self._options.load_async
 
     def load_into(self, request: Request, blocks: Sequence[int], num_tokens: int) -> None:
         """The plan of a load: the blocks are the request's, the loaded ones follow its computed ones."""
         tracked = self._tracked[request.request_id]
-        span = slice(tracked.first_loaded, tracked.first_loaded + num_tokens // self._block_tokens)
+        span = slice(tracked.first_loaded, tracked.first_loaded + num_tokens // self._block_size)
         tracked.is_loading = self._options.load_async
         self._next.loads.append(
             LoadJob(request.request_id, tracked.keys[span], list(blocks[span]), self._options.load_async)
@@ -197,7 +198,7 @@ class Plan:
     def _enter(self, tracked: _Tracked, blocks: Sequence[int]) -> None:
         tracked.blocks, tracked.is_loading = list(blocks), False
         self._hash(tracked)
-        full = tracked.keys[: tracked.request.num_tokens // self._block_tokens]
+        full = tracked.keys[: tracked.request.num_tokens // self._block_size]
         tracked.num_planned = tracked.num_sent = self._pool.pin(tracked.name, full) if full else 0
         self._due[self._step + 1].append(tracked)
 
@@ -217,9 +218,9 @@ class Plan:
         request = tracked.request
         if request.status != RequestStatus.RUNNING:
             return  # finished, or preempted: then it comes back by `_grow`
-        # Tokens beyond the known ones are drafts or still being drawn.
+        # Tokens beyond the known ones are drafts or still being sampled.
         final = min(request.num_computed_tokens, request.num_tokens)
-        full = final // self._block_tokens
+        full = final // self._block_size
         if full > tracked.num_planned:
             if tracked.num_planned == tracked.num_sent:
                 self._pending.append(tracked)
@@ -230,7 +231,7 @@ class Plan:
         if final < request.num_tokens - 1 - self._tokens_per_step:
             wait = 1  # still computing its context, many tokens at a time
         else:
-            wait = max(1, -(-((full + 1) * self._block_tokens - final) // self._tokens_per_step))
+            wait = max(1, -(-((full + 1) * self._block_size - final) // self._tokens_per_step))
         self._due[self._step + wait].append(tracked)
 
     def _flush(self) -> None:
@@ -267,7 +268,7 @@ class Plan:
             self._next.frees.append(tracked.name)
         elif not tracked.is_loading and tracked.blocks:
             # The last token's own KV has not been computed, or is a rejected draft's.
-            final = min(request.num_computed_tokens, request.num_tokens - 1) // self._block_tokens
+            final = min(request.num_computed_tokens, request.num_tokens - 1) // self._block_size
             self._save(tracked, min(final, len(blocks)), blocks)
 
     def forget_blocks(self, blocks: set[int]) -> None:
@@ -290,7 +291,7 @@ class Plan:
             tracked = self._tracked[request.request_id] = _Tracked(
                 request,
                 str(facts["request"]),
-                *self._namespace(facts["model"], facts["epoch"]),
+                *self._namespace(facts["model"], facts["weights_version"]),
                 facts["num_prompt_tokens"],
                 facts["max_left"],
                 facts["load"],
@@ -301,7 +302,7 @@ class Plan:
         """Make the keys of the blocks that are full; as `seer.kvpool.keys.KeyChain` does, at a fifth of its cost for
         one block at a time.
         """
-        tokens = self._block_tokens
+        tokens = self._block_size
         request, keys = tracked.request, tracked.keys
         while (len(keys) + 1) * tokens <= request.num_tokens:
             start = len(keys) * tokens
@@ -309,10 +310,10 @@ class Plan:
             tracked.parent = chain_hash(tracked.parent, block)
             keys.append(tracked.prefix + tracked.parent)
 
-    def _namespace(self, model: str, epoch: int) -> tuple[bytes, bytes]:
+    def _namespace(self, model: str, weights_version: int) -> tuple[bytes, bytes]:
         """The prefix of its keys, and the parent of every first block."""
-        found = self._namespaces.get((model, epoch))
+        found = self._namespaces.get((model, weights_version))
         if found is None:
-            namespace = Namespace(model=model, epoch=epoch, layout=self._layout, salt=self._salt)
-            found = self._namespaces[model, epoch] = key_prefix(namespace), namespace_digest(namespace)
+            namespace = Namespace(model=model, weights_version=weights_version, layout=self._layout, salt=self._salt)
+            found = self._namespaces[model, weights_version] = key_prefix(namespace), namespace_digest(namespace)
         return found

@@ -4,7 +4,7 @@
            a thread hands them to the pool when the copy is complete
     load   threads fill pinned memory from the pool, each a part of it; it is copied and scattered when all is there
 
-A block in the pool is its layers' bytes in order. Host memory is a few fixed buffers ("lanes"): when all are
+A block in the pool is its layers' bytes in order. Host memory is a few fixed buffers: when all are
 busy, saves wait a little and then let blocks go, which costs a recomputation later and nothing else.
 
 Invariants
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 class TransferOptions:
     """How blocks are moved."""
 
-    lane_bytes: int = 64 << 20
+    buffer_bytes: int = 64 << 20
     """Size of a pinned buffer; a block larger than that gets one of its own size."""
-    num_save_lanes: int = 4
-    num_load_lanes: int = 2
+    num_save_buffers: int = 4
+    num_load_buffers: int = 2
     load_threads: int = 8
     """Threads that read the pool at once: one by itself checks and copies no more than a few GB/s."""
     load_async: bool = False
@@ -62,7 +62,7 @@ class TransferOptions:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _HostBuffer:
     """A host buffer [blocks, bytes], pinned where there is a device to copy to."""
 
     host: torch.Tensor
@@ -77,9 +77,9 @@ class Transfer:
         self._pool = pool
         self._options = options
         self._layers: list[torch.Tensor] = []
-        self._lane_blocks = 0
-        self._save_lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
-        self._load_lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
+        self._buffer_blocks = 0
+        self._save_buffers: queue.SimpleQueue[_HostBuffer] = queue.SimpleQueue()
+        self._load_buffers: queue.SimpleQueue[_HostBuffer] = queue.SimpleQueue()
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-save")
         self._readers = ThreadPoolExecutor(options.load_threads, thread_name_prefix="seer-kv-read")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-load")
@@ -100,12 +100,12 @@ class Transfer:
         if self._device.type == "cuda":
             cuda: Any = torch.cuda  # untyped
             self._streams = (cuda.Stream(self._device), cuda.Stream(self._device))
-        lane_bytes = self._options.lane_bytes if self._device.type == "cuda" else self._options.lane_bytes // 8
-        self._lane_blocks = max(1, lane_bytes // self.block_bytes)
-        for _ in range(self._options.num_save_lanes):
-            self._save_lanes.put(self._new_lane())
-        for _ in range(self._options.num_load_lanes):
-            self._load_lanes.put(self._new_lane())
+        buffer_bytes = self._options.buffer_bytes if self._device.type == "cuda" else self._options.buffer_bytes // 8
+        self._buffer_blocks = max(1, buffer_bytes // self.block_bytes)
+        for _ in range(self._options.num_save_buffers):
+            self._save_buffers.put(self._new_buffer())
+        for _ in range(self._options.num_load_buffers):
+            self._load_buffers.put(self._new_buffer())
 
     # Saving
 
@@ -115,8 +115,8 @@ class Transfer:
             began_s = time.perf_counter()
             blocks = [block for job in jobs for block in job.blocks]
             owners = [(job.request, key) for job in jobs for key in job.keys]
-            for start in range(0, len(blocks), self._lane_blocks):
-                part = slice(start, start + self._lane_blocks)
+            for start in range(0, len(blocks), self._buffer_blocks):
+                part = slice(start, start + self._buffer_blocks)
                 self._save_part(blocks[part], owners[part])
             self._seconds["save_s"] += time.perf_counter() - began_s
         if frees:
@@ -124,11 +124,11 @@ class Transfer:
 
     def _save_part(self, blocks: list[int], owners: list[tuple[str, bytes]]) -> None:
         try:
-            lane = self._save_lanes.get(timeout=self._options.save_wait_s)
+            buffer = self._save_buffers.get(timeout=self._options.save_wait_s)
         except queue.Empty:
             self._counts["dropped_blocks"] += len(blocks)
             return
-        host = lane.host[: len(blocks)]
+        host = buffer.host[: len(blocks)]
         index = torch.tensor(blocks, dtype=torch.int64)
         if self._streams is None:
             self._gather(index, host)
@@ -139,9 +139,9 @@ class Transfer:
             copying.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(copying):
                 host.copy_(gathered, non_blocking=True)
-                lane.ready = copying.record_event()
+                buffer.ready = copying.record_event()
             gathered.record_stream(copying)
-        self._saver.submit(self._put, lane, owners)
+        self._saver.submit(self._put, buffer, owners)
 
     def _gather(self, index: torch.Tensor, host: torch.Tensor) -> None:
         start = 0
@@ -150,15 +150,15 @@ class Transfer:
             host[:, start:end] = layer.index_select(0, index)
             start = end
 
-    def _put(self, lane: _Lane, owners: Sequence[tuple[str, bytes]]) -> None:
-        """In the saver's thread: hand a lane's blocks to the pool, all in one call.
+    def _put(self, buffer: _HostBuffer, owners: Sequence[tuple[str, bytes]]) -> None:
+        """In the saver's thread: hand a buffer's blocks to the pool, all in one call.
 
         A call for each request would hold this process's interpreter for as long as several steps' scheduling.
         """
         try:
-            if lane.ready is not None:
-                lane.ready.synchronize()
-            rows = lane.host.numpy()
+            if buffer.ready is not None:
+                buffer.ready.synchronize()
+            rows = buffer.host.numpy()
             requests, keys = zip(*owners, strict=True)
             held = self._pool.put_now(keys, rows[: len(keys)], requests)
             self._counts["saved_blocks"] += sum(held)
@@ -166,7 +166,7 @@ class Transfer:
         except Exception:  # the edge: a pool that breaks must not take the engine with it
             self._counts["save_errors"] += 1
         finally:
-            self._save_lanes.put(lane)
+            self._save_buffers.put(buffer)
 
     def _free(self, requests: Iterable[str]) -> None:
         for request in requests:
@@ -220,22 +220,22 @@ class Transfer:
     def _fill(self, jobs: Sequence[LoadJob]) -> None:
         blocks = [block for job in jobs for block in job.blocks]
         keys = [key for job in jobs for key in job.keys]
-        reading: deque[tuple[list[int], _Lane, list[Future[list[bool]]]]] = deque()
-        for start in range(0, len(blocks), self._lane_blocks):
-            part = slice(start, start + self._lane_blocks)
-            if reading and self._load_lanes.empty():
+        reading: deque[tuple[list[int], _HostBuffer, list[Future[list[bool]]]]] = deque()
+        for start in range(0, len(blocks), self._buffer_blocks):
+            part = slice(start, start + self._buffer_blocks)
+            if reading and self._load_buffers.empty():
                 self._scatter(*reading.popleft())
-            lane = self._load_lanes.get()  # in order and here: a reader that waited could wait for one behind it
-            reading.append((blocks[part], lane, self._read_all(lane, keys[part])))
+            buffer = self._load_buffers.get()  # in order and here: a reader that waited could wait for one behind it
+            reading.append((blocks[part], buffer, self._read_all(buffer, keys[part])))
         for read in reading:
             self._scatter(*read)
 
-    def _read_all(self, lane: _Lane, keys: list[bytes]) -> list[Future[list[bool]]]:
-        """Fill a lane from the pool, by as many threads as there are."""
-        if lane.ready is not None:
-            lane.ready.synchronize()
-            lane.ready = None
-        rows = lane.host.numpy()
+    def _read_all(self, buffer: _HostBuffer, keys: list[bytes]) -> list[Future[list[bool]]]:
+        """Fill a buffer from the pool, by as many threads as there are."""
+        if buffer.ready is not None:
+            buffer.ready.synchronize()
+            buffer.ready = None
+        rows = buffer.host.numpy()
         size = -(-len(keys) // self._options.load_threads)
         return [
             self._readers.submit(self._read, keys[start : start + size], rows[start : start + size])
@@ -249,7 +249,7 @@ class Transfer:
         except Exception:  # the edge: a pool that breaks is a miss
             return [False] * len(keys)
 
-    def _scatter(self, blocks: list[int], lane: _Lane, reads: Sequence[Future[list[bool]]]) -> None:
+    def _scatter(self, blocks: list[int], buffer: _HostBuffer, reads: Sequence[Future[list[bool]]]) -> None:
         found = [hit for read in reads for hit in read.result()]
         self._counts["loaded_blocks"] += sum(found)
         if not all(found):
@@ -258,17 +258,17 @@ class Transfer:
                 self._failed.update(block for block, hit in zip(blocks, found, strict=True) if not hit)
         # Blocks that were missed get arbitrary bytes and are computed before anyone reads them.
         index = torch.tensor(blocks, dtype=torch.int64)
-        rows = lane.host[: len(blocks)]
+        rows = buffer.host[: len(blocks)]
         if self._streams is not None:
             index = index.pin_memory().to(self._device, non_blocking=True)
             rows = rows.to(self._device, non_blocking=True)
-            lane.ready = torch.cuda.current_stream(self._device).record_event()
+            buffer.ready = torch.cuda.current_stream(self._device).record_event()
         start = 0
         for layer in self._layers:
             end = start + layer.shape[1]
             layer.index_copy_(0, index, rows[:, start:end])
             start = end
-        self._load_lanes.put(lane)
+        self._load_buffers.put(buffer)
 
     # What vLLM asks
 
@@ -306,9 +306,9 @@ class Transfer:
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._saver.shutdown(wait=True)
 
-    def _new_lane(self) -> _Lane:
-        shape = (self._lane_blocks, self.block_bytes)
-        return _Lane(torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda"))
+    def _new_buffer(self) -> _HostBuffer:
+        shape = (self._buffer_blocks, self.block_bytes)
+        return _HostBuffer(torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda"))
 
 
 def _block_bytes_view(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

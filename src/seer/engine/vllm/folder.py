@@ -24,15 +24,15 @@ class ModelFolder:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_context_tokens: int
+    max_model_len: int
     eos_token_ids: tuple[int, ...]
     stored_dtype: str
     tied_head: bool
     """The output matrix is the embedding table."""
 
-    def block_bytes(self, block_tokens: int, value_bytes: int) -> int:
+    def block_bytes(self, block_size: int, value_bytes: int) -> int:
         """Memory of one KV block over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_tokens * value_bytes
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * value_bytes
 
 
 def read_folder(path: Path) -> ModelFolder:
@@ -50,7 +50,7 @@ def read_folder(path: Path) -> ModelFolder:
             num_kv_heads=text.get("num_key_value_heads") or heads,
             head_dim=head_dim,
             vocab_size=text["vocab_size"],
-            max_context_tokens=text["max_position_embeddings"],
+            max_model_len=text["max_position_embeddings"],
             eos_token_ids=tuple(
                 sorted({*_ids(raw), *_ids(text), *_ids(_read_object(path / "generation_config.json") or {})})
             ),

@@ -11,8 +11,9 @@ Waits for                                    unblocked by
 
 Invariants
   1. `submit` refuses whatever can be known to fail, so a chunk taken always ends.
-  2. Every request carries its epoch and the weights' identity: vLLM's own prefix cache (by `cache_salt`) and the
-     pool (by key) tell epochs apart without being told when they change.
+  2. Every request carries its weights version and the weights' identity: vLLM's own prefix cache (by `cache_salt`)
+     and the
+     pool (by key) tell weights versions apart without being told when they change.
   3. When the engine process dies, every chunk in hand ends as FAILED and nothing is taken any more; `on_death`,
      where given, is called first, and may end this process instead.
 """
@@ -39,11 +40,11 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
-from seer.engine.host.parcel import pack
+from seer.engine.host.staged_weights import stage
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
 from seer.engine.vllm.folder import read_folder, weights_identity
 from seer.engine.vllm.settings import (
-    CPU_BLOCK_TOKENS,
+    CPU_BLOCK_SIZE,
     CPU_VALUE_BYTES,
     DEFAULT_CPU_KV_BYTES,
     ENVIRONMENT,
@@ -114,7 +115,7 @@ class VllmInstance:
         id: int,
         settings: VllmSettings,
         *,
-        epoch: int = 0,
+        weights_version: int = 0,
         max_waiting: int = 1024,
         on_death: Callable[[str], None] | None = None,
         make_engine: MakeEngine = start_engine,
@@ -123,7 +124,7 @@ class VllmInstance:
         self._id = id
         self.folder = read_folder(Path(settings.model_dir))
         self._settings = self._fit(settings)
-        self._epoch, self._max_waiting = epoch, max_waiting
+        self._weights_version, self._max_waiting = weights_version, max_waiting
         self._on_death, self._make_engine = on_death, make_engine
         self._limits: InstanceLimits | None = None
         self._llm: AsyncLLM | None = None
@@ -160,14 +161,14 @@ class VllmInstance:
         self._identity = await asyncio.to_thread(self._identify, self.folder.path)
         arguments = engine_arguments(self._settings, self._identity)
         self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
-        await llm.collective_rpc("seer_follow", args=(os.getpid(),))
+        await llm.collective_rpc("seer_exit_with_host", args=(os.getpid(),))
         cache = llm.vllm_config.cache_config
         assert cache.num_gpu_blocks, "a started engine knows its KV blocks"
         self._limits = InstanceLimits(
             kv_blocks=cache.num_gpu_blocks - 1,  # vLLM keeps one for itself
-            block_tokens=cache.block_size,
-            max_running=self._settings.max_running,
-            max_context_tokens=self._settings.max_context_tokens,
+            block_size=cache.block_size,
+            max_num_seqs=self._settings.max_num_seqs,
+            max_model_len=self._settings.max_model_len,
         )
         await self._warm_up(llm)
 
@@ -205,32 +206,34 @@ class VllmInstance:
             num_steps=counts.num_steps,
             num_drafted=counts.num_drafted,
             num_accepted=counts.num_accepted,
-            epoch=self._epoch,
+            weights_version=self._weights_version,
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """Full blocks of what this engine has computed of the request; it may have dropped some since."""
         known = min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
-        return known - known % self.limits.block_tokens
+        return known - known % self.limits.block_size
 
-    async def update_weights(self, weights: Weights, epoch: int) -> None:
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Replace the weights in place; what was cached under the old ones can not be found any more."""
         if self._active:
             raise InstanceError(
                 f"instance {self._id} has {len(self._active)} chunks in hand, so its weights cannot change",
                 hint="wait for them or abort them",
             )
-        if epoch <= self._epoch:
-            raise InstanceError(f"epoch {epoch} is not newer than epoch {self._epoch}")
+        if weights_version <= self._weights_version:
+            raise InstanceError(
+                f"weights version {weights_version} is not newer than weights version {self._weights_version}"
+            )
         llm = self._started()
-        parcel = pack(weights)
+        staged = stage(weights)
         try:
-            identity = await asyncio.to_thread(self._identify, parcel.path)
-            await llm.collective_rpc("seer_load_weights", args=(str(parcel.path),))
+            identity = await asyncio.to_thread(self._identify, staged.path)
+            await llm.collective_rpc("seer_load_weights", args=(str(staged.path),))
         finally:
-            parcel.discard()
-        # From here on requests carry the new epoch and identity; resetting only makes room.
-        self._epoch, self._identity = epoch, identity
+            staged.discard()
+        # From here on requests carry the new weights version and identity; resetting only makes room.
+        self._weights_version, self._identity = weights_version, identity
         self._known_tokens.clear()
         await llm.reset_prefix_cache()
 
@@ -260,7 +263,7 @@ class VllmInstance:
 
     # Beyond the protocol
 
-    async def begin_run(self, run: str, drafts: str, epoch: int) -> None:
+    async def begin_run(self, run: str, drafts: str, weights_version: int) -> None:
         """Draft as this run asks; the scheduler learns of it with the run's first request."""
         self._run, self._drafts = run, drafts if self._settings.speculation is not None else "none"
 
@@ -281,7 +284,7 @@ class VllmInstance:
         refuse_unfit(
             chunk,
             instance=self._id,
-            epoch=self._epoch,
+            weights_version=self._weights_version,
             limits=self.limits,
             in_hand=self._active,
             max_waiting=self._max_waiting,
@@ -299,7 +302,7 @@ class VllmInstance:
         chunk = active.chunk
         facts = request_facts(chunk, self._identity, self._run, self._drafts)
         # As vLLM's renderer would have left it: what is not goes through a thread of vLLM's first, and waits for it.
-        prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._epoch}/{self._identity}")
+        prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
         params = sampling_params(chunk, self.folder.eos_token_ids, facts)
         try:
             async for output in self._started().generate(prompt, params, active.name):
@@ -334,7 +337,7 @@ class VllmInstance:
     def _begin_decoding(self, chunk: Chunk, num_cached: int) -> None:
         """The first token is there, so its context was computed or found."""
         if chunk.num_generated_tokens:
-            # All but the last token had been computed when its token was drawn.
+            # All but the last token had been computed when its token was sampled.
             self.num_recomputed_tokens += max(0, chunk.num_context_tokens - 1 - num_cached)
 
     def _end(self, active: _Active, end: ChunkEnd, *, error: str | None = None) -> None:
@@ -367,16 +370,14 @@ class VllmInstance:
         """Leave room behind the longest context for the drafts of its last step."""
         speculation = settings.speculation
         lookahead = speculation.max_draft_tokens + 1 if speculation is not None else 0
-        most = self.folder.max_context_tokens - lookahead
-        fitting = replace(settings, max_context_tokens=min(settings.max_context_tokens, most))
+        most = self.folder.max_model_len - lookahead
+        fitting = replace(settings, max_model_len=min(settings.max_model_len, most))
         if settings.device == "cpu":
             # vLLM would take a share of all memory: say how much, and by the number of blocks where one is given.
-            tokens = settings.block_tokens or CPU_BLOCK_TOKENS
+            tokens = settings.block_size or CPU_BLOCK_SIZE
             block_bytes = self.folder.block_bytes(tokens, CPU_VALUE_BYTES.get(settings.dtype, 4))
             blocks = settings.kv_blocks or (settings.kv_memory_bytes or DEFAULT_CPU_KV_BYTES) // block_bytes
-            fitting = replace(
-                fitting, block_tokens=tokens, kv_blocks=blocks, kv_memory_bytes=(blocks + 1) * block_bytes
-            )
+            fitting = replace(fitting, block_size=tokens, kv_blocks=blocks, kv_memory_bytes=(blocks + 1) * block_bytes)
         return fitting
 
     def _identify(self, weights: Path) -> str:

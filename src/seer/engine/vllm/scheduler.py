@@ -36,19 +36,19 @@ class SeerScheduler(CountingScheduler):
         own = additional["seer"]
         self._seer = StepDrafting(
             max_tokens=speculative.num_speculative_tokens,
-            max_model_tokens=self.vllm_config.model_config.max_model_len,
+            max_model_len=self.vllm_config.model_config.max_model_len,
             padding=own["padding"],
             servers=own["servers"],
             fixed_tokens=own["fixed_tokens"],
         )
 
     def add_request(self, request: Request) -> None:
-        """Also follow it."""
+        """Also track it."""
         super().add_request(request)
         params = request.sampling_params
         facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
         if facts is not None:
-            self._seer.follow(request, facts)
+            self._seer.track(request, facts)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Also note when the step began, and let no placeholder be verified."""

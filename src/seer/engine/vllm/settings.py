@@ -5,7 +5,7 @@ Plain values: they travel to child processes, and `engine_arguments` can be read
 Invariants
   1. Without speculation vLLM runs as it would alone: its own runner, asynchronous scheduling, and its own scheduler,
      which also counts its steps.
-  2. Log-probabilities are those of the distribution a token was drawn from.
+  2. Log-probabilities are those of the distribution a token was sampled from.
   3. Every engine of a fleet hashes blocks alike: PYTHONHASHSEED is fixed.
 """
 
@@ -19,7 +19,7 @@ from seer.errors import ConfigError
 Padding = Literal["none", "drafted", "always"]
 CPU_BLOCK_STEP = 32
 """vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
-CPU_BLOCK_TOKENS = 128
+CPU_BLOCK_SIZE = 128
 
 CPU_VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2}
 """Of a value in the KV memory, where it is not 4."""
@@ -74,9 +74,9 @@ class VllmSettings:
     """One instance of vLLM."""
 
     model_dir: str
-    max_running: int = 64
-    max_context_tokens: int
-    block_tokens: int | None = None
+    max_num_seqs: int = 64
+    max_model_len: int
+    block_size: int | None = None
     """None leaves it to vLLM."""
     kv_blocks: int | None = None
     kv_memory_bytes: int | None = None
@@ -102,8 +102,8 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # sampling comes with each request; the folder's defaults must not leak in
         "dtype": settings.dtype,
-        "max_model_len": settings.max_context_tokens + lookahead,
-        "max_num_seqs": settings.max_running,
+        "max_model_len": settings.max_model_len + lookahead,
+        "max_num_seqs": settings.max_num_seqs,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "stream_interval": settings.stream_tokens,
@@ -111,8 +111,8 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         "worker_extension_cls": "seer.engine.vllm.worker.SeerWorker",
         "scheduler_cls": "seer.engine.vllm.step_counting.counting_scheduler",
     }
-    if settings.block_tokens is not None:
-        arguments["block_size"] = settings.block_tokens
+    if settings.block_size is not None:
+        arguments["block_size"] = settings.block_size
     if settings.kv_blocks is not None:
         arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
     if settings.kv_memory_bytes is not None:

@@ -1,6 +1,7 @@
 """What a step of vLLM computed and when it was done, counted by the scheduler that ordered it.
 
-vLLM's own numbers count a context as a whole when its first token is drawn, cached parts included, say nothing of what
+vLLM's own numbers count a context as a whole when its first token is sampled, cached parts included, say nothing of
+what
 a preempted request computes again, and reach the front end when it has time to listen. The scheduler knows the rows of
 every step and is told the moment its output is there; the counts travel with vLLM's statistics of the step to our stat
 logger (telemetry.py).
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
 
-ROWS, PREFILL_ROWS = "seer_rows", "seer_prefill_rows"
+ROWS, PREFILL_ROWS = "seer_batched_tokens", "seer_prefill_tokens"
 """Tokens the step computed; of them, those that only fill KV memory: parts of contexts, but for the row a token is
-drawn from."""
+sampled from."""
 EMITTED = "seer_emitted"
 """Tokens the step added to responses; vLLM's own count is of what has been sent."""
 DONE_S = "seer_done_s"
 """When the step's output was there: what lies between two of these is a step, however late it is heard of."""
 
 
-def count_rows(output: SchedulerOutput) -> dict[str, int]:
+def count_batched_tokens(output: SchedulerOutput) -> dict[str, int]:
     """The rows of one step."""
-    num_rows = output.total_num_scheduled_tokens
+    num_batched_tokens = output.total_num_scheduled_tokens
     num_drafted = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-    return {ROWS: num_rows, PREFILL_ROWS: num_rows - num_drafted - len(output.num_scheduled_tokens)}
+    return {ROWS: num_batched_tokens, PREFILL_ROWS: num_batched_tokens - num_drafted - len(output.num_scheduled_tokens)}
 
 
 class CountingScheduler(Scheduler):
@@ -59,7 +60,7 @@ class CountingScheduler(Scheduler):
             client.outputs = self._holding.pass_on(client.outputs)
         self._holding.drop(scheduler_output.finished_req_ids)
         if scheduler_output.total_num_scheduled_tokens:
-            counted = count_rows(scheduler_output) | {EMITTED: num_emitted, DONE_S: done_s}
+            counted = count_batched_tokens(scheduler_output) | {EMITTED: num_emitted, DONE_S: done_s}
             for client in clients.values():
                 stats = client.scheduler_stats
                 if stats is not None:  # in one of them; in the one field that takes anything

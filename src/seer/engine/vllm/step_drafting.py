@@ -9,7 +9,7 @@ Invariants
   3. Where measured steps say that drafts do not pay, none are made but for a small, regular trial.
   4. Only tokens are sent to be verified. vLLM means its placeholders to be refused, but its kernel for a CPU (0.32)
      looks up their probability at index -1, which is the last of the row before, and takes them as often as that
-     says; the response's next token is then drawn, and its log-probability taken, after tokens that it does not have.
+     says; the response's next token is then sampled, and its log-probability taken, after tokens that it does not have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepDrafter(GroupedDrafter):
 
 
 @dataclass(slots=True)
-class _Followed:
+class _TrackedRequest:
     request: Request
     group: int
     id: int
@@ -63,18 +63,18 @@ class StepDrafting:
         self,
         *,
         max_tokens: int,
-        max_model_tokens: int,
+        max_model_len: int,
         padding: Padding,
         servers: Sequence[str],
         fixed_tokens: int | None,
     ) -> None:
         self._max_tokens = max_tokens
-        self._max_model_tokens = max_model_tokens
+        self._max_model_len = max_model_len
         self._padding = padding
         self._fixed_tokens = fixed_tokens
         self._drafter = StepDrafter(tuple(servers), None)
         self._budget = self._new_budget()
-        self._followed: dict[str, _Followed] = {}
+        self._tracked: dict[str, _TrackedRequest] = {}
         self._run: tuple[str, str, int] | None = None
         self._began_s = 0.0
         self._accepted_before = 0
@@ -83,17 +83,17 @@ class StepDrafting:
         self.num_filled = 0
         """Filler tokens among the drafts so far."""
 
-    def follow(self, request: Request, facts: dict[str, Any]) -> None:
+    def track(self, request: Request, facts: dict[str, Any]) -> None:
         """A chunk arrived; its response so far is learned."""
         began_s = time.perf_counter()
-        self._begin_run(facts["run"], facts["drafts"], facts["epoch"])
-        self._followed = {key: one for key, one in self._followed.items() if not one.request.is_finished()}
+        self._begin_run(facts["run"], facts["drafts"], facts["weights_version"])
+        self._tracked = {key: one for key, one in self._tracked.items() if not one.request.is_finished()}
         prompt = facts["num_prompt_tokens"]
-        followed = _Followed(request, facts["group"], facts["request"], prompt, request.num_tokens)
-        self._followed[request.request_id] = followed
+        tracked = _TrackedRequest(request, facts["group"], facts["request"], prompt, request.num_tokens)
+        self._tracked[request.request_id] = tracked
         if request.num_tokens > prompt:
-            said = request.all_token_ids[prompt : request.num_tokens]
-            self._drafter.observe(followed.group, followed.id, said, start=0)
+            tokens = request.all_token_ids[prompt : request.num_tokens]
+            self._drafter.observe(tracked.group, tracked.id, tokens, start=0)
         self.host_s += time.perf_counter() - began_s
 
     def begin_step(self) -> None:
@@ -112,7 +112,7 @@ class StepDrafting:
         began_s = time.perf_counter()
         num_saying = num_emitted = num_prefill = 0
         for key, rows in scheduled.items():
-            one = self._followed.get(key)
+            one = self._tracked.get(key)
             if one is None:
                 continue
             if rows > 1 + len(num_drafted.get(key, ())):
@@ -126,7 +126,7 @@ class StepDrafting:
                 one.num_known = num_tokens
             if one.request.is_finished():
                 self._drafter.forget(one.id)
-                del self._followed[key]
+                del self._tracked[key]
         drafted = sum(map(len, num_drafted.values()))
         now_s = time.perf_counter()
         self._budget.on_step(
@@ -134,8 +134,8 @@ class StepDrafting:
                 duration_s=now_s - self._began_s,
                 num_steps=1,
                 num_running=len(scheduled),
-                num_rows=sum(scheduled.values()),
-                num_prefill_rows=num_prefill,
+                num_batched_tokens=sum(scheduled.values()),
+                num_prefill_tokens=num_prefill,
                 mean_context_tokens=0,
                 num_emitted=num_emitted,
                 num_drafted=drafted,
@@ -149,10 +149,10 @@ class StepDrafting:
         began_s = time.perf_counter()
         drafts: list[list[int]] = [[] for _ in keys]
         rows, asks = [], []
-        # Requests that ended with this step are followed no more; those that still compute their context wait.
+        # Requests that ended with this step are no longer tracked; those that still compute their context wait.
         decoding = {
             row: one
-            for row, one in enumerate(map(self._followed.get, keys))
+            for row, one in enumerate(map(self._tracked.get, keys))
             if one is not None and one.request.num_computed_tokens >= one.request.num_tokens - 1
         }
         allowed = self._allowed(len(decoding))
@@ -168,11 +168,11 @@ class StepDrafting:
         self.host_s += time.perf_counter() - began_s
         return drafts
 
-    def _room(self, one: _Followed) -> int:
-        """Draft tokens that could still be used: the step itself draws one more."""
+    def _room(self, one: _TrackedRequest) -> int:
+        """Draft tokens that could still be used: the step itself samples one more."""
         request = one.request
         left = (request.max_tokens or 0) - request.num_output_tokens - 1
-        return min(left, self._max_model_tokens - request.num_tokens - 1, self._max_tokens)
+        return min(left, self._max_model_len - request.num_tokens - 1, self._max_tokens)
 
     def _allowed(self, num_running: int) -> int:
         if self._drafter.mode == "none" or not num_running:
@@ -181,22 +181,22 @@ class StepDrafting:
             return min(self._fixed_tokens, self._max_tokens)
         return min(self._budget(num_running, 0).max_tokens, self._max_tokens)
 
-    def _pad(self, drafts: list[list[int]], decoding: Mapping[int, _Followed]) -> None:
+    def _pad(self, drafts: list[list[int]], decoding: Mapping[int, _TrackedRequest]) -> None:
         """Make all decoding rows alike, so that vLLM's full CUDA graph for 1 + K tokens applies."""
         if self._padding == "none" or (self._padding == "drafted" and not any(drafts)):
             return
         longest = max((one.request.num_tokens for one in decoding.values()), default=0)
-        if longest + self._max_tokens >= self._max_model_tokens:
+        if longest + self._max_tokens >= self._max_model_len:
             return  # a row that cannot be filled makes the others' filling useless
         for row in decoding:
             missing = self._max_tokens - len(drafts[row])
             drafts[row].extend([FILLER_TOKEN] * missing)
             self.num_filled += missing
 
-    def _begin_run(self, run: str, mode: Any, epoch: int) -> None:
-        if self._run != (run, mode, epoch):
-            self._run = (run, mode, epoch)
-            self._drafter.begin_run(run, mode, epoch)
+    def _begin_run(self, run: str, mode: Any, weights_version: int) -> None:
+        if self._run != (run, mode, weights_version):
+            self._run = (run, mode, weights_version)
+            self._drafter.begin_run(run, mode, weights_version)
             self._budget = self._new_budget()
 
     def _new_budget(self) -> MeasuredBudget:

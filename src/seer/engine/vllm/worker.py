@@ -18,7 +18,7 @@ from seer.engine.vllm.leftovers import unname_segments
 class SeerWorker:
     """Methods begin with `seer_`: they share a namespace with vLLM's worker."""
 
-    def seer_follow(self, host_pid: int) -> None:
+    def seer_exit_with_host(self, host_pid: int) -> None:
         """End this process when the process that started the engine is gone; leave nothing behind then."""
         unname_segments(os.getpid())
         host = os.pidfd_open(host_pid)

@@ -19,11 +19,17 @@ from seer.integrations.trl.weights import stamp_of, tensors_of, write_model_fold
 GPU_HOSTING = HostOptions(pin=False, silence_deadline_s=60.0, progress_deadline_s=300.0)
 """On a GPU the first steps compile kernels, which takes minutes at worst."""
 
-_DEFAULTS: dict[str, Any] = {"engine": "local", "policy": "seer", "instances": 1, "chunk_tokens": None, "dtype": "auto"}
+_DEFAULTS: dict[str, Any] = {
+    "engine": "local",
+    "scheduler": "seer",
+    "instances": 1,
+    "chunk_tokens": None,
+    "dtype": "auto",
+}
 
 
 class TrainedInstances:
-    """A `SyncRollout` that follows a trainer's weights."""
+    """A `SyncRollout` that holds a trainer's weights."""
 
     def __init__(self, device: str | None, settings: dict[str, Any]) -> None:
         if "model" in settings:
@@ -52,7 +58,7 @@ class TrainedInstances:
             return "float32" if self._settings["device"] == "cpu" else "bfloat16"
         return chosen
 
-    def follow(self, trainer: Any) -> SyncRollout:
+    def sync_with(self, trainer: Any) -> SyncRollout:
         """Instances that hold the trainer's weights of this moment."""
         stamp = stamp_of(trainer)
         if self._rollout is None:
@@ -64,7 +70,7 @@ class TrainedInstances:
         return self._rollout
 
     def close(self) -> None:
-        """End them and give their memory back; `follow` starts them anew."""
+        """End them and give their memory back; `sync_with` starts them anew."""
         rollout, self._rollout = self._rollout, None
         folder, self._folder = self._folder, None
         if rollout is not None:

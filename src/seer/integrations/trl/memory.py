@@ -1,10 +1,10 @@
 """What earlier epochs taught of each prompt: how long its responses are and, if asked for, what they said.
 
-Lengths serve as first estimates until a response of the new epoch has ended; words serve as drafts, which the
+Lengths serve as first estimates until a response of the new weights version has ended; words serve as drafts, which the
 engine verifies. Neither changes a token that is sampled.
 
 Invariants
-  1. A prompt is remembered as of its newest epoch only.
+  1. A prompt is remembered as of its newest weights version only.
   2. Memory is bounded: the prompts not seen for longest are forgotten.
 """
 
@@ -39,14 +39,14 @@ class PromptMemory:
         """Take in a prompt's responses; what was known of it before is replaced."""
         if not (self._keeps_lengths or self._keeps_words):
             return
-        said: tuple[tuple[int, ...], ...] = ()
+        responses: tuple[tuple[int, ...], ...] = ()
         if self._keeps_words:
             by_length = sorted(record.responses, key=lambda response: (-response.num_tokens, response.index))
             # Evenly over the lengths, the longest included: it is what the others are waited with.
             stride = max(1, len(by_length) // MAX_PAST_RESPONSES)
-            said = tuple(tuple(one.token_ids) for one in by_length[::stride][:MAX_PAST_RESPONSES])
+            responses = tuple(tuple(one.token_ids) for one in by_length[::stride][:MAX_PAST_RESPONSES])
         longest = max(response.num_tokens for response in record.responses)
-        self._prompts[key] = _Memory(longest, said)
+        self._prompts[key] = _Memory(longest, responses)
         self._prompts.move_to_end(key)
         while len(self._prompts) > MAX_PROMPTS:
             self._prompts.popitem(last=False)

@@ -27,20 +27,20 @@ def roll_out_together(prompts: list[Any], trainer: Any, roll_out: Callable[[list
 
     counts: list[int] = gather_object([len(prompts)])
     everybody: list[Any] = gather_object(list(prompts))
-    parcel: list[Any] = [None, None, None]
+    staged: list[Any] = [None, None, None]
     own: BaseException | None = None
     if accelerator.is_main_process:
         try:
-            parcel[0] = roll_out(everybody)
+            staged[0] = roll_out(everybody)
         except BaseException as error:  # the others wait for this rank and must be told
             own = error
-            parcel[1] = f"{type(error).__name__}: {error}"
-            parcel[2] = error.hint if isinstance(error, SeerError) else None
-    broadcast_object_list(parcel, from_process=0)
+            staged[1] = f"{type(error).__name__}: {error}"
+            staged[2] = error.hint if isinstance(error, SeerError) else None
+    broadcast_object_list(staged, from_process=0)
     if own is not None:
         raise own
-    if parcel[1] is not None:
-        raise SeerError(f"the rollout failed on the main rank: {parcel[1]}", hint=parcel[2])
+    if staged[1] is not None:
+        raise SeerError(f"the rollout failed on the main rank: {staged[1]}", hint=staged[2])
     first = sum(counts[: accelerator.process_index])
     mine = slice(first, first + len(prompts))
-    return {name: values[mine] for name, values in parcel[0].items()}
+    return {name: values[mine] for name, values in staged[0].items()}

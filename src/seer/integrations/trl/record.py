@@ -1,7 +1,7 @@
 """What a training run leaves behind: a folder that `seer report` reads.
 
 run.json          what was trained with what (`"command": "train"`)
-rollouts.jsonl    one line per rollout: step, epoch, times, lengths, the on-policy check
+rollouts.jsonl    one line per rollout: step, weights version, times, lengths, the on-policy check
 trainer.jsonl     one line per log of the trainer: reward, loss and the rest, as TRL reports them
 step-N/           the newest rollouts as run folders of their own (run.json, events.jsonl), for the report's timeline
                   and for `seer replay`
@@ -35,7 +35,7 @@ class RolloutLine:
     mode: str
     call: int
     """Counts the rollouts of this step."""
-    epoch: int
+    weights_version: int
     num_prompts: int
     num_responses: int
     num_tokens: int
@@ -81,7 +81,7 @@ def log_metrics(trainer: Any, line: RolloutLine) -> None:
     metrics["seer/weights_s"].append(line.weights_s)
     metrics["seer/tail_s"].append(line.tail_s)
     metrics["seer/tokens_per_s"].append(line.num_tokens / line.rollout_s)
-    metrics["seer/epoch"].append(float(line.epoch))
+    metrics["seer/weights_version"].append(float(line.weights_version))
     if line.since_last_s is not None:
         metrics["seer/loop_s"].append(line.since_last_s)
     if line.reward_errors:

@@ -2,13 +2,13 @@
 
 One call: gather every rank's prompts; on the main rank bring the trainer's weights to the instances if they have
 changed, recognise groups, roll them out together, let the trainer score a few tokens to see that both sides hold the
-same policy; hand each rank its own completions. The instances are started by the first call and end with the
+same scheduler; hand each rank its own completions. The instances are started by the first call and end with the
 training, the program, or `close`, whichever comes first.
 
 Invariants
   1. The tokens of a step depend on the trainer's seed, step, weights and prompts only; never on timing, on the number
      of instances or ranks, or on what ran before. So a resumed run repeats.
-  2. A rollout uses one epoch: the trainer waits while it runs.
+  2. A rollout uses one weights version: the trainer waits while it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, Self
 
 from seer.api import SyncRollout
 from seer.errors import ConfigError, InstanceError
-from seer.integrations.trl.attendant import attend
 from seer.integrations.trl.early_rewards import REWARDS, EarlyReward, RewardsByRow
 from seer.integrations.trl.groups import PromptGroup, find_groups, group_seed
 from seer.integrations.trl.instances import TrainedInstances
@@ -33,6 +32,7 @@ from seer.integrations.trl.on_policy import OnPolicyCheck
 from seer.integrations.trl.ranks import Columns, roll_out_together
 from seer.integrations.trl.record import RolloutLine, TrainingRecord, log_metrics
 from seer.integrations.trl.settings import RolloutSettings, read_settings
+from seer.integrations.trl.trainer_callback import add_trainer_callback
 from seer.integrations.trl.weights import refuse_unreadable
 from seer.metrics.events import EventSink, discard
 from seer.metrics.jsonl import EventLog
@@ -48,7 +48,7 @@ def seer_rollouts(
     reward: EarlyReward | None = None,
     reward_deadline_s: float = 60.0,
     keep_lengths: bool = True,
-    keep_words: bool = False,
+    keep_responses: bool = False,
     check_responses: int = 8,
     max_mean_gap: float | None = None,
     run_dir: str | Path | None = None,
@@ -58,17 +58,19 @@ def seer_rollouts(
 ) -> SeerRollouts:
     """A `rollout_func` for `GRPOTrainer`: the same settings, rolled out by Seer.
 
-    `reward` is computed as each response ends (see `early_reward`). `keep_lengths` and `keep_words` say what a later
-    epoch may know of a prompt's earlier responses, as first length estimates and as drafts. `check_responses` of each
+    `reward` is computed as each response ends (see `early_reward`). `keep_lengths` and `keep_responses` say what a
+    later
+    weights version may know of a prompt's earlier responses, as first length estimates and as drafts.
+    `check_responses` of each
     rollout are scored by the trainer to see that they are on policy (0: never), and `OffPolicy` is warned about above
     `max_mean_gap`. The run is recorded in `run_dir` (the trainer's output_dir/seer), with the events of the newest
     `keep_steps` rollouts. `device` is the trainer's own unless given. The rest are settings of `seer.Rollout`:
-    `instances`, `engine`, `policy`, `pool`, `speculation`, `chunk_tokens`, `max_running`, `kv_memory_bytes`, ...
+    `instances`, `engine`, `scheduler`, `pool`, `speculation`, `chunk_tokens`, `max_num_seqs`, `kv_memory_bytes`, ...
     """
     return SeerRollouts(
         TrainedInstances(device, fleet),
         rewards=RewardsByRow(reward, reward_deadline_s) if reward is not None else None,
-        memory=PromptMemory(lengths=keep_lengths, words=keep_words),
+        memory=PromptMemory(lengths=keep_lengths, words=keep_responses),
         check=OnPolicyCheck(num_responses=check_responses, max_mean_gap=max_mean_gap),
         run_dir=Path(run_dir) if run_dir is not None else None,
         keep_steps=keep_steps,
@@ -95,7 +97,7 @@ class SeerRollouts:
         self._run_dir, self._keep_steps = run_dir, keep_steps
         self._last_call: tuple[str, int, int] | None = None  # phase, step, number within it
         self._began_s: float | None = None
-        self._attended: weakref.ref[Any] | None = None
+        self._callback_of: weakref.ref[Any] | None = None
         self.record: TrainingRecord | None = None
         """The run's folder, once the first rollout has begun."""
         self.newest_step: RunFolder | None = None
@@ -128,7 +130,7 @@ class SeerRollouts:
     def _roll_out(self, prompts: list[Any], trainer: Any, settings: RolloutSettings) -> Columns:
         began_s = time.monotonic()
         call = self._count_call(settings)
-        rollout = self.instances.follow(trainer)
+        rollout = self.instances.sync_with(trainer)
         weights_s = time.monotonic() - began_s
         record = self._begin_record(rollout, trainer)
         groups = find_groups(prompts, settings.group_size)
@@ -145,7 +147,7 @@ class SeerRollouts:
             settings,
             call,
             found,
-            epoch=rollout.epoch,
+            weights_version=rollout.weights_version,
             rollout_s=rollout_s,
             weights_s=weights_s,
             check_s=time.monotonic() - began_s - rollout_s,
@@ -189,7 +191,7 @@ class SeerRollouts:
                     prompts,
                     sampling=settings.sampling,
                     seed=settings.seed,
-                    priors=self._memory.lengths(keys),
+                    length_hints=self._memory.lengths(keys),
                     past_responses=self._memory.words(keys),
                     events=events,
                     **asked,
@@ -224,9 +226,9 @@ class SeerRollouts:
             self.record = TrainingRecord(path, keep_steps=self._keep_steps)
             name = trainer.model.config._name_or_path or type(trainer.model).__name__
             self.record.begin(self.instances.options | {"model": name}, rollout.fleet)
-        if self._attended is None or self._attended() is not trainer:
-            attend(trainer, self)
-            self._attended = weakref.ref(trainer)
+        if self._callback_of is None or self._callback_of() is not trainer:
+            add_trainer_callback(trainer, self)
+            self._callback_of = weakref.ref(trainer)
         return self.record
 
 
@@ -246,7 +248,7 @@ def _refuse_incomplete(found: Sequence[GroupRecord], step: int) -> None:
             if not response.is_complete:
                 raise InstanceError(
                     f"response {response.index} to prompt {group.group} of step {step} ended as "
-                    f"{response.reason.value}: {response.error}",
+                    f"{response.finish_reason.value}: {response.error}",
                     hint="seer_rollouts(hosting=HostOptions(log_dir=...)) keeps what the instances write",
                 )
 

@@ -1,7 +1,7 @@
 """The trainer's weights on their way to the instances, through shared memory and never through a disk.
 
 The instances are made from a model folder. It is written from the trainer's own model into shared memory when the
-first rollout is asked for, so whatever the trainer holds then (a checkpoint it resumed from, say) is epoch 0.
+first rollout is asked for, so whatever the trainer holds then (a checkpoint it resumed from, say) is weights version 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from seer.engine.host.parcel import make_shared_folder
+from seer.engine.host.staged_weights import make_shared_folder
 from seer.errors import ConfigError
 
 

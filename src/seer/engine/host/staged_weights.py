@@ -1,6 +1,6 @@
 """Weights on their way to other processes: a path as it is, tensors through a file in shared memory, or in place.
 
-A parcel is kept for as long as its epoch is the newest: an instance that is restarted opens it again.
+Staged weights are kept while their version is the newest: a restarted instance opens them again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _PREFIX = "seer-weights"
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class StagedWeights:
     """Weights as a path that every process of this machine can open."""
 
     path: Path
     home: Path | None = None
-    """A folder of ours, gone when the parcel is discarded."""
+    """A folder of ours, removed by `discard`."""
 
     def discard(self) -> None:
-        """Nobody will open it again; processes that have it open keep it."""
+        """Remove the files; processes that have opened them keep them."""
         if self.home is not None:
             shutil.rmtree(self.home, ignore_errors=True)
 
 
-def pack_in_place(weights: Mapping[str, Any]) -> Parcel:
+def stage_in_place(weights: Mapping[str, Any]) -> StagedWeights:
     """Make tensors on a GPU something that can be opened elsewhere, without moving them."""
     home = make_shared_folder(_PREFIX, 0)
     path = home / f"model{SUFFIX}"
@@ -47,13 +47,13 @@ def pack_in_place(weights: Mapping[str, Any]) -> Parcel:
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-    return Parcel(path, home)
+    return StagedWeights(path, home)
 
 
-def pack(weights: Weights) -> Parcel:
+def stage(weights: Weights) -> StagedWeights:
     """Make weights something that can be opened elsewhere."""
     if not isinstance(weights, Mapping):
-        return Parcel(Path(weights).resolve())
+        return StagedWeights(Path(weights).resolve())
     try:
         from safetensors.torch import save_file
     except ImportError:
@@ -61,7 +61,7 @@ def pack(weights: Weights) -> Parcel:
     home = make_shared_folder(_PREFIX, sum(tensor.nbytes for tensor in weights.values()))
     path = home / "model.safetensors"
     save_file({name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}, path)
-    return Parcel(path, home)
+    return StagedWeights(path, home)
 
 
 def make_shared_folder(prefix: str, num_bytes: int) -> Path:

@@ -1,6 +1,6 @@
-"""The process that scores responses again while a run goes on (certifier.py starts it).
+"""The process that scores responses again while a run goes on (verifier.py starts it).
 
-    python -m seer.certifier_process FD
+    python -m seer.verifier_process FD
 
 It ends when the driver is gone, and never competes with the instances: its priority is the lowest there is.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from seer.certificate import Certificate, Claim, PlainModel, certify
 from seer.engine.host.channel import frame, receive_blocking
 from seer.engine.host.child import exit_with_driver
+from seer.verification import Claim, PlainModel, Verification, verify
 
 LOWEST_PRIORITY = 19
 
@@ -41,7 +41,7 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 class Scored(msgspec.Struct, frozen=True):
     """The answer to a `Score`."""
 
-    certificate: Certificate | None = None
+    verification: Verification | None = None
     error: str | None = None
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         message = receive_blocking(sock, _decoder)
         assert isinstance(message, Score), f"a {type(message).__name__} came after the first message"
         try:
-            scored = Scored(certify(model, [message.claim], dtype=begin.dtype))
+            scored = Scored(verify(model, [message.claim], dtype=begin.dtype))
         except Exception as error:  # the driver raises it again
             traceback.print_exc()
             scored = Scored(error=f"{type(error).__name__}: {error}")

@@ -1,12 +1,12 @@
-"""The certificate: were these responses drawn from these weights, with these seeds, and nothing else?
+"""The verification: were these responses sampled from these weights, with these seeds, and nothing else?
 
 A response is scored again by the plainest forward pass there is: one sequence, all positions at once, fp32,
 no KV cache, no batch, no drafts, none of the engine's kernels. At every position that gives the
 log-probability the token should have been reported with, and, since the noise of a position is a function
-of the request's seed, the token itself that should have been drawn.
+of the request's seed, the token itself that should have been sampled.
 
 A token that differs although the two best candidates were within `NEAR_TIE` is counted apart: another order
-of summation may decide such a draw the other way, and both tokens are right.
+of summation may decide such a sample the other way, and both tokens are right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from seer.engine.local.folder import ModelConfig, read_config
 from seer.engine.local.rotary import RotaryTable
-from seer.engine.local.sampling import NEAR_TIE, DrawRow, gumbel, processed
+from seer.engine.local.sampling import NEAR_TIE, SampleRow, gumbel, processed
 from seer.engine.local.weights import open_weights
 from seer.results import ResponseRecord
 from seer.types import Sampling
@@ -29,7 +29,7 @@ GAP_LIMITS = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class Verification:
     """What re-scoring a sample of a run's responses found."""
 
     num_responses: int
@@ -116,7 +116,7 @@ def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A response and what it says it was drawn from."""
+    """A response and what it says it was sampled from."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
@@ -125,7 +125,7 @@ class Claim:
     """The run forced lengths, so the model's end tokens did not count."""
 
 
-def certify(model: PlainModel, claims: Iterable[Claim], *, dtype: str = "float32") -> Certificate:
+def verify(model: PlainModel, claims: Iterable[Claim], *, dtype: str = "float32") -> Verification:
     """Score every claim again and add up what does not fit."""
     num_responses = num_tokens = num_mismatches = num_near_ties = 0
     gap = raw_gap = 0.0
@@ -140,10 +140,10 @@ def certify(model: PlainModel, claims: Iterable[Claim], *, dtype: str = "float32
         num_responses += 1
         for index, (token, row) in enumerate(zip(response.token_ids, logits, strict=True)):
             cut = stops if index < claim.sampling.min_tokens else frozenset()
-            draw = DrawRow(claim.sampling, response.seed, start + 1 + index, cut)
-            ready = processed(row, draw)
+            sample = SampleRow(claim.sampling, response.seed, start + 1 + index, cut)
+            ready = processed(row, sample)
             greedy = claim.sampling.temperature == 0
-            noisy = ready if greedy else ready + gumbel(draw.seed, draw.position, len(row))
+            noisy = ready if greedy else ready + gumbel(sample.seed, sample.position, len(row))
             best = noisy.max()
             if noisy[token] != best:
                 is_tie = float(best - noisy[token]) < NEAR_TIE
@@ -155,7 +155,7 @@ def certify(model: PlainModel, claims: Iterable[Claim], *, dtype: str = "float32
                 raw = float(row[token] - row.logsumexp(0))
                 raw_gap = max(raw_gap, abs(raw - response.raw_logprobs[index]))
         num_tokens += len(response.token_ids)
-    return Certificate(
+    return Verification(
         num_responses=num_responses,
         num_tokens=num_tokens,
         num_mismatches=num_mismatches,
@@ -167,10 +167,10 @@ def certify(model: PlainModel, claims: Iterable[Claim], *, dtype: str = "float32
     )
 
 
-def add_up(parts: Sequence[Certificate]) -> Certificate:
-    """One certificate of several, all held against the same weights."""
+def add_up(parts: Sequence[Verification]) -> Verification:
+    """One verification of several, all held against the same weights."""
     assert parts, "nothing was scored"
-    return Certificate(
+    return Verification(
         num_responses=sum(part.num_responses for part in parts),
         num_tokens=sum(part.num_tokens for part in parts),
         num_mismatches=sum(part.num_mismatches for part in parts),

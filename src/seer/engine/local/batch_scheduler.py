@@ -1,6 +1,6 @@
 """Decide what the next step computes: who enters, who continues, who prefills.
 
-A chunk enters when there is a lane for it and KV room for everything it can generate, so nothing that entered
+A chunk enters when there is a seq_slot for it and KV room for everything it can generate, so nothing that entered
 is ever preempted. Order of entry is order of arrival. In a step, chunks that decode come first, then pieces
 of contexts, up to `max_step_tokens` rows.
 
@@ -41,15 +41,15 @@ class Loads:
     """Tokens of requests that had begun, asked for and not given: they are computed again."""
 
 
-class Scheduler:
+class BatchScheduler:
     """Owner of the waiting and running chunks and of their blocks."""
 
     def __init__(
         self,
         cache: KVCache,
         *,
-        max_running: int,
-        max_context_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
         max_step_tokens: int,
         pool: Pool | None = None,
         drafter: Drafter | None = None,
@@ -59,7 +59,7 @@ class Scheduler:
         self.blocks = BlockTable(cache.num_blocks)
         self.waiting: deque[ActiveChunk] = deque()
         self.running: list[ActiveChunk] = []
-        self.max_running = max_running
+        self.max_num_seqs = max_num_seqs
         self.max_step_tokens = max_step_tokens
         self.pool = pool
         self.drafter = drafter
@@ -68,9 +68,9 @@ class Scheduler:
         self.num_draft_failures = 0
         self.tables_version = 0
         """Counts changes of `tables`, for whoever keeps a copy."""
-        width = -(-max_context_tokens // cache.block_tokens)
-        self.tables = torch.zeros((max_running, width), dtype=torch.int32)
-        self._lanes = list(range(max_running - 1, -1, -1))
+        width = -(-max_model_len // cache.block_size)
+        self.tables = torch.zeros((max_num_seqs, width), dtype=torch.int32)
+        self._seq_slots = list(range(max_num_seqs - 1, -1, -1))
 
     def add(self, active: ActiveChunk) -> None:
         """Let a chunk wait for its turn."""
@@ -89,11 +89,11 @@ class Scheduler:
 
     def leave(self, active: ActiveChunk) -> None:
         """Take a chunk out, wherever it is; its blocks stay findable."""
-        if active.lane >= 0:
+        if active.seq_slot >= 0:
             self.running.remove(active)
-            self._lanes.append(active.lane)
-            self._lanes.sort(reverse=True)
-            active.lane = -1
+            self._seq_slots.append(active.seq_slot)
+            self._seq_slots.sort(reverse=True)
+            active.seq_slot = -1
             self.blocks.release(active.blocks)
             active.blocks = []
         else:
@@ -101,18 +101,18 @@ class Scheduler:
 
     def _write_table(self, active: ActiveChunk, start: int, blocks: Sequence[int]) -> None:
         row = torch.tensor(blocks, dtype=torch.int32)
-        self.tables[active.lane, start : start + len(blocks)] = row
+        self.tables[active.seq_slot, start : start + len(blocks)] = row
         self.tables_version += 1
 
     # Entering
 
     def _enter(self, active: ActiveChunk) -> bool:
-        """Reserve a lane and all blocks the chunk can need, reusing what is held here or in the pool."""
-        tokens = self.cache.block_tokens
+        """Reserve a seq_slot and all blocks the chunk can need, reusing what is held here or in the pool."""
+        tokens = self.cache.block_size
         found = self.blocks.find(active.keys[: self._max_reused(active)])
         needed = -(-(active.num_context + active.chunk.max_tokens) // tokens) - len(found)
         self.blocks.hold(found)
-        if not self._lanes or needed > self.blocks.num_available:
+        if not self._seq_slots or needed > self.blocks.num_available:
             self.blocks.release(found)
             return False
         active.blocks = found + self.blocks.take(needed)
@@ -121,7 +121,7 @@ class Scheduler:
         if self.pool is not None and active.chunk.load_kv:
             self._fetch(active, self.pool)
             active.num_loaded = active.num_computed - active.num_found
-        active.lane = self._lanes.pop()
+        active.seq_slot = self._seq_slots.pop()
         self._write_table(active, 0, active.blocks)
         return True
 
@@ -138,11 +138,11 @@ class Scheduler:
         for index in range(num_fetched):
             self.blocks.seal(blocks[index], keys[index])
         active.num_sealed += num_fetched
-        active.num_computed = active.num_sealed * self.cache.block_tokens
+        active.num_computed = active.num_sealed * self.cache.block_size
         self.loads.seconds += time.perf_counter() - began_s
         self.loads.num_bytes += num_fetched * self.cache.block_bytes
         if active.chunk.num_generated_tokens:
-            self.loads.num_missed_tokens += (len(keys) - num_fetched) * self.cache.block_tokens
+            self.loads.num_missed_tokens += (len(keys) - num_fetched) * self.cache.block_size
 
     def take_loads(self) -> Loads:
         """What was asked of the pool since the last call."""
@@ -150,8 +150,8 @@ class Scheduler:
         return loads
 
     def _max_reused(self, active: ActiveChunk) -> int:
-        """Blocks that may be reused: the last token must be computed, to draw its successor."""
-        return (len(active.tokens) - 1) // self.cache.block_tokens
+        """Blocks that may be reused: the last token must be computed, to sample its successor."""
+        return (len(active.tokens) - 1) // self.cache.block_size
 
     # Continuing
 
@@ -174,7 +174,7 @@ class Scheduler:
             self.num_draft_failures += 1
             return
         for work, tree in zip(works, trees, strict=True):
-            # A tree reaches the chunk's limit with its root's draw alone, so depth counts from the second token on.
+            # A tree reaches the chunk's limit with its root's sample alone, so depth counts from the second token on.
             kept = tree.pruned(allowance.max_tokens, work.active.num_remaining - 1)
             work.tree = kept if kept.tokens else None
 
@@ -182,13 +182,13 @@ class Scheduler:
 
     def add_contexts(self, works: list[Work]) -> None:
         """Pieces of contexts, as many as there is room for beside the works given."""
-        room = self.max_step_tokens - sum(work.num_rows for work in works)
+        room = self.max_step_tokens - sum(work.num_batched_tokens for work in works)
         being_computed: set[bytes] = set()
         for active in self.running:
             if active.decoding or room <= 0:
                 continue
             self._adopt(active)
-            start = active.num_computed // self.cache.block_tokens
+            start = active.num_computed // self.cache.block_size
             if start < len(active.keys) and active.keys[start] in being_computed:
                 continue
             being_computed.update(active.keys[start:])
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _adopt(self, active: ActiveChunk) -> None:
         """Swap reserved blocks for ones that another chunk has computed meanwhile."""
-        tokens = self.cache.block_tokens
+        tokens = self.cache.block_size
         if active.num_computed % tokens:
             return
         start = active.num_computed // tokens

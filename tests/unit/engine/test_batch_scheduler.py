@@ -25,23 +25,23 @@ PROMPT = list(range(3, 43))
 
 def test_siblings_that_arrive_together_compute_their_prompt_once(folder: Path) -> None:
     steps: list = []
-    engine = an_engine(folder, block_tokens=4, on_step=steps.append)
+    engine = an_engine(folder, block_size=4, on_step=steps.append)
     generate(engine, [a_chunk(i, PROMPT, max_tokens=4) for i in range(8)])
-    rows = sum(step.num_rows for step in steps)
-    # 40 for the first; the others compute the last block anew, for its last token draws their first.
+    rows = sum(step.num_batched_tokens for step in steps)
+    # 40 for the first; the others compute the last block anew, for its last token samples their first.
     assert rows == 40 + 7 * 4 + 8 * 3
 
 
 def test_a_chunk_waits_until_all_its_blocks_are_free(folder: Path) -> None:
-    engine = an_engine(folder, kv_blocks=12, block_tokens=4)
+    engine = an_engine(folder, kv_blocks=12, block_size=4)
     answers = generate(engine, [a_chunk(i, [i + 5] * 8, max_tokens=24) for i in range(3)])
     assert [answer.end for answer in answers.values()] == [ChunkEnd.LIMIT] * 3
     assert engine.num_steps >= 3 * 24
 
 
-def test_no_more_run_at_once_than_there_are_lanes(folder: Path) -> None:
+def test_no_more_run_at_once_than_there_are_sequence_slots(folder: Path) -> None:
     most = []
-    engine = an_engine(folder, max_running=3, on_step=lambda step: most.append(step.num_running))
+    engine = an_engine(folder, max_num_seqs=3, on_step=lambda step: most.append(step.num_running))
     generate(engine, [a_chunk(i, [5, 6, i + 7], max_tokens=6) for i in range(10)])
     assert max(most) == 3
 
@@ -50,7 +50,11 @@ def test_a_step_has_no_more_rows_than_allowed(folder: Path) -> None:
     rows = []
     drafter = FunctionDrafter(lambda ask: DraftTree.linear([1] * ask.max_tokens))
     engine = an_engine(
-        folder, max_step_tokens=16, drafter=drafter, budget=always(30), on_step=lambda step: rows.append(step.num_rows)
+        folder,
+        max_step_tokens=16,
+        drafter=drafter,
+        budget=always(30),
+        on_step=lambda step: rows.append(step.num_batched_tokens),
     )
     generate(engine, [a_chunk(i, PROMPT[: 5 + i], max_tokens=12) for i in range(6)])
     assert max(rows) <= 16
@@ -58,11 +62,11 @@ def test_a_step_has_no_more_rows_than_allowed(folder: Path) -> None:
 
 def test_a_prefix_is_found_again_after_its_request_has_left(folder: Path) -> None:
     steps: list = []
-    engine = an_engine(folder, block_tokens=4, on_step=steps.append)
+    engine = an_engine(folder, block_size=4, on_step=steps.append)
     first = generate(engine, [a_chunk(0, PROMPT, max_tokens=9)])[0]
     steps.clear()
     generate(engine, [a_chunk(1, PROMPT + first.ids, max_tokens=1)])
-    assert steps[0].num_rows == 1 + (40 + 9 - 1) % 4  # 48 of 49 tokens were computed and kept
+    assert steps[0].num_batched_tokens == 1 + (40 + 9 - 1) % 4  # 48 of 49 tokens were computed and kept
 
 
 def test_a_drafter_that_fails_costs_drafts_and_nothing_else(folder: Path) -> None:

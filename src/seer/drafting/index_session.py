@@ -31,7 +31,7 @@ class DraftBatch(NamedTuple):
         return Draft(self.tokens[row, :size], self.parents[row, :size], self.confidence[row, :size])
 
 
-class Followed:
+class IndexSession:
     """The streams of some requests, in the order in which they were asked for."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`certify=P`: responses are scored again as they end, by a process of its own, against the weights of the run."""
+"""`verify=P`: responses are scored again as they end, by a process of its own, against the weights of the run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from seer import GroupRecord, HostOptions, Rollout, Sampling
-from seer.certifier import Certifier
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError, SeerError
 from seer.prompts import EncodedPrompt, as_prompts
+from seer.verifier import Verifier
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(3)]
 SAMPLING = Sampling(max_tokens=24)
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_rollout(model: Path, **settings: Any) -> Rollout:
-    return Rollout(model, kv_blocks=128, max_running=4, hosting=HostOptions(pin=False), **settings)
+    return Rollout(model, kv_blocks=128, max_num_seqs=4, hosting=HostOptions(pin=False), **settings)
 
 
 async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
@@ -49,89 +49,89 @@ def groups(model: Path) -> list[GroupRecord]:
     return asyncio.run(scenario())
 
 
-def a_certifier(model: Path, share: float = 1.0) -> Certifier:
+def a_verifier(model: Path, share: float = 1.0) -> Verifier:
     prompts = [EncodedPrompt(p, tuple(ids), SAMPLING, 4) for p, ids in zip(as_prompts(PROMPTS), PROMPTS, strict=True)]
-    return Certifier(prompts, share, folder=model, weights=None, dtype="float32", ends_ignored=False)
+    return Verifier(prompts, share, folder=model, weights=None, dtype="float32", ends_ignored=False)
 
 
-def test_a_share_of_the_run_is_certified_against_the_weights_it_used(model: Path, tmp_path: Path) -> None:
+def test_a_share_of_the_run_is_verified_against_the_weights_it_used(model: Path, tmp_path: Path) -> None:
     other = load_file(make_tiny_model(tmp_path / "other", seed=1) / "model.safetensors")
 
     async def scenario() -> None:
         async with a_rollout(model) as rollout:
             await rolled_out(rollout)
-            assert rollout.certificate is None
-            await rolled_out(rollout, certify=0.5)
-            assert rollout.certificate is not None
-            assert (rollout.certificate.num_responses, rollout.certificate.is_clean) == (6, True)
+            assert rollout.verification is None
+            await rolled_out(rollout, verify=0.5)
+            assert rollout.verification is not None
+            assert (rollout.verification.num_responses, rollout.verification.is_clean) == (6, True)
             await rollout.update_weights(other)  # tensors that are in no model folder
-            await rolled_out(rollout, certify=1.0, lengths=[[9] * 4] * 3)
-            assert rollout.certificate is not None
-            assert (rollout.certificate.num_responses, rollout.certificate.is_clean) == (12, True)
-            assert rollout.certificate.num_tokens == 9 * 12
+            await rolled_out(rollout, verify=1.0, lengths=[[9] * 4] * 3)
+            assert rollout.verification is not None
+            assert (rollout.verification.num_responses, rollout.verification.is_clean) == (12, True)
+            assert rollout.verification.num_tokens == 9 * 12
 
     asyncio.run(scenario())
 
 
 def test_a_response_is_scored_when_it_ends_and_not_when_the_run_does(model: Path, groups: list[GroupRecord]) -> None:
     async def scenario() -> int:
-        certifier = a_certifier(model)
-        await certifier.start()
+        verifier = a_verifier(model)
+        await verifier.start()
         try:
-            certifier.consider(groups[0].responses[0])
+            verifier.consider(groups[0].responses[0])
             async with asyncio.timeout(DEADLINE_S):
-                await certifier._verdict.wait()
-            return certifier.num_scored
+                await verifier._verdict.wait()
+            return verifier.num_scored
         finally:
-            await certifier.close()
+            await verifier.close()
 
     assert asyncio.run(scenario()) == 1
 
 
 def test_one_token_that_was_changed_is_found(model: Path, groups: list[GroupRecord]) -> None:
     async def scenario() -> bool:
-        certifier = a_certifier(model)
-        await certifier.start()
+        verifier = a_verifier(model)
+        await verifier.start()
         try:
             victim = groups[1].responses[2]
             token = victim.token_ids[5]
             victim.token_ids[5] = (token + 1) % 100
             for group in groups:
                 for response in group.responses:
-                    certifier.consider(response)
+                    verifier.consider(response)
             victim.token_ids[5] = token
-            found = await certifier.finish()
+            found = await verifier.finish()
             assert found is not None
             assert found.num_responses == 12
             return found.is_clean
         finally:
-            await certifier.close()
+            await verifier.close()
 
     assert not asyncio.run(scenario())
 
 
-def test_without_its_process_there_is_no_certificate(model: Path, groups: list[GroupRecord]) -> None:
+def test_without_its_process_there_is_no_verification(model: Path, groups: list[GroupRecord]) -> None:
     async def scenario() -> None:
-        certifier = a_certifier(model)
-        await certifier.start()
-        assert certifier._child is not None
-        os.kill(certifier._child.pid, signal.SIGKILL)
+        verifier = a_verifier(model)
+        await verifier.start()
+        assert verifier._child is not None
+        os.kill(verifier._child.pid, signal.SIGKILL)
         try:
-            certifier.consider(groups[0].responses[0])
-            with pytest.raises(SeerError, match="could not be certified: its process ended: killed by SIGKILL"):
-                await certifier.finish()
+            verifier.consider(groups[0].responses[0])
+            with pytest.raises(SeerError, match="could not be verified: its process ended: killed by SIGKILL"):
+                await verifier.finish()
         finally:
-            await certifier.close()
+            await verifier.close()
 
     asyncio.run(scenario())
 
 
 def test_the_choice_is_made_beforehand_and_at_least_one(model: Path) -> None:
-    certifier = a_certifier(model, 0.01)
-    assert certifier.num_chosen == 1
-    assert certifier._chosen == a_certifier(model, 0.01)._chosen
+    verifier = a_verifier(model, 0.01)
+    assert verifier.num_chosen == 1
+    assert verifier._chosen == a_verifier(model, 0.01)._chosen
     with pytest.raises(ConfigError, match=r"share of 1\.5"):
-        a_certifier(model, 1.5)
+        a_verifier(model, 1.5)
 
 
 def test_the_command_shows_the_verdict_and_keeps_it(
@@ -142,10 +142,10 @@ def test_the_command_shows_the_verdict_and_keeps_it(
     run = tmp_path / "run"
     arguments = ["rollout", "--model", str(model), "--prompts", str(prompts), "--n", "4", "--max-tokens", "16"]
     arguments += ["--instances", "1", "--no-pin", "--quiet", "--kv-memory", "4MiB", "--run-dir", str(run)]
-    assert main([*arguments, "--certify", "0.5"]) == 0
+    assert main([*arguments, "--verify", "0.5"]) == 0
     assert "clean, 6 responses scored again" in capsys.readouterr().out
-    assert json.loads((run / "run.json").read_text())["certificate"]["is_clean"]
+    assert json.loads((run / "run.json").read_text())["verification"]["is_clean"]
     assert main(["report", str(run)]) == 0
     assert "6 responses scored again" in (run / "report.html").read_text()
-    assert main([*arguments, "--certify", "7"]) == 2
-    assert "--certify 7" in capsys.readouterr().err
+    assert main([*arguments, "--verify", "7"]) == 2
+    assert "--verify 7" in capsys.readouterr().err

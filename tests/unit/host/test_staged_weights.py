@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from seer.engine.host import parcel
-from seer.engine.host.parcel import make_shared_folder
+from seer.engine.host import staged_weights
+from seer.engine.host.staged_weights import make_shared_folder
 
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(parcel, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(staged_weights, "_SHARED_MEMORY", tmp_path)
     return tmp_path
 
 

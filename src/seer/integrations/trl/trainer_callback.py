@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from seer.integrations.trl.rollouts import SeerRollouts
 
 
-def attend(trainer: Any, rollouts: SeerRollouts) -> None:
+def add_trainer_callback(trainer: Any, rollouts: SeerRollouts) -> None:
     """Add a callback to a trainer that is already at work."""
     from transformers import TrainerCallback
 
-    class Attendant(TrainerCallback):
+    class SeerCallback(TrainerCallback):
         """Forwards two of the trainer's events."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **rest: Any) -> None:
@@ -24,4 +24,4 @@ def attend(trainer: Any, rollouts: SeerRollouts) -> None:
             """The processes have no more work; an evaluation afterwards starts them again."""
             rollouts.close()
 
-    trainer.add_callback(Attendant())
+    trainer.add_callback(SeerCallback())

@@ -1,14 +1,14 @@
-"""Certify while a run goes on: a share of the responses is scored again as each of them ends.
+"""Verify while a run goes on: a share of the responses is scored again as each of them ends.
 
 The scoring is a process of its own with the lowest priority, so it takes the cores' idle time first. Which
-responses are scored is drawn beforehand, so that nothing about a response decides whether it is looked at.
+responses are scored is sampled beforehand, so that nothing about a response decides whether it is looked at.
 
 Waits for                                    unblocked by
   the last verdicts (`finish`)                 the process, its death, deadline_s without a verdict
 
 Invariants
-  1. A certificate counts every response that was chosen and ended by itself; if one could not be scored there is
-     no certificate, but an error that says why.
+  1. A verification counts every response that was chosen and ended by itself; if one could not be scored there is
+     no verification, but an error that says why.
   2. After `close` the process is gone.
 """
 
@@ -22,20 +22,20 @@ from pathlib import Path
 
 import msgspec
 
-from seer.certificate import Certificate, Claim, add_up
-from seer.certifier_process import Begin, Score, Scored
 from seer.engine.host.channel import Channel
 from seer.engine.host.launch import ChildProcess
 from seer.errors import ConfigError, DeadlineExceeded, SeerError
 from seer.prompts import EncodedPrompt
 from seer.results import ResponseRecord
+from seer.verification import Claim, Verification, add_up
+from seer.verifier_process import Begin, Score, Scored
 
 CLOSE_DEADLINE_S = 5.0
 
 _decoder: msgspec.msgpack.Decoder[Scored] = msgspec.msgpack.Decoder(Scored)
 
 
-class Certifier:
+class Verifier:
     """Scores a share of one run's responses; made for each run."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Certifier:
         deadline_s: float = 600.0,
     ) -> None:
         if not 0 < share <= 1:
-            raise ConfigError(f"a share of {share:g} of the responses to certify", hint="above 0 and at most 1")
+            raise ConfigError(f"a share of {share:g} of the responses to verify", hint="above 0 and at most 1")
         everyone = [(group, index) for group, prompt in enumerate(prompts) for index in range(prompt.n)]
         self._chosen = set(random.Random(seed).sample(everyone, max(1, round(share * len(everyone)))))
         self._prompts = prompts
@@ -61,7 +61,7 @@ class Certifier:
         self._child: ChildProcess | None = None
         self._channel: Channel[Scored] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._parts: list[Certificate] = []
+        self._parts: list[Verification] = []
         self._num_sent = 0
         self._error: str | None = None
         self._verdict = asyncio.Event()
@@ -78,7 +78,7 @@ class Certifier:
 
     async def start(self) -> None:
         """Launch the process; it reads the weights while the run begins."""
-        self._child = ChildProcess("certifier", None, module="seer.certifier_process", single_thread=True)
+        self._child = ChildProcess("verifier", None, module="seer.verifier_process", single_thread=True)
         self._channel = await Channel.over(self._child.socket, _decoder)
         self._channel.send(self._begin)
         self._reader = asyncio.create_task(self._read(self._channel))
@@ -92,7 +92,7 @@ class Certifier:
         self._num_sent += 1
         self._channel.send(Score(Claim(prompt.token_ids, prompt.sampling, response, self._ends_ignored)))
 
-    async def finish(self) -> Certificate | None:
+    async def finish(self) -> Verification | None:
         """Wait for the last verdicts and add them up; None if no chosen response ended by itself."""
         while len(self._parts) < self._num_sent and self._error is None:
             self._verdict.clear()
@@ -103,7 +103,7 @@ class Certifier:
                 what = f"scoring responses again ({len(self._parts)} of {self._num_sent} done)"
                 raise DeadlineExceeded(what, self._deadline_s) from None
         if self._error is not None:
-            raise SeerError(f"the run could not be certified: {self._error}", hint="seer verify RUN tries again")
+            raise SeerError(f"the run could not be verified: {self._error}", hint="seer verify RUN tries again")
         return add_up(self._parts) if self._parts else None
 
     async def close(self) -> None:
@@ -122,10 +122,10 @@ class Certifier:
 
     async def _read(self, channel: Channel[Scored]) -> None:
         while (message := await channel.receive()) is not None:
-            if message.certificate is None:
+            if message.verification is None:
                 self._error = message.error
             else:
-                self._parts.append(message.certificate)
+                self._parts.append(message.verification)
             self._verdict.set()
         if self._error is None:
             assert self._child is not None, "the reader ends before the child"

@@ -10,7 +10,7 @@ from seer.kvpool.base import Pool
 from seer.metrics.events import PoolTrouble
 
 
-class TroubleWatch:
+class PoolErrorCounter:
     """Compares the pool's counts with those of the last look."""
 
     def __init__(self, pool: Pool) -> None:

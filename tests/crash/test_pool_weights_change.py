@@ -1,4 +1,4 @@
-"""The weights change while instances read and write: no reader ever gets a block of an epoch that was
+"""The weights change while instances read and write: no reader ever gets a block of a weights version that was
 dropped.
 """
 
@@ -21,17 +21,17 @@ NUM_EPOCHS = 40
 DEADLINE_S = 60
 
 
-def key_of(epoch: int, block: int) -> bytes:
-    return epoch.to_bytes(8, "little") + block.to_bytes(8, "little") + bytes(16)
+def key_of(weights_version: int, block: int) -> bytes:
+    return weights_version.to_bytes(8, "little") + block.to_bytes(8, "little") + bytes(16)
 
 
-def block_of(epoch: int, block: int) -> np.ndarray:
-    """Equal blocks of different epochs differ in every byte, so a stale one cannot pass."""
-    return np.full(BLOCK_BYTES, (epoch * NUM_BLOCKS + block) % 251, np.uint8)
+def block_of(weights_version: int, block: int) -> np.ndarray:
+    """Equal blocks of different weights versions differ in every byte, so a stale one cannot pass."""
+    return np.full(BLOCK_BYTES, (weights_version * NUM_BLOCKS + block) % 251, np.uint8)
 
 
 class Board:
-    """Shared: the epoch in force, the last one dropped, and what the processes saw."""
+    """Shared: the weights version in force, the last one dropped, and what the processes saw."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
@@ -46,13 +46,19 @@ def work(config: LocalPoolConfig, board_path: str, seed: int) -> None:
     board, rng = Board(board_path).cells, np.random.default_rng(seed)
     tally = board[8 + 8 * seed : 16 + 8 * seed]
     while not board[Board.STOP]:
-        epoch, dropped = int(board[Board.CURRENT]), int(board[Board.DROPPED])
+        weights_version, dropped = int(board[Board.CURRENT]), int(board[Board.DROPPED])
         blocks = [int(b) for b in rng.integers(NUM_BLOCKS, size=8)]
-        pool.put_now([key_of(epoch, b) for b in blocks], [block_of(epoch, b) for b in blocks], f"request {seed}")
+        pool.put_now(
+            [key_of(weights_version, b) for b in blocks],
+            [block_of(weights_version, b) for b in blocks],
+            f"request {seed}",
+        )
         out = np.zeros((8, BLOCK_BYTES), np.uint8)
-        for b, hit, got in zip(blocks, pool.get_now([key_of(epoch, b) for b in blocks], out), out, strict=True):
+        for b, hit, got in zip(
+            blocks, pool.get_now([key_of(weights_version, b) for b in blocks], out), out, strict=True
+        ):
             tally[Board.HITS] += hit
-            tally[Board.WRONG] += hit and not np.array_equal(got, block_of(epoch, b))
+            tally[Board.WRONG] += hit and not np.array_equal(got, block_of(weights_version, b))
         if dropped:  # a straggler that still believes in the old weights
             old = [key_of(dropped, b) for b in blocks]
             tally[Board.LATE] += sum(pool.put_now(old, [block_of(dropped, b) for b in blocks]))
@@ -62,13 +68,13 @@ def work(config: LocalPoolConfig, board_path: str, seed: int) -> None:
     pool.close()
 
 
-def test_not_one_stale_hit_while_the_epoch_changes_under_load(tmp_path: Path) -> None:
+def test_not_one_stale_hit_while_the_weights_version_changes_under_load(tmp_path: Path) -> None:
     board_path = tmp_path / "board"
     board_path.write_bytes(bytes(8 * 64))
     board = Board(str(board_path)).cells
     config = LocalPoolConfig(
         block_bytes=BLOCK_BYTES,
-        dram_bytes=12 * BLOCK_BYTES,  # a third of an epoch: blocks move between the tiers all the time
+        dram_bytes=12 * BLOCK_BYTES,  # a third of a weights version: blocks move between the tiers all the time
         ssd_bytes=3 * NUM_BLOCKS * BLOCK_BYTES,
         ssd_dir=str(tmp_path),
         dram_dir=str(tmp_path),
@@ -84,14 +90,14 @@ def test_not_one_stale_hit_while_the_epoch_changes_under_load(tmp_path: Path) ->
         for worker in workers:
             worker.start()
         try:
-            for epoch in range(1, NUM_EPOCHS):
+            for weights_version in range(1, NUM_EPOCHS):
                 seen = pool.stats().num_put
                 while pool.stats().num_put < seen + 50:  # the load is real before each change
                     assert time.monotonic() < deadline, "the workers do not work"
                     time.sleep(0.001)
-                board[Board.CURRENT] = epoch + 1
-                pool.drop_epoch(epoch)
-                board[Board.DROPPED] = epoch  # from here on nobody may see it
+                board[Board.CURRENT] = weights_version + 1
+                pool.drop_weights_version(weights_version)
+                board[Board.DROPPED] = weights_version  # from here on nobody may see it
         finally:
             board[Board.STOP] = 1
             for worker in workers:
