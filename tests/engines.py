@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from seer.engine.drafter import Allowance, DraftAsk, DraftTable, DraftTree
+from seer.drafting.base import Allowance, DraftAsk, DraftTable, DraftTree
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.engine import Engine
-from seer.engine.local.folder import read_config
+from seer.engine.local.model_config import read_config
 from seer.types import Chunk, ChunkEnd, Sampling, TokenSpan
 
 MAX_STEPS = 100_000

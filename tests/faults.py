@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from seer.engine.fleet_pool import FleetPool
-from seer.engine.host import ProcessInstance
+from seer.hosting import ProcessInstance
+from seer.hosting.fleet_pool import FleetPool
 from seer.kvpool.local import LocalPool
 from seer.metrics.events import Event, Stopped
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from seer.drafting.index import Draft, DraftOptions
+from seer.drafting.offline_replay import accepted_path, replay
 from seer.drafting.recording import RecordedGroup
-from seer.drafting.replay import accepted_path, replay
 
 START = 2_000_000  # no tokenizer has this id
 UNCAPPED = 1000.0  # draft length <= match length x this

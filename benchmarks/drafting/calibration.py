@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from seer.drafting.index import DraftIndex, DraftOptions
+from seer.drafting.offline_replay import DraftObserver, replay
 from seer.drafting.recording import RecordedGroup
-from seer.drafting.replay import DraftObserver, replay
 
 
 class Reliability(NamedTuple):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from seer.drafting.index import DraftIndex, DraftOptions
+from seer.drafting.offline_replay import accepted_path
 from seer.drafting.recording import RecordedGroup
-from seer.drafting.replay import accepted_path
 from seer.speculation.allocation import allocate
 
 REFERENCES = 5

@@ -22,11 +22,13 @@ from pathlib import Path
 import torch
 from recorded import Recording, recorded_engine
 
-from seer.engine.drafter import Allowance, DraftBudget, StepReport
-from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
-from seer.engine.host.local import TREE_PATHS
+from seer.drafting.base import Allowance, DraftBudget
+from seer.drafting.grouped_drafter import GroupedDrafter
+from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.local.graph_shapes import DEPTHS
+from seer.engine.local.hosted import TREE_PATHS
 from seer.engine.local.tiny import make_tiny_model
+from seer.speculation.step_report import StepReport
 
 NUM_ROLLOUTS = 3
 """Of the same responses, one after the other; the first is left out, as costs are learnt there."""

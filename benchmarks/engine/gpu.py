@@ -28,17 +28,19 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
-from seer.engine.drafter import Allowance, DraftAsk, DraftTree, StepReport
-from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
-from seer.engine.host.local import TREE_PATHS
+from seer.drafting.base import Allowance, DraftAsk, DraftTree
+from seer.drafting.grouped_drafter import GroupedDrafter
+from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
+from seer.engine.local.bench import generate_batch, random_prompts
 from seer.engine.local.engine import Engine
-from seer.engine.local.folder import config_from_dict, read_config
 from seer.engine.local.graph_shapes import DEPTHS
-from seer.engine.local.measure import generate_batch, random_prompts
+from seer.engine.local.hosted import TREE_PATHS
+from seer.engine.local.model_config import config_from_dict, read_config
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.local.tokenizer import Tokenizer
 from seer.engine.local.weights import expected_shapes
+from seer.speculation.step_report import StepReport
 from seer.types import Chunk, Sampling
 from turns import await_turn
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import torch
 from recorded import Recording, recorded_engine
 
-from seer.engine.drafter import Allowance, StepReport
-from seer.engine.host.drafts import GroupedDrafter
+from seer.drafting.base import Allowance
+from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.local.tiny import make_tiny_model
+from seer.speculation.step_report import StepReport
 
 
 def measure(folder: Path, trace: Path, batch: int, allowance: Allowance, *, profile: bool) -> dict[str, float]:

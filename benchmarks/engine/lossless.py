@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from engines import Generated, a_chunk, always, an_engine, generate, knowing, tokens_of
-from seer.engine.host.drafts import GroupedDrafter
+from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.local.cache import block_bytes
-from seer.engine.local.folder import read_config
+from seer.engine.local.model_config import read_config
 from seer.engine.local.models_get import get_model
 from seer.engine.local.tokenizer import Tokenizer
 from seer.kvpool.local import LocalPool

@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.engine.drafter import Allowance, DraftBudget, DraftSession, StepObserver
-from seer.engine.host.drafts import GroupedDrafter
+from seer.drafting.base import Allowance, DraftBudget, DraftSession
+from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.batch import Work
 from seer.engine.local.drafted_steps import run_drafted_steps
 from seer.engine.local.engine import Engine
-from seer.engine.local.folder import read_config
 from seer.engine.local.graph_shapes import Shape
+from seer.engine.local.model_config import read_config
 from seer.engine.local.runner import DraftedSteps
 from seer.engine.local.sampling import Samples
 from seer.engine.local.uniform_rows import POSITION, SEQ_SLOT
+from seer.speculation.step_report import StepObserver
 from seer.types import Chunk, Sampling
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 96, 400

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from seer.drafting.index import DraftOptions
+from seer.drafting.offline_replay import replay
 from seer.drafting.recording import read_groups
-from seer.drafting.replay import replay
 from seer.sim.cluster import simulate
 from seer.sim.workloads import PAPER, Workload, paper_workload
 

@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 
 from seer.cli.bench_pool import measure_local, measure_mooncake
+from seer.kvpool.bench import PoolSpeed, Spread, copy_blocks, fresh_name, in_turns
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
-from seer.kvpool.measure import PoolSpeed, Spread, copy_blocks, fresh_name, in_turns
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 
 HERE = Path(__file__).parent

@@ -20,8 +20,8 @@ from typing import Any
 from measure import Ledger, measure, table
 
 from seer import Rollout, Sampling
-from seer.prompts import read_prompts
-from seer.runs import machine
+from seer.runs.prompts import read_prompts
+from seer.runs.run_folder import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "examples" / "prompts"

@@ -40,8 +40,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from measure import Ledger, measure, table
 
 from seer import HostOptions, Rollout, Sampling
-from seer.prompts import EncodedPrompt, Prompt
-from seer.runs import machine
+from seer.runs.prompts import EncodedPrompt, Prompt
+from seer.runs.run_folder import machine
 from turns import await_turn
 
 SCHEDULERS = "verl-sync,verl,divided,context,seer"

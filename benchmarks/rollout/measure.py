@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from seer import Rollout
-from seer.comparison import order_of_runs
-from seer.explain import explain
+from seer.analysis.comparison import order_of_runs
+from seer.analysis.explain import explain
+from seer.analysis.whatif import record, replay_under
 from seer.metrics.events import Event
 from seer.metrics.jsonl import EventLog
-from seer.prompts import EncodedPrompt
-from seer.whatif import record, replay_under
+from seer.runs.prompts import EncodedPrompt
 
 Lengths = Sequence[Sequence[int]]
 

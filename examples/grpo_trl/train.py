@@ -30,8 +30,8 @@ from trl import GRPOConfig, GRPOTrainer
 from seer.engine.local.models_get import find_model
 from seer.errors import InputError
 from seer.integrations.trl import SeerRollouts, early_reward, seer_rollouts  # Seer
-from seer.runs import RunFolder
-from seer.whatif import read_recorded, replay_under
+from seer.runs.run_folder import RunFolder
+from seer.analysis.whatif import read_recorded, replay_under
 
 ASK = "\nAnswer with the number alone."
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from seer.api import Rollout, SyncRollout, rollout_sync
     from seer.context import Context
-    from seer.engine.host import HostOptions
     from seer.errors import (
         ConfigError,
         DeadlineExceeded,
@@ -25,10 +24,11 @@ if TYPE_CHECKING:
         PoolError,
         SeerError,
     )
+    from seer.hosting import HostOptions
     from seer.metrics.summary import Summary
-    from seer.prompts import Prompt, read_prompts
-    from seer.results import GroupRecord, ResponseRecord
     from seer.rollout import RolloutLoop
+    from seer.runs.prompts import Prompt, read_prompts
+    from seer.runs.results import GroupRecord, ResponseRecord
     from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
     from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan
 
@@ -69,7 +69,7 @@ _HOMES = {
     "SyncRollout": "seer.api",
     "rollout_sync": "seer.api",
     "Context": "seer.context",
-    "HostOptions": "seer.engine.host",
+    "HostOptions": "seer.hosting",
     "ConfigError": "seer.errors",
     "DeadlineExceeded": "seer.errors",
     "DraftError": "seer.errors",
@@ -80,10 +80,10 @@ _HOMES = {
     "PoolError": "seer.errors",
     "SeerError": "seer.errors",
     "Summary": "seer.metrics.summary",
-    "Prompt": "seer.prompts",
-    "read_prompts": "seer.prompts",
-    "GroupRecord": "seer.results",
-    "ResponseRecord": "seer.results",
+    "Prompt": "seer.runs.prompts",
+    "read_prompts": "seer.runs.prompts",
+    "GroupRecord": "seer.runs.results",
+    "ResponseRecord": "seer.runs.results",
     "RolloutLoop": "seer.rollout",
     "SchedulerSettings": "seer.scheduling.registry",
     "make_scheduler": "seer.scheduling.registry",

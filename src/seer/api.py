@@ -17,24 +17,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from seer.engine.base import Weights
-from seer.engine.catalog import InstanceSettings, prepare
-from seer.engine.fleet import HostedFleet
-from seer.engine.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend, default_pool_bytes
-from seer.engine.host import HostOptions, hosting_for
+from seer.engine.prepare import InstanceSettings, prepare
 from seer.errors import ConfigError, SeerError
-from seer.journal import Journal, run_identity
+from seer.hosting import HostOptions, hosting_for
+from seer.hosting.fleet import HostedFleet
+from seer.hosting.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend, default_pool_bytes
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
-from seer.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
-from seer.results import GroupRecord
-from seer.rewards import RewardFunction
-from seer.run import Lengths, PastResponses, Run, RunOptions
+from seer.runs.journal import Journal, run_identity
+from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
+from seer.runs.results import GroupRecord
+from seer.runs.rewards import RewardFunction
+from seer.runs.run import Lengths, PastResponses, Run, RunOptions
 from seer.scheduling.registry import parse_scheduler
 from seer.types import Sampling
 
 if TYPE_CHECKING:
-    from seer.verification import Verification
-    from seer.verifier import Verifier
+    from seer.verification.rescoring import Verification
+    from seer.verification.verifier import Verifier
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
@@ -263,8 +263,8 @@ class Rollout:
             raise ConfigError(
                 f"responses of engine {self._engine_name!r} cannot be verified", hint="engine='local' draws by seed"
             )
-        from seer.verification import engine_dtype
-        from seer.verifier import Verifier
+        from seer.verification.rescoring import engine_dtype
+        from seer.verification.verifier import Verifier
 
         return Verifier(
             prompts,

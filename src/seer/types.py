@@ -16,10 +16,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from seer.errors import ConfigError
+
+DraftMode = Literal["none", "own", "grouped"]
+"""What a request may be drafted from: nothing, its own tokens, or those of its whole group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

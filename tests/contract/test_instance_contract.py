@@ -16,8 +16,9 @@ import pytest
 from inbox import OutputInbox
 from seer.engine.base import Instance
 from seer.engine.fake import FakeInstance
-from seer.engine.host import HostOptions, InstanceSpec, ProcessInstance
+from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError
+from seer.hosting import HostOptions, ProcessInstance
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling, TokenSpan
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
@@ -74,7 +75,7 @@ def hosted_local(tmp_path: Path) -> Instance:
     from seer.engine.local.tiny import make_tiny_model
 
     settings = {"model_dir": str(make_tiny_model(tmp_path / "tiny")), "kv_blocks": 256, "stream_tokens": 4}
-    spec = InstanceSpec(factory="seer.engine.host.local:make_local", settings=settings)
+    spec = InstanceSpec(factory="seer.engine.local.hosted:make_local", settings=settings)
     return ProcessInstance(0, spec, options=HostOptions(pin=False, log_dir=tmp_path))
 
 

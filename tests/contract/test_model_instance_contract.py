@@ -19,10 +19,10 @@ torch = pytest.importorskip("torch")
 from engines import a_chunk, an_engine, generate
 from inbox import OutputInbox
 from seer.engine.base import Instance
-from seer.engine.drafter import StepReport
 from seer.engine.local import LocalInstance
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.errors import InstanceError, Overloaded
+from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd, ChunkOutput
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 

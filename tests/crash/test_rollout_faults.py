@@ -30,8 +30,8 @@ from pools import a_mooncake_store
 pytest.importorskip("torch")
 
 from seer import FinishReason, GroupRecord, HostOptions, Rollout, Sampling
-from seer.engine.fleet_pool import PREFIX
 from seer.engine.local.tiny import make_tiny_model
+from seer.hosting.fleet_pool import PREFIX
 from seer.kvpool import supervise
 from seer.kvpool.local_files import PoolFiles, find_pools, remove_files
 from seer.metrics.events import Event, Started, Stopped

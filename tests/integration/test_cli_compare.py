@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from seer.analysis.comparison import order_of_runs
 from seer.cli.main import main
-from seer.comparison import order_of_runs
 from seer.engine.local.tiny import make_tiny_model
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

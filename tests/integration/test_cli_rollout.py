@@ -114,10 +114,10 @@ def test_impossible_settings_are_one_line_and_exit_code_2(
 def slow(prompts: Path, run_dir: Path) -> subprocess.Popen[str]:
     """A rollout that takes long enough to be interrupted: the driver steps the fake engine slowly."""
     code = (
-        "import sys; from seer.engine import catalog; from dataclasses import replace\n"
-        "plain = catalog._prepare_fake\n"
+        "import sys; from seer.engine import prepare; from dataclasses import replace\n"
+        "plain = prepare._prepare_fake\n"
         "def slow(settings): return plain(replace(settings, extra={'step_s': 0.01}))\n"
-        "catalog._prepare_fake = slow\n"
+        "prepare._prepare_fake = slow\n"
         "from seer.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     words = arguments(prompts, run_dir, "--max-tokens", "300")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from seer import GroupRecord, HostOptions, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
-from seer.verification import Claim, PlainModel, verify
+from seer.verification.rescoring import PlainModel, ResponseToVerify, verify
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
 SAMPLING = Sampling(max_tokens=80)
@@ -114,8 +114,8 @@ def test_tensors_become_the_weights_and_outlive_a_restart(model: Path, tmp_path:
     assert tokens == tokens_of(undisturbed(other))
 
 
-def claims(groups: list[GroupRecord]) -> list[Claim]:
-    return [Claim(group.prompt_token_ids, SAMPLING, r) for group in groups for r in group.responses]
+def claims(groups: list[GroupRecord]) -> list[ResponseToVerify]:
+    return [ResponseToVerify(group.prompt_token_ids, SAMPLING, r) for group in groups for r in group.responses]
 
 
 def test_instances_share_packed_matrices_also_of_new_weights(tmp_path: Path) -> None:

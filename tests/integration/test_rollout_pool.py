@@ -18,9 +18,9 @@ from pools import a_mooncake_store
 pytest.importorskip("torch")
 
 from seer import GroupRecord, HostOptions, Rollout, Sampling
-from seer.engine.fleet_pool import FleetPool
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError
+from seer.hosting.fleet_pool import FleetPool
 from seer.kvpool.base import PoolStats
 from seer.kvpool.serve import ServeState
 from seer.metrics.events import Event, Prefilling, Started, Stepped, Stopped

@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 
 import trl_killed
 from seer.report.training import read_training
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 from trl_toy import same_weights, weights_of
 
 SCRIPT = Path(trl_killed.__file__)

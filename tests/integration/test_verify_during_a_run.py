@@ -19,8 +19,8 @@ from seer import GroupRecord, HostOptions, Rollout, Sampling
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError, SeerError
-from seer.prompts import EncodedPrompt, as_prompts
-from seer.verifier import Verifier
+from seer.runs.prompts import EncodedPrompt, as_prompts
+from seer.verification.verifier import Verifier
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(3)]
 SAMPLING = Sampling(max_tokens=24)

@@ -22,14 +22,14 @@ import torch
 
 from engines import a_chunk
 from inbox import OutputInbox
-from seer.engine.drafter import StepReport
 from seer.engine.local.sampling import SampleRow, processed
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
+from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd, ChunkOutput, Sampling, TokenSpan
-from seer.verification import PlainModel
+from seer.verification.rescoring import PlainModel
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 pytestmark = needs_vllm
@@ -112,7 +112,7 @@ class Pair:
 
 @pytest.fixture(scope="module", params=["local", "mooncake"])
 def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
-    from seer.engine.vllm.folder import read_folder
+    from seer.engine.vllm.model_folder import read_folder
 
     block_bytes = read_folder(folder).block_bytes(BLOCK_SIZE, 4)
     thread = LoopThread()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from seer.engine.drafter import DraftTree
+from seer.drafting.base import DraftTree
 from seer.engine.local._draft_burst import DraftBurst
+from seer.engine.local.tree_walk import walk
 from seer.engine.local.uniform_rows import lay_out
-from seer.engine.local.verify import walk
 
 BLOCK_SIZE, SCRATCH, SPARE_SEQ_SLOT, SPARE_SLOT, NEAR_TIE = 4, 1000, 99, 777, 0.25
 NUM_BLOCKS, VOCABULARY, MAX_NODES = 12, 3, 5
@@ -49,7 +49,7 @@ class Twin:
 
 
 @st.composite
-def chunks(draw: st.SampleFn) -> list[Twin]:
+def chunks(draw: st.DrawFn) -> list[Twin]:
     made = []
     for index in range(draw(st.integers(1, 4))):
         num_known, remaining = draw(st.integers(1, 20)), draw(st.integers(1, 20))

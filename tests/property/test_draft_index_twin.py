@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer.drafting.index import CONFLICT, DraftIndex, DraftOptions
-from seer.drafting.replay import accepted_path
+from seer.drafting.offline_replay import accepted_path
 
 BEGIN = -1
 GROUP = 7

@@ -15,12 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import FunctionDrafter, a_chunk, always, an_engine, generate
-from seer.engine.drafter import DraftAsk, DraftTree
+from seer.drafting.base import DraftAsk, DraftTree
 from seer.engine.local import engine as engine_module
 from seer.engine.local import runner as runner_module
 from seer.engine.local.batch import build
 from seer.engine.local.tiny import make_tiny_model
-from seer.engine.local.verify import Walk, walk
+from seer.engine.local.tree_walk import Walk, walk
 
 PROMPT = [5, 17, 9, 60]
 NUM_SAMPLES = 4000

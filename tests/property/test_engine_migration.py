@@ -15,7 +15,7 @@ from engines import a_chunk, always, an_engine, generate, random_trees, tokens_o
 from pools import a_local_pool
 from seer.engine.local.assembly import update
 from seer.engine.local.cache import block_bytes
-from seer.engine.local.folder import read_config
+from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.kvpool.local import LocalPool
 from seer.kvpool.none import NonePool

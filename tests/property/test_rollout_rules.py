@@ -21,7 +21,7 @@ PROMPT = 10
 
 
 @st.composite
-def workloads(draw: st.SampleFn) -> Workload:
+def workloads(draw: st.DrawFn) -> Workload:
     """Groups of unequal sizes on a few instances, from roomy to just large enough for one request."""
     longest = draw(st.sampled_from([1, 63, 64, 65, 300, 600]))
     # Lengths come from a seed: hypothesis alone draws mostly tiny workloads, in which nothing is ever tight.
@@ -112,7 +112,7 @@ def test_stopping_early_ends_every_request_once_with_what_it_had(
 
 
 @st.composite
-def faults(draw: st.SampleFn) -> list[tuple[float, float, int]]:
+def faults(draw: st.DrawFn) -> list[tuple[float, float, int]]:
     """When instances are lost, for how long, and which; always some time apart, never for good."""
     return draw(
         st.lists(st.tuples(st.floats(0.0, 8.0), st.floats(0.0, 3.0), st.integers(0, 4)), min_size=1, max_size=6)

@@ -17,7 +17,7 @@ from seer.cli.profile import whole_numbers
 from seer.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
-    from seer.engine.local.measure import Throughput
+    from seer.engine.local.bench import Throughput
 
 PEERS = ("transformers", "vllm")
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import torch
 
-        from seer.engine.local.measure import random_prompts
+        from seer.engine.local.bench import random_prompts
         from seer.engine.local.models_get import find_model
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "torch", "local") from None
@@ -81,8 +81,8 @@ def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
     import torch
 
     from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits
-    from seer.engine.local.folder import read_config
-    from seer.engine.local.measure import generate_batch
+    from seer.engine.local.bench import generate_batch
+    from seer.engine.local.model_config import read_config
 
     config, device = read_config(folder), torch.device(args.device)
     step = 512 if device.type == "cpu" else 8192
@@ -96,7 +96,7 @@ def _local(folder: Path, args: argparse.Namespace, most: int) -> Generator:
 def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
     import torch
 
-    from seer.engine.local.measure import Throughput
+    from seer.engine.local.bench import Throughput
 
     try:
         from transformers import AutoModelForCausalLM
@@ -127,7 +127,7 @@ def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
 
 
 def _vllm(folder: Path, args: argparse.Namespace) -> Generator:
-    from seer.engine.local.measure import Throughput
+    from seer.engine.local.bench import Throughput
 
     try:
         vllm = importlib.import_module("vllm")

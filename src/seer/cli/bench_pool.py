@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from seer.cli.pool import parse_bytes, show_bytes
+from seer.kvpool.bench import PoolSpeed, Spread, fresh_name, measure_pool
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
-from seer.kvpool.measure import PoolSpeed, Spread, fresh_name, measure_pool
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 

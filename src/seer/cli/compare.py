@@ -1,6 +1,6 @@
 """`seer compare`: the same prompts, seeds and instances under several schedulers; a table, and a report.
 
-The first scheduler is the one that speedups are relative to. `oracle` is the bound of src/seer/explain.py on
+The first scheduler is the one that speedups are relative to. `oracle` is the bound of src/seer/analysis/explain.py on
 the makespan for the very lengths that came out, at the very step cost that was measured.
 """
 
@@ -24,16 +24,16 @@ from seer.cli.rollout_options import (
     sampling_of,
 )
 from seer.errors import ConfigError
-from seer.runs import RunFolder, machine
+from seer.runs.run_folder import RunFolder, machine
 from seer.scheduling.registry import parse_scheduler
 
 if TYPE_CHECKING:
+    from seer.analysis.comparison import Comparison, Measured
     from seer.api import Rollout
-    from seer.comparison import Comparison, Measured
     from seer.metrics.events import Event
     from seer.metrics.jsonl import EventLog
-    from seer.prompts import EncodedPrompt
-    from seer.results import GroupRecord
+    from seer.runs.prompts import EncodedPrompt
+    from seer.runs.results import GroupRecord
 
 EXAMPLES = """\
 examples:
@@ -69,9 +69,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
+    from seer.analysis.comparison import recorded_lengths
     from seer.api import Rollout
     from seer.cli.prompt_file import load_prompts
-    from seer.comparison import recorded_lengths
 
     schedulers = [name.strip() for name in args.schedulers.split(",") if name.strip()]
     for scheduler in schedulers:
@@ -119,7 +119,7 @@ async def _compare(
     args: argparse.Namespace,
     recorder: _Recorder,
 ) -> Comparison:
-    from seer.comparison import compare
+    from seer.analysis.comparison import compare
 
     with recorder:
         async with rollout:
@@ -183,7 +183,7 @@ class _Recorder:
 
     def ended(self, measured: Measured, groups: list[GroupRecord]) -> None:
         """A run is over."""
-        from seer.results import write_responses
+        from seer.runs.results import write_responses
 
         assert self._run is not None, "a run ended that had not begun"
         self._open.close()

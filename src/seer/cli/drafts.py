@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from seer.drafting.index import DraftOptions
+from seer.drafting.offline_replay import ReplayResult, replay
 from seer.drafting.recording import read_groups
-from seer.drafting.replay import ReplayResult, replay
 from seer.errors import InputError
 
 

@@ -39,7 +39,7 @@ def run_get(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Print a folder's shape."""
     models = _models()
-    from seer.engine.local.folder import read_config
+    from seer.engine.local.model_config import read_config
 
     folder = models.find_model(args.model)
     config = read_config(folder)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seer.errors import ConfigError
-from seer.sim.paper import WORKLOADS, Answer, Measure, Study, answer, claims, run_jobs
+from seer.sim.paper import WORKLOADS, CellResult, Measure, Study, answer, claims, run_jobs
 
 EXAMPLES = """\
 examples:
@@ -92,7 +92,7 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def print_studies(console: Console, answers: Sequence[Answer], seeds: Sequence[int]) -> None:
+def print_studies(console: Console, answers: Sequence[CellResult], seeds: Sequence[int]) -> None:
     """A table per study: the paper's number, ours, and the error."""
     for study, title in TITLES.items():
         console.print(_table(title, [a for a in answers if a.claim.study == study]))
@@ -109,12 +109,12 @@ def print_studies(console: Console, answers: Sequence[Answer], seeds: Sequence[i
     )
 
 
-def _table(title: str, answers: Sequence[Answer]) -> Table:
+def _table(title: str, answers: Sequence[CellResult]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for workload in WORKLOADS:
         table.add_column(workload, justify="right")
-    rows: dict[tuple[str, int, Measure], dict[str, Answer]] = {}
+    rows: dict[tuple[str, int, Measure], dict[str, CellResult]] = {}
     with_sizes = len({(a.claim.workload, a.claim.group_size) for a in answers}) > len(WORKLOADS)
     for a in answers:
         size = a.claim.group_size if with_sizes else 0
@@ -128,7 +128,7 @@ def _table(title: str, answers: Sequence[Answer]) -> Table:
     return table
 
 
-def _cell(a: Answer) -> Text:
+def _cell(a: CellResult) -> Text:
     measure = a.claim.measure
     if measure in ("total_s", "tail_s"):
         shown = "{:,.0f}"

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import torch
 
-        from seer.engine.local.measure import profile
+        from seer.engine.local.bench import profile
         from seer.engine.local.models_get import find_model
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "torch", "local") from None

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seer.errors import InputError
-from seer.prompts import BadPrompt, EncodedPrompt, encode, read_prompts
+from seer.runs.prompts import BadPrompt, EncodedPrompt, encode, read_prompts
 from seer.types import Sampling
 
 if TYPE_CHECKING:
-    from seer.engine.catalog import PreparedEngine
+    from seer.engine.prepare import PreparedEngine
 
 
 def load_prompts(

@@ -62,8 +62,8 @@ WHAT_IF = ("verl-sync", "verl", "context", "seer", "oracle")
 
 def _what_if(args: argparse.Namespace) -> int:
     """A real run's lengths under other schedulers, at the step cost that was measured in it."""
-    from seer.runs import RunFolder
-    from seer.whatif import read_recorded, replay_all
+    from seer.analysis.whatif import read_recorded, replay_all
+    from seer.runs.run_folder import RunFolder
 
     recorded = read_recorded(RunFolder.find(args.events))
     predicted = replay_all(recorded, [args.scheduler] if args.scheduler else WHAT_IF)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 
 EXAMPLES = """\
 examples:

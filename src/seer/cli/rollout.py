@@ -26,11 +26,11 @@ from seer.cli.rollout_options import (
     sampling_of,
 )
 from seer.errors import ConfigError
-from seer.runs import RunFolder, machine
+from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
     from seer.api import Rollout
-    from seer.prompts import EncodedPrompt
+    from seer.runs.prompts import EncodedPrompt
 
 EXIT_INTERRUPTED = 130
 EXIT_NOT_CLEAN = 1
@@ -145,7 +145,7 @@ async def _roll_out(
     """Write results as they come; returns whether the run was cut short."""
     from seer.cli.progress import Progress
     from seer.metrics.jsonl import EventLog
-    from seer.results import write_responses
+    from seer.runs.results import write_responses
 
     progress = Progress(rollout, quiet=args.quiet)
     metadata = {"source": "rollout", **recorded_options(args)}

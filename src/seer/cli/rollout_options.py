@@ -86,7 +86,7 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 def fleet_settings(args: argparse.Namespace, log_dir: Path | None) -> dict[str, Any]:
     """Keyword arguments of `Rollout`, the model apart."""
-    from seer.engine.host import hosting_for
+    from seer.hosting import hosting_for
 
     if args.n < 1:
         raise ConfigError(f"--n {args.n}", hint="at least 1")

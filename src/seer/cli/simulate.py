@@ -21,7 +21,7 @@ from rich.table import Table
 
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
-from seer.report.folder import RunFolder
+from seer.report.simulation_folder import SimulationFolder
 from seer.scheduling.registry import NAMES as SCHEDULER_NAMES
 from seer.scheduling.registry import parse_scheduler
 from seer.sim.catalog import NAMES as WORKLOAD_NAMES
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     )
     folder = None
     if args.out is not None:
-        folder = RunFolder(args.out, workload.name, workload.num_instances, workload.limits().kv_tokens)
+        folder = SimulationFolder(args.out, workload.name, workload.num_instances, workload.limits().kv_tokens)
     rows = _simulate_all(workload, schedulers, args, folder)
     if folder is not None:
         folder.write_results(_encode(rows))
@@ -244,7 +244,7 @@ def _schedulers(names: str) -> list[str]:
 
 
 def _simulate_all(
-    workload: Workload, schedulers: list[str], args: argparse.Namespace, folder: RunFolder | None
+    workload: Workload, schedulers: list[str], args: argparse.Namespace, folder: SimulationFolder | None
 ) -> list[Row]:
     todo = schedulers if ORACLE in schedulers else [*schedulers, ORACLE]
     results: dict[str, SimulationResult] = {}

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.errors import ConfigError, InputError, MissingExtra
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from seer.verification import Verification
+    from seer.verification.rescoring import Verification
 
 EXAMPLES = """\
 examples:
@@ -67,7 +67,7 @@ def verify(
 ) -> int:
     """Verify a finished run and print the verdict; 0 if it is clean."""
     try:
-        from seer import verification
+        from seer.verification import rescoring
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     if share is not None and not 0 < share <= 1:
@@ -81,8 +81,8 @@ def verify(
     wanted = max(1, round(len(claims) * share)) if share is not None else min(num_sampled, len(claims))
     chosen = random.Random(seed).sample(claims, wanted)
     weights = Path(model or manifest["model_dir"])
-    dtype = verification.engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
-    found = verification.verify(verification.PlainModel(weights), chosen, dtype=dtype)
+    dtype = rescoring.engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
+    found = rescoring.verify(rescoring.PlainModel(weights), chosen, dtype=dtype)
     numbers = numbers_of(found, weights)
     folder.write_manifest(manifest | {"verification": numbers})
     if as_json:
@@ -100,10 +100,10 @@ def numbers_of(found: Verification, weights: Path) -> dict[str, Any]:
 def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     """Every response of the run beside the prompt and the sampling it was asked with."""
     from seer.cli.rollout_options import sampling_of
-    from seer.engine.catalog import InstanceSettings, prepare
-    from seer.prompts import encode, read_prompts
-    from seer.results import read_responses
-    from seer.verification import Claim
+    from seer.engine.prepare import InstanceSettings, prepare
+    from seer.runs.prompts import encode, read_prompts
+    from seer.runs.results import read_responses
+    from seer.verification.rescoring import ResponseToVerify
 
     options = argparse.Namespace(**manifest["options"])
     engine = prepare("local", manifest["model_dir"], InstanceSettings())
@@ -124,7 +124,7 @@ def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
         if prompt is None:
             raise InputError(f"{results}: prompt {response.prompt_id!r} is not in {folder.prompts}")
         if response.token_ids:
-            claims.append(Claim(prompt.token_ids, prompt.sampling, response, ends_ignored=forced))
+            claims.append(ResponseToVerify(prompt.token_ids, prompt.sampling, response, ends_ignored=forced))
     return claims
 
 

@@ -42,7 +42,7 @@ class LogLimits:
 
 
 @dataclass(slots=True)
-class _Group:
+class _LoggedGroup:
     ttl_s: float
     last_used: float
     version: int
@@ -86,7 +86,7 @@ class LogStore:
     def __init__(self, limits: LogLimits | None = None) -> None:
         self._limits = limits or LogLimits()
         self._weights_version = 0
-        self._groups: dict[int, _Group] = {}  # in order of use, oldest first
+        self._groups: dict[int, _LoggedGroup] = {}  # in order of use, oldest first
         self._retained: dict[int, _Retained] = {}  # in order of retirement
         self._bytes = 0
         self._changes = 0  # versions are drawn from here, so that no two states of a group ever share one
@@ -188,10 +188,10 @@ class LogStore:
         self._changes += 1
         return self._changes
 
-    def _use(self, number: int, now: float) -> _Group:
+    def _use(self, number: int, now: float) -> _LoggedGroup:
         group = self._groups.pop(number, None)
         if group is None:
-            group = _Group(self._limits.default_ttl_s, now, self._next_version())
+            group = _LoggedGroup(self._limits.default_ttl_s, now, self._next_version())
             past = self._retained.get(number)
             if past is not None and past.weights_version < self._weights_version:
                 del self._retained[number]
@@ -224,7 +224,7 @@ class LogStore:
         return True
 
 
-def _missing(state: Known, group: _Group, room: int, tails: list[Tail]) -> tuple[bool, int]:
+def _missing(state: Known, group: _LoggedGroup, room: int, tails: list[Tail]) -> tuple[bool, int]:
     """Add the tails a client lacks, up to `room` bytes; return whether that was all, and the bytes."""
     lengths = _lengths(state)
     size = 0
@@ -243,7 +243,7 @@ def _missing(state: Known, group: _Group, room: int, tails: list[Tail]) -> tuple
     return True, size
 
 
-def _lacking(state: Known, group: _Group) -> Iterable[Wanted]:
+def _lacking(state: Known, group: _LoggedGroup) -> Iterable[Wanted]:
     for request, length in _lengths(state).items():
         held = len(group.find(request) or b"") // _TOKEN_BYTES
         if held < length:

@@ -64,7 +64,7 @@ class _Outgoing:
 
 
 @dataclass(slots=True)
-class _Group:
+class _ReplicatedGroup:
     ttl_s: float
     expires_at: float
     version: int = 0
@@ -77,7 +77,7 @@ class Replica:
     def __init__(self, index: DraftIndex, weights_version: int) -> None:
         self._index = index
         self._weights_version = weights_version
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _ReplicatedGroup] = {}
         self._dirty: dict[tuple[int, int], _Outgoing] = {}
         self._server: int | None = None
         self._sequence = 0
@@ -109,7 +109,7 @@ class Replica:
         """Follow a group until it was not used for `ttl_s` seconds."""
         known = self._groups.get(group)
         if known is None:
-            self._groups[group] = _Group(ttl_s, now + ttl_s)
+            self._groups[group] = _ReplicatedGroup(ttl_s, now + ttl_s)
         else:
             known.ttl_s = ttl_s
             known.expires_at = now + ttl_s
@@ -259,7 +259,7 @@ class Replica:
         self._server = server
         return anew
 
-    def _known(self, number: int, group: _Group) -> Known:
+    def _known(self, number: int, group: _ReplicatedGroup) -> Known:
         streams = self._index.requests(number)
         lengths = []
         for stream in streams:

@@ -26,7 +26,7 @@ SCHEMA = 1
 _FLUSH_EVENTS = 4096
 
 
-class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
+class LogHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
     """The first line: what the other lines are."""
 
     schema: int
@@ -41,7 +41,7 @@ class EventLog:
         self._encoder = msgspec.json.Encoder()
         self._pending: list[Event] = []
         self._file = path.open("wb")
-        self._file.write(self._encoder.encode_lines([Header(SCHEMA, metadata)]))
+        self._file.write(self._encoder.encode_lines([LogHeader(SCHEMA, metadata)]))
 
     def __call__(self, event: Event) -> None:
         """Write one event, soon."""
@@ -63,11 +63,11 @@ class EventLog:
         self._pending.clear()
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> LogHeader:
     """The header of an event log, or a clear refusal of a file that is none."""
     try:
         with path.open("rb") as file:
-            header = msgspec.json.decode(file.readline(), type=Header)
+            header = msgspec.json.decode(file.readline(), type=LogHeader)
     except FileNotFoundError:
         raise InputError(f"no event log {path}", hint="`seer simulate ... --out DIR` writes them") from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seer.explain import HEADINGS
+from seer.analysis.explain import HEADINGS
 from seer.report.run_data import RunData
 from seer.report.svg import BOTTOM, TOP, Frame, bar, chart, colour, steps
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from seer.report import charts
 from seer.report.run_data import RunData, read_run
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 
 STYLE = """
 :root{--ink:#1d2126;--soft:#5c6670;--line:#e3e6ea;--paper:#fff;--card:#f6f7f9}

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from seer.analysis.explain import Explanation, explain
 from seer.errors import InputError
-from seer.explain import Explanation, explain
 from seer.metrics.events import (
     Decoding,
     Ended,
@@ -28,7 +28,7 @@ from seer.metrics.events import (
 )
 from seer.metrics.jsonl import read_events
 from seer.metrics.summary import TAIL_SHARE
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 
 
 @dataclass(slots=True)

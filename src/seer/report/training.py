@@ -17,7 +17,7 @@ import msgspec
 from seer.errors import InputError
 from seer.report.charts import WIDTH, line_legend
 from seer.report.svg import Frame, chart, colour, steps
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 
 NUM_ROWS = 20
 

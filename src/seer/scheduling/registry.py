@@ -20,7 +20,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from seer.buffer import Request
 from seer.context import Context
@@ -33,8 +32,7 @@ from seer.scheduling.divided import Divided
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import LEVEL_RATIO
 from seer.scheduling.seer import EarliestFinishPlacement, Seer
-
-Drafts = Literal["none", "own", "grouped"]
+from seer.types import DraftMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class SchedulerSpec:
     """A scheduler as a user named it."""
 
     name: str
-    drafts: Drafts
+    drafts: DraftMode
     oversample: int = 1
     """Groups issued for each group wanted; above 1 the result is off-policy in its length distribution."""
     needs_true_lengths: bool = False
@@ -145,7 +143,7 @@ def parse_scheduler(name: str) -> SchedulerSpec:
         close = difflib.get_close_matches(base, NAMES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}; +sd adds plain speculation"
         raise ConfigError(f"unknown scheduler {name!r}", hint=hint)
-    drafts: Drafts = "grouped" if base in _GROUPED else ("own" if plus else "none")
+    drafts: DraftMode = "grouped" if base in _GROUPED else ("own" if plus else "none")
     oversample = 2 if base == "partial" else 1
     return SchedulerSpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES)
 

@@ -28,7 +28,7 @@ from functools import lru_cache
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
 from seer.sim.costs import InstanceCost, StepTime
-from seer.sim.memory import KVMemory
+from seer.sim.kv_memory import KVMemory
 from seer.sim.speculation import GroupProgress, SpeculationModel
 from seer.speculation.budget import OFF, Depths, geometric_survival, tokens_per_step
 from seer.types import Chunk, ChunkEnd, ChunkOutput

@@ -1,6 +1,6 @@
 """The paper's evaluation beside ours: which numbers it prints, and what the simulator makes of each.
 
-Every number is a `Claim`: what the paper measured, and the scheduler and measure that answer it here. Only the
+Every number is a `PaperCell`: what the paper measured, and the scheduler and measure that answer it here. Only the
 claims marked `calibrated` (veRL's total and tail time, with the mean and the maximum length) were used to fit
 the simulator; all others are predictions.
 
@@ -48,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class PaperCell:
     """A number of the paper, and what answers it here."""
 
     study: Study
@@ -82,10 +82,10 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CellResult:
     """Our number for a claim: the mean over the seeds, and their range."""
 
-    claim: Claim
+    claim: PaperCell
     ours: float
     lowest: float
     highest: float
@@ -125,15 +125,15 @@ PAPER_ORACLE_SHARE = 0.96
 WORKLOADS = tuple(PAPER)
 
 
-def claims() -> list[Claim]:
+def claims() -> list[PaperCell]:
     """Everything the paper printed that the simulator can answer."""
     return [*_table_4(), *_figure_7(), *_figure_8(), *_context()]
 
 
-def _table_4() -> Iterable[Claim]:
+def _table_4() -> Iterable[PaperCell]:
     for row, (scheduler, values) in TABLE_4.items():
         for workload, paper in zip(WORKLOADS, values, strict=True):
-            yield Claim(
+            yield PaperCell(
                 study="table 4",
                 workload=workload,
                 group_size=PAPER[workload].group_size,
@@ -144,11 +144,11 @@ def _table_4() -> Iterable[Claim]:
             )
 
 
-def _figure_7() -> Iterable[Claim]:
+def _figure_7() -> Iterable[PaperCell]:
     for row, (scheduler, by_size) in FIGURE_7.items():
         for group_size, values in by_size.items():
             for workload, paper in zip(WORKLOADS, values, strict=True):
-                yield Claim(
+                yield PaperCell(
                     study="figure 7",
                     workload=workload,
                     group_size=group_size,
@@ -159,7 +159,7 @@ def _figure_7() -> Iterable[Claim]:
                 )
 
 
-def _figure_8() -> Iterable[Claim]:
+def _figure_8() -> Iterable[PaperCell]:
     def claim(
         workload: str,
         row: str,
@@ -168,8 +168,8 @@ def _figure_8() -> Iterable[Claim]:
         paper: float | None,
         *,
         calibrated: bool = False,
-    ) -> Claim:
-        return Claim(
+    ) -> PaperCell:
+        return PaperCell(
             study="figure 8",
             workload=workload,
             group_size=PAPER[workload].group_size,
@@ -193,9 +193,9 @@ def _figure_8() -> Iterable[Claim]:
         yield claim(workload, "ours", "seer", "tail_share", None)
 
 
-def _context() -> Iterable[Claim]:
-    def claim(workload: str, row: str, scheduler: str, measure: Measure, paper: float | None) -> Claim:
-        return Claim(
+def _context() -> Iterable[PaperCell]:
+    def claim(workload: str, row: str, scheduler: str, measure: Measure, paper: float | None) -> PaperCell:
+        return PaperCell(
             study="context",
             workload=workload,
             group_size=PAPER[workload].group_size,
@@ -241,7 +241,7 @@ def _simulate(job: Job) -> Summary:
     return simulate(workload, job.scheduler, speculation=job.speculation).summary
 
 
-def answer(claim: Claim, results: Mapping[Job, Summary], seeds: Sequence[int]) -> Answer:
+def answer(claim: PaperCell, results: Mapping[Job, Summary], seeds: Sequence[int]) -> CellResult:
     """Our number for a claim, from the simulations it asked for."""
     values = [_value(claim, *(results[job] for job in claim.jobs(seed))) for seed in seeds]
     ours = statistics.fmean(values)
@@ -249,7 +249,7 @@ def answer(claim: Claim, results: Mapping[Job, Summary], seeds: Sequence[int]) -
     if claim.paper is not None:
         is_share = claim.measure in ("tail_share", "oracle_share")
         error = ours - claim.paper if is_share else ours / claim.paper - 1.0
-    return Answer(
+    return CellResult(
         claim=claim,
         ours=ours,
         lowest=min(values),
@@ -259,7 +259,7 @@ def answer(claim: Claim, results: Mapping[Job, Summary], seeds: Sequence[int]) -
     )
 
 
-def _value(claim: Claim, run: Summary, reference: Summary) -> float:
+def _value(claim: PaperCell, run: Summary, reference: Summary) -> float:
     if claim.measure == "total_s":
         return run.makespan_s
     if claim.measure == "tail_s":
@@ -269,7 +269,7 @@ def _value(claim: Claim, run: Summary, reference: Summary) -> float:
     return run.throughput_tokens_s / reference.throughput_tokens_s
 
 
-def _within_goal(claim: Claim, ours: float, error: float | None) -> bool | None:
+def _within_goal(claim: PaperCell, ours: float, error: float | None) -> bool | None:
     if error is None:
         return None
     if claim.study == "table 4":

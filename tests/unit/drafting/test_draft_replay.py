@@ -9,8 +9,8 @@ import pytest
 
 from seer.cli import drafts
 from seer.drafting.index import Draft, DraftOptions
+from seer.drafting.offline_replay import accepted_path, replay
 from seer.drafting.recording import RecordedGroup, read_groups
-from seer.drafting.replay import accepted_path, replay
 from seer.errors import InputError
 
 RECORDING = Path(__file__).parent / "game24_10.npz"

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import FunctionDrafter, a_chunk, always, an_engine, generate, tokens_of
-from seer.engine.drafter import DraftTree
+from seer.drafting.base import DraftTree
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import DraftError
 from seer.types import ChunkEnd

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from seer.engine.local.cache import KVCache
-from seer.engine.local.folder import read_config
+from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model
 
 NUM_BLOCKS, BLOCK_SIZE = 8, 4

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("torch")
 
 from engines import SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
-from seer.engine.drafter import StepReport
 from seer.engine.local.batch import Work
 from seer.engine.local.drafted_steps import run_drafted_steps
 from seer.engine.local.engine import Engine
@@ -21,6 +20,7 @@ from seer.engine.local.graph_shapes import Shape
 from seer.engine.local.runner import PlainRunner
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.local.uniform_rows import POSITION, SEQ_SLOT
+from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd
 
 PROMPT = [5, 6, 7]

@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
 from engines import SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
-from seer.engine.host.drafts import GroupedDrafter
+from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.local import graph_shapes
 from seer.engine.local.tiny import make_tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import a_chunk, always, an_engine, generate, knowing, tokens_of
-from seer.engine.local.folder import read_config
+from seer.engine.local.model_config import read_config
 from seer.engine.local.models_get import PACKAGES, find_model, get_model
 from seer.engine.local.tokenizer import Tokenizer
 from seer.errors import ConfigError, InputError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from seer.engine.drafter import DraftTree
+from seer.drafting.base import DraftTree
 from seer.engine.local.uniform_rows import NODES, POSITION, SEQ_SLOT, SLOT, TOKEN, VISIBLE, lay_out
 
 BLOCK_SIZE, SCRATCH, SPARE_SEQ_SLOT, SPARE_SLOT = 4, 1000, 99, 777
@@ -20,7 +20,7 @@ PER_CHUNK = 6
 
 
 @st.composite
-def works(draw: st.SampleFn) -> list[Any]:
+def works(draw: st.DrawFn) -> list[Any]:
     made = []
     for seq_slot in range(draw(st.integers(1, 4))):
         num_computed = draw(st.integers(0, 26))

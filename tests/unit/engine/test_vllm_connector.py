@@ -226,9 +226,9 @@ def kv_memory(num_blocks: int = 40, seed: int = 0) -> list[Any]:
 
 
 def a_transfer(pool: Any, caches: list[Any], num_blocks: int = 40, **options: Any) -> Any:
-    from seer.engine.vllm.connector_transfer import Transfer, TransferOptions
+    from seer.engine.vllm.connector_transfer import BlockTransfer, TransferOptions
 
-    transfer = Transfer(pool, TransferOptions(**options))
+    transfer = BlockTransfer(pool, TransferOptions(**options))
     transfer.use(caches, num_blocks)
     return transfer
 

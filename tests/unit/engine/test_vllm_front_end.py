@@ -61,8 +61,8 @@ def test_a_hosted_engines_process_settles_once_it_has_started(
 ) -> None:
     import vllm.envs as envs
 
-    from seer.engine.host.vllm import HostedVllm
     from seer.engine.local.tiny import make_tiny_model
+    from seer.engine.vllm.hosted import HostedVllm
     from seer.engine.vllm.instance import VllmInstance
 
     name, was_frozen = "VLLM_COMPUTE_NANS_IN_LOGITS", []

@@ -107,7 +107,7 @@ def test_a_response_s_last_words_are_learned_with_its_end(monkeypatch: pytest.Mo
         learn(client, requests, tokens, *rest, **more)
 
     monkeypatch.setattr(DraftClient, "observe_batch", noted)
-    monkeypatch.setattr("seer.engine.host.drafts.HOLD_S", 1e9)  # nobody drafts and nobody steps after it
+    monkeypatch.setattr("seer.drafting.grouped_drafter.HOLD_S", 1e9)  # nobody drafts and nobody steps after it
     steps = Steps(fixed_tokens=0)
     steps.add(1, []).is_over = True
     steps.step({1: SAID})

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer.engine.drafter import StepReport
+from seer.speculation.step_report import StepReport
 from vllm_engines import needs_vllm
 
 pytestmark = needs_vllm

@@ -9,11 +9,11 @@ import pytest
 
 from seer.errors import ConfigError
 from seer.integrations.trl.groups import find_groups, group_seed, prompt_key
-from seer.integrations.trl.memory import MAX_PAST_RESPONSES, PromptMemory
 from seer.integrations.trl.on_policy import _comparable, _compare
-from seer.integrations.trl.settings import RolloutSettings, read_settings
-from seer.integrations.trl.weights import refuse_unreadable
-from seer.results import GroupRecord, ResponseRecord
+from seer.integrations.trl.prompt_memory import MAX_PAST_RESPONSES, PromptMemory
+from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
+from seer.integrations.trl.trainer_weights import refuse_unreadable
+from seer.runs.results import GroupRecord, ResponseRecord
 from seer.types import FinishReason, Sampling
 
 
@@ -168,7 +168,7 @@ def test_a_memory_that_is_switched_off_knows_nothing() -> None:
 
 
 def test_the_prompts_not_seen_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seer.integrations.trl.memory.MAX_PROMPTS", 2)
+    monkeypatch.setattr("seer.integrations.trl.prompt_memory.MAX_PROMPTS", 2)
     memory = PromptMemory()
     for key in ("a", "b", "a", "c"):
         memory.learn(key, a_group(3))

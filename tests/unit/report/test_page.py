@@ -10,7 +10,7 @@ from seer.metrics.events import Ended, Event, PoolTrouble, Prefilling, Queued, S
 from seer.metrics.jsonl import EventLog
 from seer.report.page import render
 from seer.report.run_data import read_run
-from seer.runs import RunFolder
+from seer.runs.run_folder import RunFolder
 
 RUN: list[Event] = [
     Queued(0.0, 0, 0, 0, 10),

@@ -8,7 +8,7 @@ from seer.cli import paper as verb
 from seer.cli.main import main
 from seer.metrics.summary import Summary
 from seer.sim import paper
-from seer.sim.paper import Claim, Job, answer, claims
+from seer.sim.paper import Job, PaperCell, answer, claims
 
 
 def a_summary(*, tokens_s: float, total_s: float = 100.0, tail_s: float = 10.0) -> Summary:
@@ -110,7 +110,7 @@ def test_impossible_wishes_are_refused(words: list[str], capsys: pytest.CaptureF
 
 
 def test_a_claim_of_the_oracle_is_relative_to_the_oracle() -> None:
-    claim = Claim(
+    claim = PaperCell(
         study="context",
         workload="kimi-k2",
         group_size=8,

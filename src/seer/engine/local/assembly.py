@@ -12,21 +12,22 @@ from pathlib import Path
 
 import torch
 
+from seer.drafting.base import DeferredIndexing, DraftBudget, Drafter
 from seer.engine.base import InstanceLimits, Weights
-from seer.engine.drafter import DeferredIndexing, DraftBudget, Drafter, StepObserver
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.local import cpu_ops
 from seer.engine.local.batch_scheduler import BatchScheduler
 from seer.engine.local.cache import KVCache, block_bytes, model_identity
 from seer.engine.local.engine import Engine
-from seer.engine.local.folder import ModelConfig
 from seer.engine.local.model import Model
+from seer.engine.local.model_config import ModelConfig
 from seer.engine.local.ops import Ops, TorchOps
 from seer.engine.local.rotary import RotaryTable
 from seer.engine.local.runner import PlainRunner, Runner
 from seer.engine.local.shared import shared_weights
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
+from seer.speculation.step_report import StepObserver
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MEMORY_SHARE = 0.3

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.engine.drafter import DraftTree
+from seer.drafting.base import DraftTree
 from seer.engine.local.active import ActiveChunk
 
 Int32 = NDArray[np.int32]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from seer.engine.drafter import Allowance, DraftAsk, DraftBudget, Drafter
+from seer.drafting.base import Allowance, DraftAsk, DraftBudget, Drafter
 from seer.engine.local.active import ActiveChunk
 from seer.engine.local.batch import Work
 from seer.engine.local.blocks import BlockTable

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from seer.engine.local import huge_pages
-from seer.engine.local.folder import ModelConfig
+from seer.engine.local.model_config import ModelConfig
 from seer.kvpool.base import Owners, Pool
 from seer.kvpool.keys import KVLayout, Namespace
 

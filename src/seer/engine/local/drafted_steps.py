@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.engine.drafter import Allowance, DraftSession
+from seer.drafting.base import Allowance, DraftSession
 from seer.engine.local._draft_burst import DraftBurst
 from seer.engine.local.batch import Work
 from seer.engine.local.batch_scheduler import BatchScheduler

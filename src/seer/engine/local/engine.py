@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seer.engine.drafter import OpensSessions, StepObserver, StepReport
+from seer.drafting.base import OpensSessions
 from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
 from seer.engine.local.batch_scheduler import BatchScheduler, Loads, draft_asks
@@ -25,8 +25,9 @@ from seer.engine.local.model import Model
 from seer.engine.local.runner import DraftedSteps, Runner
 from seer.engine.local.sampling import Samples
 from seer.engine.local.shared import SharedWeights
-from seer.engine.local.verify import Walk, walk
+from seer.engine.local.tree_walk import Walk, walk
 from seer.kvpool.keys import Namespace
+from seer.speculation.step_report import StepObserver, StepReport
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 
@@ -77,7 +78,7 @@ class Engine:
             self.on_step(_report(works, done, duration_s, loads, has_captured=self.runner.num_captured > captured))
         return self.collect(works)
 
-    def _compute(self, works: list[Work]) -> Done:
+    def _compute(self, works: list[Work]) -> StepResult:
         """In one go where every chunk decodes: with drafts, or without; step by step where there is more to it."""
         scheduler, allowance = self.scheduler, self.scheduler.allow(works)
         if len(works) < len(scheduler.running):
@@ -120,7 +121,7 @@ class Engine:
 
     # After the forward pass
 
-    def settle(self, works: Sequence[Work], samples: Samples) -> Done:
+    def settle(self, works: Sequence[Work], samples: Samples) -> StepResult:
         """Make sampled tokens final, keep accepted nodes' KV, seal full blocks."""
         source: list[int] = []
         target: list[int] = []
@@ -139,9 +140,9 @@ class Engine:
         self._export(works)
         self.num_near_ties += samples.num_near_ties
         num_batched_tokens = sum(work.num_batched_tokens for work in works)
-        return Done(1, num_batched_tokens, num_emitted, num_drafted, num_accepted)
+        return StepResult(1, num_batched_tokens, num_emitted, num_drafted, num_accepted)
 
-    def settle_burst(self, works: Sequence[Work], steps: Sequence[Samples]) -> Done:
+    def settle_burst(self, works: Sequence[Work], steps: Sequence[Samples]) -> StepResult:
         """Make the tokens of several decoding steps final, up to each chunk's stop token or limit."""
         num_emitted = 0
         for index, work in enumerate(works):
@@ -161,9 +162,9 @@ class Engine:
             num_emitted += count
         self._export(works)
         self.num_near_ties += sum(samples.num_near_ties for samples in steps)
-        return Done(len(steps), len(works), num_emitted)
+        return StepResult(len(steps), len(works), num_emitted)
 
-    def settle_drafts(self, works: Sequence[Work], steps: DraftedSteps) -> Done:
+    def settle_drafts(self, works: Sequence[Work], steps: DraftedSteps) -> StepResult:
         """Make the tokens of several verification steps final; their KV is where it belongs already."""
         num_emitted = num_drafted = num_accepted = 0
         for work, burst in zip(works, steps.chunks, strict=True):
@@ -179,7 +180,7 @@ class Engine:
         self._export(works)
         self.num_near_ties += steps.num_near_ties
         num_batched_tokens = round(steps.num_batched_tokens / steps.num_steps)
-        return Done(steps.num_steps, num_batched_tokens, num_emitted, num_drafted, num_accepted)
+        return StepResult(steps.num_steps, num_batched_tokens, num_emitted, num_drafted, num_accepted)
 
     def _advance(self, work: Work, samples: Samples, source: list[int], target: list[int]) -> Walk:
         """Append what one chunk drew; list the slots that accepted nodes move between."""
@@ -279,7 +280,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepResult:
     """What was computed between two looks at the outside world."""
 
     num_steps: int
@@ -290,7 +291,9 @@ class Done:
     num_accepted: int = 0
 
 
-def _report(works: Sequence[Work], done: Done, duration_s: float, loads: Loads, *, has_captured: bool) -> StepReport:
+def _report(
+    works: Sequence[Work], done: StepResult, duration_s: float, loads: Loads, *, has_captured: bool
+) -> StepReport:
     return StepReport(
         duration_s=duration_s / done.num_steps,
         num_steps=done.num_steps,

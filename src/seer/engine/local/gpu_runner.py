@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seer.engine.drafter import Allowance, DraftSession
+from seer.drafting.base import Allowance, DraftSession
 from seer.engine.local import gpu_kernels as kernels
 from seer.engine.local.batch import Batch, Work, build
 from seer.engine.local.batch_scheduler import BatchScheduler

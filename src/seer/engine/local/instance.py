@@ -27,15 +27,16 @@ from typing import TypeVar
 
 import torch
 
+from seer.drafting.base import DraftBudget, Drafter
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
-from seer.engine.drafter import DraftBudget, Drafter, StepObserver
 from seer.engine.local.assembly import MEMORY_SHARE, EngineSettings, assemble, choose_dtype, choose_limits, update
 from seer.engine.local.engine import Engine
-from seer.engine.local.folder import ModelConfig, read_config
+from seer.engine.local.model_config import ModelConfig, read_config
 from seer.errors import InstanceError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import block_keys
+from seer.speculation.step_report import StepObserver
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 log = logging.getLogger(__name__)
@@ -210,7 +211,8 @@ class LocalInstance:
         )
         if self._engine is not None and self._engine.shared.weights_version != self._weights_version:
             raise InstanceError(
-                f"{who} runs version {self._weights_version}, its weights are of version {self._engine.shared.weights_version}",
+                f"{who} runs weights version {self._weights_version}; "
+                f"its process has loaded {self._engine.shared.weights_version}",
                 hint="call update_weights on every instance of the process",
             )
 

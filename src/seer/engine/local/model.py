@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from seer.engine.local.batch import Batch
-from seer.engine.local.folder import ModelConfig
+from seer.engine.local.model_config import ModelConfig
 from seer.engine.local.ops import Linear, MakeLinear, Ops, replaced
 from seer.engine.local.weights import check, check_shape, expected_shapes
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from seer.engine.local.folder import ModelConfig
+from seer.engine.local.model_config import ModelConfig
 
 
 class RotaryTable:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from seer.engine.drafter import Allowance, DraftSession
+from seer.drafting.base import Allowance, DraftSession
 from seer.engine.local.batch import Work, build
 from seer.engine.local.batch_scheduler import BatchScheduler
 from seer.engine.local.model import Model

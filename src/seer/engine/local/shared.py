@@ -19,7 +19,7 @@ import torch
 
 from seer.engine.local import model as decoder
 from seer.engine.local.cpu_ops import CpuOps
-from seer.engine.local.folder import ModelConfig
+from seer.engine.local.model_config import ModelConfig
 from seer.engine.local.ops import MakeLinear, Ops
 from seer.engine.local.shared_matrices import SharedMatrices
 from seer.engine.local.weights import TensorFiles, fingerprint, open_weights

@@ -4,7 +4,7 @@ Packing copies every matrix into another order, and one copy per process is most
 Here the first process to need a matrix packs it into a file in shared memory and the others map that file. Two
 that pack the same one at the same time both finish; one file stays and both map it, so nobody waits.
 
-The folder belongs to whoever starts the instances (seer.engine.fleet) and goes with it.
+The folder belongs to whoever starts the instances (seer.hosting.fleet) and goes with it.
 
 Invariants
   1. A file under its final name is whole: it is written under another name and linked at the end.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from seer.engine.local.folder import config_from_dict
+from seer.engine.local.model_config import config_from_dict
 from seer.engine.local.weights import expected_shapes
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from seer.engine.gpu_handles import SUFFIX, open_handles
-from seer.engine.local.folder import ModelConfig
+from seer.engine.local.model_config import ModelConfig
 from seer.errors import InputError
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)

@@ -18,11 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from seer.engine.fleet_pool import open_pool
 from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_layout
 from seer.engine.vllm.connector_stats import LoadStats
-from seer.engine.vllm.connector_transfer import Transfer, TransferOptions
+from seer.engine.vllm.connector_transfer import BlockTransfer, TransferOptions
 from seer.errors import ConfigError
+from seer.kvpool.open_pool import open_pool
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class SeerPoolConnector(KVConnectorBase_V1):
         self._pool = open_pool(extra["pool"])
         self._num_blocks = kv_cache_config.num_blocks
         self._plan: Plan | None = None
-        self._transfer: Transfer | None = None
+        self._transfer: BlockTransfer | None = None
         if role == KVConnectorRole.SCHEDULER:
             speculative = vllm_config.speculative_config
             self._plan = Plan(
@@ -62,7 +62,7 @@ class SeerPoolConnector(KVConnectorBase_V1):
                 options=options,
             )
         else:
-            self._transfer = Transfer(self._pool, options)
+            self._transfer = BlockTransfer(self._pool, options)
 
     # Scheduler's side
 
@@ -155,6 +155,6 @@ class SeerPoolConnector(KVConnectorBase_V1):
         assert self._plan is not None, "called on the worker's side"
         return self._plan
 
-    def _moving(self) -> Transfer:
+    def _moving(self) -> BlockTransfer:
         assert self._transfer is not None, "called on the scheduler's side"
         return self._transfer

@@ -70,7 +70,7 @@ class _HostBuffer:
     """Event of the copy that uses it."""
 
 
-class Transfer:
+class BlockTransfer:
     """The worker's side; one per worker."""
 
     def __init__(self, pool: Pool, options: TransferOptions) -> None:

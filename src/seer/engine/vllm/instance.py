@@ -40,9 +40,9 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
-from seer.engine.host.staged_weights import stage
+from seer.engine.staged_weights import stage
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
-from seer.engine.vllm.folder import read_folder, weights_identity
+from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.settings import (
     CPU_BLOCK_SIZE,
     CPU_VALUE_BYTES,

@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.index import LINEAR
-from seer.engine.drafter import StepReport
-from seer.engine.host.drafts import GroupedDrafter, MeasuredBudget
+from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.vllm.settings import Padding
+from seer.speculation.step_report import StepReport
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from seer.engine.drafter import StepReport
 from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES
 from seer.engine.vllm.step_counting import DONE_S, EMITTED, PREFILL_ROWS, ROWS
+from seer.speculation.step_report import StepReport
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

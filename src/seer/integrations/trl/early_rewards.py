@@ -26,9 +26,9 @@ from typing import Any
 
 from seer.errors import ConfigError, InputError
 from seer.integrations.trl.groups import PromptGroup, prompt_key
-from seer.prompts import Prompt
-from seer.results import ResponseRecord
-from seer.rewards import RewardFunction
+from seer.runs.prompts import Prompt
+from seer.runs.results import ResponseRecord
+from seer.runs.rewards import RewardFunction
 
 REWARDS = "seer_reward"
 """The column that carries computed rewards from the rollout to TRL's reward call."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seer.integrations.trl.settings import RolloutSettings
+from seer.integrations.trl.rollout_settings import RolloutSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from seer.api import SyncRollout
-from seer.engine.host import HostOptions
 from seer.errors import ConfigError
-from seer.integrations.trl.weights import stamp_of, tensors_of, write_model_folder
+from seer.hosting import HostOptions
+from seer.integrations.trl.trainer_weights import stamp_of, tensors_of, write_model_folder
 
 GPU_HOSTING = HostOptions(pin=False, silence_deadline_s=60.0, progress_deadline_s=300.0)
 """On a GPU the first steps compile kernels, which takes minutes at worst."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seer.results import ResponseRecord
+from seer.runs.results import ResponseRecord
 from seer.types import Sampling
 
 MAX_MEAN_GAP_FLOAT32 = 1e-3

@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from seer.engine.fleet import HostedFleet
+from seer.hosting.fleet import HostedFleet
 from seer.integrations.trl.on_policy import OnPolicyNumbers
-from seer.integrations.trl.settings import RolloutSettings
+from seer.integrations.trl.rollout_settings import RolloutSettings
 from seer.metrics.summary import Summary
-from seer.results import GroupRecord
-from seer.runs import RunFolder, machine
+from seer.runs.results import GroupRecord
+from seer.runs.run_folder import RunFolder, machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,18 +27,18 @@ from seer.errors import ConfigError, InstanceError
 from seer.integrations.trl.early_rewards import REWARDS, EarlyReward, RewardsByRow
 from seer.integrations.trl.groups import PromptGroup, find_groups, group_seed
 from seer.integrations.trl.instances import TrainedInstances
-from seer.integrations.trl.memory import PromptMemory
 from seer.integrations.trl.on_policy import OnPolicyCheck
+from seer.integrations.trl.prompt_memory import PromptMemory
 from seer.integrations.trl.ranks import Columns, roll_out_together
 from seer.integrations.trl.record import RolloutLine, TrainingRecord, log_metrics
-from seer.integrations.trl.settings import RolloutSettings, read_settings
+from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
 from seer.integrations.trl.trainer_callback import add_trainer_callback
-from seer.integrations.trl.weights import refuse_unreadable
+from seer.integrations.trl.trainer_weights import refuse_unreadable
 from seer.metrics.events import EventSink, discard
 from seer.metrics.jsonl import EventLog
-from seer.prompts import Prompt
-from seer.results import GroupRecord, ResponseRecord
-from seer.runs import RunFolder
+from seer.runs.prompts import Prompt
+from seer.runs.results import GroupRecord, ResponseRecord
+from seer.runs.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 

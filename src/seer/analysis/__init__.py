@@ -1,0 +1,1 @@
+"""Explains, replays and compares finished runs."""

@@ -1,0 +1,235 @@
+"""What would another scheduler have made of a recorded run? Its lengths again, in virtual time, at its own step cost.
+
+The rollout loop and the schedulers are the production code. Instances are the simulator's, with a step that costs what
+the recorded steps were measured to cost (base + slope·rows) instead of a roofline; KV that moves takes as long as it
+did there, and no time where none moved. Drafts are as deep and as good as they were in the recorded run at the same
+batch size, for schedulers that draft; where it drafted nothing, nothing is known of them and they are left out.
+Under the recorded scheduler the prediction can be held against what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from seer.analysis.explain import StepFit, explain
+from seer.buffer import Request
+from seer.context import Context
+from seer.errors import InputError
+from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
+from seer.metrics.jsonl import read_events
+from seer.metrics.summary import Summarizer, Summary
+from seer.rollout import RolloutLoop
+from seer.runs.run import scheduler_settings
+from seer.runs.run_folder import RunFolder
+from seer.scheduling.registry import make_scheduler, parse_scheduler
+from seer.sim import virtual_time
+from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
+from seer.sim.instance import SimulatedInstance
+from seer.transfer import MoveCost, PrefillCost, TransferCosts, TransferEstimate
+from seer.types import Group, InstanceLimits, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGain:
+    """What drafting came to at one batch size."""
+
+    tokens_per_request: float
+    """Rows of a step for each request in it: one, and its drafts."""
+    tokens_per_step: float
+    """Tokens a request gained by a step."""
+
+
+NO_DRAFTS = DraftGain(1.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCost(InstanceCost):
+    """A step costs what it was measured to; the hardware of the base class is not used."""
+
+    fit: StepFit
+    gains: dict[int, DraftGain] = field(default_factory=dict)
+    """By batch size, as a power of two; empty without drafts."""
+    load_token_s: float = 0.0
+    """To bring the KV of a token in from the pool."""
+
+    def step(self, num_requests: int, tokens_per_request: float = 1.0, prefill_tokens: float = 0.0) -> StepTime:
+        """Base and slope, and the price of prompts.
+
+        The simulated instance gains one token per request and step, so a step that gained more takes that much less.
+        """
+        gain = self._gain(num_requests)
+        rows = num_requests * tokens_per_request * gain.tokens_per_request
+        return StepTime(self.fit.step_s(rows, prefill_tokens) / gain.tokens_per_step, 0.0)
+
+    def transfer_s(self, num_tokens: int) -> float:
+        """As measured."""
+        return num_tokens * self.load_token_s
+
+    def transfer_costs(self) -> TransferCosts:
+        """As charged."""
+        return TransferCosts(
+            move=MoveCost(latency_s=0.0, bandwidth_bytes_s=1.0 / self.load_token_s if self.load_token_s else math.inf),
+            prefill=PrefillCost(fixed_s=self.fit.base_s, per_token_s=self.fit.prefill_token_s),
+            bytes_per_token=1,
+        )
+
+    def _gain(self, num_requests: int) -> DraftGain:
+        if not self.gains:
+            return NO_DRAFTS
+        near = min(self.gains, key=lambda size: (abs(size - _bucket(num_requests)), size))
+        return self.gains[near]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """The part of a run that a replay needs."""
+
+    scheduler: str
+    groups: tuple[Group, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    limits: InstanceLimits
+    num_instances: int
+    chunk_tokens: int | None
+    fit: StepFit
+    makespan_s: float
+    gains: dict[int, DraftGain] = field(default_factory=dict)
+    """What drafting came to, by batch size; empty where nothing was drafted."""
+    load_token_s: float = 0.0
+    """To bring the KV of a token in from the pool; 0 where none was."""
+
+
+def read_recorded(folder: RunFolder) -> RecordedRun:
+    """Read a finished run; refused where a response did not end or steps were not measured."""
+    manifest = folder.read_manifest()
+    options = manifest["options"]
+    try:
+        return record(
+            list(read_events(folder.events)),
+            scheduler=options["scheduler"],
+            limits=InstanceLimits(**manifest["limits"]),
+            num_instances=options["instances"],
+            max_tokens=options["max_tokens"],
+            chunk_tokens=options["chunk_tokens"],
+        )
+    except InputError as error:
+        raise InputError(f"{folder.path}: {error}", hint=error.hint) from None
+
+
+def record(
+    events: Sequence[Event],
+    *,
+    scheduler: str,
+    limits: InstanceLimits,
+    num_instances: int,
+    max_tokens: int,
+    chunk_tokens: int | None,
+) -> RecordedRun:
+    """What a replay needs of a run's events."""
+    queued = {event.request: event for event in events if isinstance(event, Queued)}
+    ended = {event.request: event for event in events if isinstance(event, Ended)}
+    cut = [
+        request for request in queued if request not in ended or ended[request].finish_reason not in ("stop", "length")
+    ]
+    if cut or not queued:
+        raise InputError(f"{len(cut)} of {len(queued)} responses did not end by themselves")
+    found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
+    if found is None or found.step is None:
+        raise InputError("no steps were measured", hint="the fake engine reports none")
+    lengths: dict[int, dict[int, int]] = {}
+    prompts: dict[int, int] = {}
+    for request, event in queued.items():
+        lengths.setdefault(event.group, {})[event.index] = ended[request].num_generated
+        prompts[event.group] = event.num_prompt_tokens
+    sampling = Sampling(max_tokens=max(max_tokens, *(max(row.values()) for row in lengths.values())))
+    groups = tuple(
+        Group(id=group, num_requests=len(row), num_prompt_tokens=prompts[group], sampling=sampling)
+        for group, row in sorted(lengths.items())
+    )
+    return RecordedRun(
+        scheduler=scheduler,
+        groups=groups,
+        lengths=tuple(tuple(row[index] for index in sorted(row)) for _, row in sorted(lengths.items())),
+        limits=limits,
+        num_instances=num_instances,
+        chunk_tokens=chunk_tokens,
+        fit=found.step,
+        makespan_s=found.makespan_s,
+        gains=draft_gains(event for event in events if isinstance(event, Stepped)),
+        load_token_s=_load_token_s(events),
+    )
+
+
+def _load_token_s(events: Iterable[Event]) -> float:
+    num_tokens, seconds = 0, 0.0
+    for event in events:
+        if isinstance(event, Stepped):
+            seconds += event.load_s + event.load_aside_s
+        elif isinstance(event, Prefilling):
+            num_tokens += event.num_loaded
+    return seconds / num_tokens if num_tokens else 0.0
+
+
+def draft_gains(steps: Iterable[Stepped]) -> dict[int, DraftGain]:
+    """What drafting came to at each batch size (a power of two), over steps without prompts."""
+    sums: dict[int, list[int]] = {}
+    for step in steps:
+        request_steps = step.num_emitted - step.num_accepted  # each gains one token and what was accepted
+        if step.num_prefill_tokens or not step.num_steps or request_steps <= 0:
+            continue
+        total = sums.setdefault(_bucket(request_steps / step.num_steps), [0, 0, 0])
+        total[0] += request_steps
+        total[1] += step.num_drafted
+        total[2] += step.num_accepted
+    if not any(drafted for _, drafted, _ in sums.values()):
+        return {}
+    return {
+        size: DraftGain(1.0 + drafted / request_steps, 1.0 + accepted / request_steps)
+        for size, (request_steps, drafted, accepted) in sorted(sums.items())
+    }
+
+
+def _bucket(num_requests: float) -> int:
+    return 1 << max(0, round(math.log2(max(1.0, num_requests))))
+
+
+def replay_under(recorded: RecordedRun, scheduler: str) -> Summary:
+    """The recorded lengths under a scheduler."""
+    spec = parse_scheduler(scheduler)
+    gains = recorded.gains if spec.drafts != "none" else {}
+    cost = RecordedCost(
+        model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit, gains=gains, load_token_s=recorded.load_token_s
+    )
+    flat = [length for row in recorded.lengths for length in row]
+    context = Context()
+    summarizer = Summarizer(recorded.num_instances)
+    longest = max(group.sampling.max_tokens for group in recorded.groups)
+    transfer = TransferEstimate(cost.transfer_costs())
+    settings = scheduler_settings(recorded.chunk_tokens, recorded.limits, longest, transfer)
+
+    def true_length(request: Request) -> int:
+        return flat[request.id]
+
+    async def rollout() -> None:
+        instances = [
+            SimulatedInstance(i, cost, recorded.limits, flat.__getitem__, events=summarizer)
+            for i in range(recorded.num_instances)
+        ]
+        chosen = make_scheduler(spec, settings, context, true_length)
+        loop = RolloutLoop(instances, chosen, context, events=summarizer)
+        for instance in instances:
+            await instance.start(loop.on_output)
+        async for _ in loop.run(recorded.groups):
+            pass
+        for instance in instances:
+            await instance.close()
+
+    virtual_time.run(rollout())
+    return summarizer.summary()
+
+
+def replay_all(recorded: RecordedRun, schedulers: Sequence[str]) -> dict[str, Summary]:
+    """The recorded scheduler first, then the others, each once."""
+    names = [recorded.scheduler, *(scheduler for scheduler in schedulers if scheduler != recorded.scheduler)]
+    return {name: replay_under(recorded, name) for name in names}

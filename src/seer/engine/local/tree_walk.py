@@ -1,0 +1,47 @@
+"""Walk down a draft tree by the tokens that were sampled.
+
+Every node's row was sampled from as if plain decoding had come there, with the noise of its position. So the
+token sampled at the root is what plain decoding samples; if a child carries that token, its row is where plain
+decoding would be next, and so on down. The tokens are those of plain decoding, to the token, and hence so is
+their distribution: nothing is accepted or rejected by chance.
+
+Invariants
+  1. Each emitted token was sampled at the row of the token before it.
+  2. At most `max_tokens` are emitted, and none after a stop token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from seer.drafting.base import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The way taken through a tree."""
+
+    rows: list[int]
+    """Rows sampled from, 0 for the root and 1 + i for node i; one per emitted token."""
+    nodes: list[int]
+    """Accepted nodes, in order."""
+    stopped: bool
+    """The last emitted token is a stop token."""
+
+
+def walk(tree: DraftTree | None, sampled: Sequence[int], max_tokens: int, stop_ids: Collection[int]) -> Walk:
+    """Follow the sampled tokens; `sampled[0]` is the root's, `sampled[1 + i]` node i's."""
+    rows, nodes, token = [0], [], sampled[0]
+    if tree is not None:
+        at: int | None = None
+        # Children come after their parent and siblings differ, so the way down is found in one pass.
+        for node, parent in enumerate(tree.parents):
+            if parent != at or tree.tokens[node] != token:
+                continue
+            if token in stop_ids or len(rows) >= max_tokens:
+                break
+            nodes.append(node)
+            rows.append(1 + node)
+            at, token = node, sampled[1 + node]
+    return Walk(rows, nodes, stopped=token in stop_ids)

@@ -1,0 +1,169 @@
+"""The process of one instance: makes it, feeds it what the driver sends, and sends back what it says.
+
+Started as `python -m seer.hosting.child FD` with one end of a socket pair. It ends when it is told to,
+or when the driver is gone for whatever reason: a thread watches the socket, so even an event loop that
+hangs leaves no orphan.
+
+Waits for                                    unblocked by
+  the next message                             the driver, or its death (end of file)
+  an instance's coroutine (a `Call`)           the instance; the driver keeps the deadline
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.engine.base import Instance
+from seer.hosting.channel import Channel, receive_blocking
+from seer.hosting.messages import (
+    Abort,
+    Call,
+    CallResult,
+    Close,
+    Down,
+    News,
+    Ready,
+    Setup,
+    StartFailed,
+    Submit,
+    describe_error,
+)
+from seer.hosting.outbox import Outbox
+from seer.metrics.events import Event, EventSink
+from seer.types import ChunkEnd, ChunkOutput
+
+Factory = Callable[[int, dict[str, Any], EventSink], Instance]
+
+_decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+
+
+def main() -> None:
+    """Serve one instance over the socket whose descriptor is the only argument."""
+    faulthandler.enable()  # a crash in native code leaves its stack in the log, and so in the driver's message
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    exit_with_driver(sock)
+    setup = receive_blocking(sock, _decoder)
+    assert isinstance(setup, Setup), f"the first message is a {type(setup).__name__}"
+    if setup.core is not None:
+        os.sched_setaffinity(0, {setup.core})
+    asyncio.run(_Server(setup).serve(sock))
+
+
+def exit_with_driver(sock: socket.socket) -> None:
+    """End this process when the other end of the socket closes, whatever the event loop is doing then."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLRDHUP | select.POLLHUP)
+        poll.poll()
+        if (
+            os.getpgrp() == os.getpid()
+        ):  # with whatever this process has started, an engine of somebody else's above all
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-driver", daemon=True).start()
+
+
+class _Server:
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._outbox = Outbox(self._send_news, flush_s=setup.flush_s, flush_tokens=setup.flush_tokens)
+        self._instance: Instance | None = None
+        self._channel: Channel[Down] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._show: asyncio.TimerHandle | None = None
+
+    async def serve(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._channel = channel = await Channel.over(sock, _decoder)
+        try:
+            self._instance = instance = await self._make()
+        except Exception as error:  # the driver raises it again, in its own words
+            traceback.print_exc()
+            channel.send(StartFailed(*describe_error(error)))
+            await channel.flush()
+            return
+        channel.send(Ready(instance.limits, instance.view()))
+        heartbeat = asyncio.create_task(self._beat())
+        while (message := await channel.receive()) is not None and not isinstance(message, Close):
+            self._obey(instance, message)
+        await instance.close()
+        heartbeat.cancel()
+        self._outbox.flush()
+        await channel.flush()
+
+    async def _make(self) -> Instance:
+        module, _, name = self._setup.factory.partition(":")
+        factory: Factory = getattr(importlib.import_module(module), name)
+        instance = factory(self._setup.id, self._setup.settings, self._outbox.put_event)
+        await instance.start(self._outbox.put)
+        return instance
+
+    def _obey(self, instance: Instance, message: Down) -> None:
+        if isinstance(message, Submit):
+            chunk = message.chunk
+            try:
+                instance.submit(chunk)
+            except Exception as error:  # fails the chunk by name; the instance lives on
+                end, why = ChunkEnd.FAILED, describe_error(error)[0]
+                self._outbox.put(ChunkOutput(chunk.request, chunk.attempt, instance.id, 0, end=end, error=why))
+            else:
+                self._show_soon()
+        elif isinstance(message, Abort):
+            instance.abort(message.request)
+        elif isinstance(message, Call):
+            task = asyncio.create_task(self._call(instance, message))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+    async def _call(self, instance: Instance, call: Call) -> None:
+        assert self._channel is not None, "a call before the channel"
+        arguments = dict(call.arguments)
+        if call.method == "update_weights":
+            arguments["weights"] = Path(arguments["weights"])
+        try:
+            await getattr(instance, call.method)(**arguments)
+        except Exception as error:  # the driver raises it again
+            traceback.print_exc()
+            self._channel.send(CallResult(call.number, *describe_error(error)))
+        else:
+            self._outbox.flush()
+            self._channel.send(CallResult(call.number))
+            self._send_news([], [])
+
+    def _show_soon(self) -> None:
+        """Let the driver see the instance at work, once per burst of chunks."""
+        if self._show is None:
+            self._show = asyncio.get_running_loop().call_later(self._setup.flush_s, self._show_now)
+
+    def _show_now(self) -> None:
+        self._show = None
+        self._send_news([], [])
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._setup.heartbeat_s)
+            self._send_news([], [])
+
+    def _send_news(self, outputs: list[ChunkOutput], events: list[Event]) -> None:
+        if self._channel is not None and self._instance is not None:
+            self._channel.send(News(outputs, events, self._instance.view()))
+
+
+if __name__ == "__main__":
+    main()

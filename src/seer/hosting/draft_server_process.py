@@ -1,0 +1,124 @@
+"""The draft server of a fleet, in a process of its own on a loopback port the system chooses.
+
+Run as a module it is that process: it says its address over the socket it was given and serves until the
+driver is gone. If it dies it is started again at the same address, a limited number of times; instances go on
+with the drafts they have meanwhile, and tell the new one what they know.
+
+Waits for                                    unblocked by
+  its address, after launch                    the process, its death, START_DEADLINE_S
+  its end (`_watch`)                           its death, `close`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+
+from seer.errors import DeadlineExceeded, DraftError, SeerError
+from seer.hosting.child import exit_with_driver
+from seer.hosting.launch import ChildProcess
+
+log = logging.getLogger(__name__)
+
+START_DEADLINE_S = 60.0
+CLOSE_DEADLINE_S = 5.0
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+class DraftServerProcess:
+    """Starts, restarts and ends the process."""
+
+    def __init__(self, *, max_restarts: int = 3) -> None:
+        self._max_restarts = max_restarts
+        self._child: ChildProcess | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_up = asyncio.Event()
+        self._is_down = asyncio.Event()
+        self.address = ""
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._child.pid if self._child is not None else None
+
+    async def start(self) -> None:
+        """Launch it and learn its address."""
+        self.address = await self._launch(ANY_PORT)
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def wait_until_up(self) -> None:
+        """Wait until it serves, after a death that was noticed; the caller sets the deadline."""
+        await self._is_up.wait()
+
+    async def close(self) -> None:
+        """End it; it holds nothing that is needed afterwards."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+            self._watcher = None
+        await self._end()
+
+    async def _launch(self, address: str) -> str:
+        self._child = child = ChildProcess(
+            "draft-server", None, module=__name__, single_thread=True, arguments=(address,)
+        )
+        child.socket.setblocking(False)
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                line = await asyncio.get_running_loop().sock_recv(child.socket, 1024)
+        except TimeoutError:
+            await self._end()
+            raise DeadlineExceeded("the start of the draft server", START_DEADLINE_S) from None
+        if not line:
+            await child.wait(CLOSE_DEADLINE_S)
+            cause = child.exit_cause()
+            await self._end()
+            raise DraftError(f"the draft server died while starting: {cause}")
+        self._is_down.clear()
+        self._is_up.set()
+        return line.decode()
+
+    async def _watch(self) -> None:
+        """Start it again whenever it dies, within the limit."""
+        while self._child is not None:
+            with contextlib.suppress(ConnectionError):
+                await asyncio.get_running_loop().sock_recv(self._child.socket, 1)  # it says nothing more: its end
+            self._is_up.clear()
+            self._is_down.set()
+            await self._end()
+            while self._child is None and self.num_restarts < self._max_restarts:
+                self.num_restarts += 1
+                try:
+                    await self._launch(self.address)
+                    log.warning("the draft server had died and is back")
+                except SeerError as error:
+                    log.warning("the draft server cannot be started again: %s", error)
+        log.warning("no draft server is left: instances draft from what they generate themselves")
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.socket.close()
+            child.kill()
+            await child.wait(CLOSE_DEADLINE_S)
+            child.close()
+
+
+def main() -> None:
+    """Serve."""
+    from seer.drafting.server import DraftServer, ServerConfig
+
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    exit_with_driver(sock)
+    server = DraftServer(ServerConfig(address=sys.argv[2]))
+    sock.sendall(server.address.encode())
+    server.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The instances of a rollout and what they share: processes, supervisor, pool, draft server.
+
+Lives as long as the user's `Rollout`; the rollout loops of successive runs are attached to it one at a time.
+
+Invariants
+  1. At most one loop is attached; outputs and losses go to that one, and to nobody when there is none.
+  2. A loop that is attached knows every instance that is down.
+  3. After `close` no process, socket or shared memory of this fleet is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from seer.engine.base import Weights
+from seer.engine.gpu_handles import are_on_gpu
+from seer.engine.prepare import InstanceSpec, PreparedEngine
+from seer.engine.staged_weights import StagedWeights, has_shared_memory, make_shared_folder, stage, stage_in_place
+from seer.errors import DeadlineExceeded, SeerError
+from seer.hosting import HostOptions, ProcessInstance, Supervisor
+from seer.hosting.draft_server_process import DraftServerProcess
+from seer.hosting.fleet_pool import FleetPool
+from seer.metrics.events import Event, EventSink, discard
+from seer.types import ChunkOutput
+
+log = logging.getLogger(__name__)
+
+
+class InstanceListener(Protocol):
+    """What the fleet tells a rollout loop."""
+
+    def lose_instance(self, instance: int) -> None:
+        """It is gone, with everything in its hands."""
+
+    def rejoin_instance(self, instance: int) -> None:
+        """It is back, empty."""
+
+
+class HostedFleet:
+    """N instances of one engine, each in a process of its own."""
+
+    def __init__(
+        self,
+        engine: PreparedEngine,
+        num_instances: int,
+        *,
+        options: HostOptions,
+        pool: FleetPool | None = None,
+        drafts: bool = False,
+    ) -> None:
+        self._options = options
+        self._engine = engine
+        self._num_instances = num_instances
+        self.pool = pool
+        """What the instances share KV through."""
+        self._wants_drafts = drafts and engine.can_draft
+        self.draft_server: DraftServerProcess | None = None
+        self._supervisor = Supervisor(
+            max_restarts=options.max_restarts, lost=self._lost, back=self._back, given_up=self._give_up
+        )
+        self._loop: InstanceListener | None = None
+        self._on_output: Callable[[ChunkOutput], None] | None = None
+        self._on_failure: Callable[[SeerError], None] | None = None
+        self._events: EventSink = discard
+        self._failure: SeerError | None = None
+        self._an_end = asyncio.Event()
+        self._a_return = asyncio.Event()
+        self._staged = StagedWeights(Path())
+        self._matrices: Path | None = None
+        self.instances: list[ProcessInstance] = []
+        self.weights_version = 0
+        self.num_lost = 0
+        """Instances lost so far; one that was lost twice counts twice."""
+
+    async def start(self) -> None:
+        """Launch every instance at once and wait until all are ready; none is left if one fails."""
+        if self.pool is not None:
+            self.pool.start()
+        if self._wants_drafts:
+            self.draft_server = DraftServerProcess(max_restarts=self._options.max_restarts)
+            await self.draft_server.start()
+        if self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
+            self._matrices = make_shared_folder("seer-matrices", 0)
+        spec = self._spec()
+        self.instances = [
+            ProcessInstance(i, spec, options=self._options, events=self._emit, on_lost=self._supervisor.on_lost)
+            for i in range(self._num_instances)
+        ]
+        self._supervisor.watch(list(self.instances))
+        started = await asyncio.gather(
+            *(instance.start(self._take_output) for instance in self.instances), return_exceptions=True
+        )
+        failures = [result for result in started if isinstance(result, BaseException)]
+        if failures:
+            await self.close()
+            raise failures[0]
+
+    def attach(
+        self,
+        loop: InstanceListener,
+        *,
+        events: EventSink,
+        on_output: Callable[[ChunkOutput], None],
+        on_failure: Callable[[SeerError], None],
+    ) -> None:
+        """Drive this loop from now on; `on_failure` is called if no instance is left for it."""
+        assert self._loop is None, "another rollout is running"
+        if self._failure is not None:
+            raise self._failure
+        self._loop, self._events, self._on_output, self._on_failure = loop, events, on_output, on_failure
+        for instance in self.instances:
+            if not instance.is_up:
+                loop.lose_instance(instance.id)
+
+    def detach(self) -> None:
+        """The loop is over."""
+        self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
+
+    async def begin_run(self, run: str, drafts: str, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
+        """Tell the instances which drafts the next run wants; what earlier runs said is forgotten, but for `past`.
+
+        `past` is what to draft from before the groups have said anything themselves, by group.
+        """
+        if self._engine.can_draft:
+            known: dict[str, object] = {"past": dict(past)} if past else {}
+            await self._configure("begin_run", run=run, drafts=drafts, weights_version=self.weights_version, **known)
+
+    async def update_weights(self, weights: Weights) -> int:
+        """Move every instance to the next weights version; returns it. Tensors are written once, for all of them."""
+        weights_version = self.weights_version + 1
+        staged = stage_in_place(weights) if self._stay_in_place(weights) else stage(weights)
+        try:
+            await self._configure("update_weights", weights=str(staged.path), weights_version=weights_version)
+        except BaseException:
+            staged.discard()
+            raise
+        self._staged.discard()
+        self._staged = staged
+        if self.pool is not None:
+            self.pool.drop_weights_version(self.weights_version)
+        self.weights_version = weights_version
+        return weights_version
+
+    def _stay_in_place(self, weights: Weights) -> TypeGuard[Mapping[str, Any]]:
+        can = self._engine.opens_gpu_handles and self._options.weights_in_place
+        return can and are_on_gpu(weights)
+
+    @property
+    def weights(self) -> Path | None:
+        """Where the newest weights can be read; None for the model's own."""
+        return self._staged.path if self.weights_version else None
+
+    async def wait_until_idle(self, deadline_s: float) -> None:
+        """Wait until no instance has a chunk in hand: a new loop must not hear of an old one's requests."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while any(instance.num_in_hand for instance in self.instances if instance.is_up):
+                    self._an_end.clear()
+                    await self._an_end.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("waiting for the last chunks of an earlier run", deadline_s) from None
+
+    async def wait_until_up(self) -> None:
+        """Wait until every instance takes chunks again; the caller sets the deadline."""
+        while not all(instance.is_up for instance in self.instances):
+            self._a_return.clear()
+            await self._a_return.wait()
+
+    async def close(self) -> None:
+        """End every process and give the shared memory back."""
+        await self._supervisor.close()
+        await asyncio.gather(*(instance.close() for instance in self.instances))
+        if self.draft_server is not None:
+            await self.draft_server.close()
+        self._staged.discard()
+        if self._matrices is not None:
+            shutil.rmtree(self._matrices, ignore_errors=True)
+        if self.pool is not None:
+            self.pool.close()
+
+    def _spec(self) -> InstanceSpec:
+        shared: dict[str, object] = {}
+        if self.pool is not None:
+            shared["pool"] = self.pool.settings
+        if self.draft_server is not None:
+            shared["draft_servers"] = [self.draft_server.address]
+        if self._matrices is not None:
+            shared["matrices_dir"] = str(self._matrices)
+        return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
+
+    async def _configure(self, method: str, **arguments: object) -> None:
+        """Call a method of every instance, now where it is up and after its restart where it is not."""
+        up = [instance for instance in self.instances if instance.is_up]
+        for instance in self.instances:
+            if instance not in up:
+                instance.configure_after_restart(method, **arguments)
+        results = await asyncio.gather(
+            *(instance.configure(method, **arguments) for instance in up), return_exceptions=True
+        )
+        for instance, result in zip(up, results, strict=True):
+            if isinstance(result, BaseException):
+                if instance.is_up:
+                    raise result
+                instance.configure_after_restart(method, **arguments)  # lost meanwhile
+
+    def _take_output(self, output: ChunkOutput) -> None:
+        if output.end is not None:
+            self._an_end.set()
+        if self._on_output is not None:
+            self._on_output(output)
+
+    def _emit(self, event: Event) -> None:
+        self._events(event)
+
+    def _lost(self, instance: int, reason: str) -> None:
+        self.num_lost += 1
+        log.warning("instance %d was lost: %s", instance, reason)
+        if self._loop is not None:
+            self._loop.lose_instance(instance)
+
+    def _back(self, instance: int) -> None:
+        log.warning("instance %d is back", instance)
+        self._a_return.set()
+        if self._loop is not None:
+            self._loop.rejoin_instance(instance)
+
+    def _give_up(self, error: SeerError) -> None:
+        self._failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)

@@ -1,0 +1,386 @@
+"""An instance in a process of its own, seen from the driver: `seer.engine.base` over a socket.
+
+    new ──start──> UP ──(exit | silence | no progress)──> DOWN ──restart──> UP ...
+                    └──close──> CLOSED                      └──close──> CLOSED
+
+When it goes down, `on_lost` is called once with the reason, and every chunk still in its hands then ends as
+FAILED, so that rule 1 of the protocol holds without a supervisor too. Whoever supervises calls `restart`,
+which brings the instance back with the same weights and settings and an empty KV memory.
+
+Waits for                                    unblocked by
+  ready, after launch                          the child's `Ready` or `StartFailed`, its death, start_deadline_s
+  the answer to a call                         the child, its death, call_deadline_s
+  news (the reader task)                       the child, its death; silence and lack of progress are watched
+  its exit, after close                        the child, close_deadline_s (then it is killed)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.prepare import InstanceSpec
+from seer.engine.staged_weights import StagedWeights, stage
+from seer.errors import DeadlineExceeded, InstanceError
+from seer.hosting.channel import Channel
+from seer.hosting.launch import ChildProcess, core_for
+from seer.hosting.messages import (
+    Abort,
+    Call,
+    CallResult,
+    Close,
+    News,
+    Ready,
+    Setup,
+    StartFailed,
+    Submit,
+    Up,
+    revive_error,
+)
+from seer.hosting.options import HostOptions
+from seer.hosting.state_events import StateSampler
+from seer.metrics.events import EventSink, discard
+from seer.types import Chunk, ChunkEnd, ChunkOutput
+
+OnLost = Callable[[int, str], None]
+
+_decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+
+
+class State(enum.Enum):
+    """Where a hosted instance is in its life."""
+
+    NEW = "not started"
+    UP = "up"
+    DOWN = "down"
+    CLOSED = "closed"
+
+
+def _ignore_loss(instance: int, reason: str) -> None:
+    """Chunks in hand end as FAILED all the same."""
+
+
+class ProcessInstance:
+    """Implements `seer.engine.base.Instance`; the real one lives in a child process."""
+
+    def __init__(
+        self,
+        id: int,
+        spec: InstanceSpec,
+        *,
+        options: HostOptions | None = None,
+        events: EventSink = discard,
+        on_lost: OnLost = _ignore_loss,
+    ) -> None:
+        self._id = id
+        self._spec = spec
+        self._options = options or HostOptions()
+        self._events = events
+        self._on_lost = on_lost
+        self._state = State.NEW
+        self._sink: OutputSink | None = None
+        self._limits: InstanceLimits | None = None
+        self._view = InstanceView()
+        self._sampler = StateSampler(id, events)
+        self._child: ChildProcess | None = None
+        self._channel: Channel[Up] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._in_hand: dict[int, int] = {}  # request -> attempt
+        self._known_tokens: dict[int, int] = {}  # request -> tokens of it that have been through this instance
+        self._calls: dict[int, asyncio.Future[None]] = {}
+        self._num_calls = 0
+        self._replayed: dict[str, dict[str, Any]] = {}  # the newest arguments of each call a restart must repeat
+        self._staged = StagedWeights(Path())
+        self._is_paused = False
+        self._is_restarting = False
+        self._heard_s = 0.0
+        self._stepped_s = 0.0
+
+    # The protocol
+
+    @property
+    def id(self) -> int:
+        """Dense and unique within a rollout."""
+        return self._id
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """What it can hold; known once it has started."""
+        assert self._limits is not None, f"instance {self._id} has not started"
+        return self._limits
+
+    async def start(self, sink: OutputSink) -> None:
+        """Launch the process and wait until it takes chunks."""
+        assert self._state is State.NEW, f"instance {self._id} is {self._state.value}"
+        self._sink = sink
+        await self._launch()
+
+    def submit(self, chunk: Chunk) -> None:
+        """Send the chunk; refused while the process is down."""
+        if self._state is not State.UP or self._channel is None:
+            raise InstanceError(f"instance {self._id} is {self._state.value}")
+        if not self._in_hand:
+            self._stepped_s = self._now_s()  # idle until now: that was not a lack of progress
+        self._in_hand[chunk.request] = chunk.attempt
+        self._known_tokens[chunk.request] = chunk.num_context_tokens
+        self._channel.send(Submit(chunk))
+
+    def abort(self, request: int) -> None:
+        """Ask for the request's end."""
+        if request in self._in_hand and self._channel is not None:
+            self._channel.send(Abort(request))
+
+    def view(self) -> InstanceView:
+        """As last heard."""
+        return self._view
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """What went through this instance since its memory was empty; it may have dropped some."""
+        return min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
+
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        """Switch to a newer weights version. Tensors travel through a file in shared memory, kept for a restart."""
+        if self._in_hand:
+            raise InstanceError(
+                f"instance {self._id} runs {len(self._in_hand)} chunks; weights change between rollouts"
+            )
+        staged = stage(weights)
+        try:
+            await self.configure("update_weights", weights=str(staged.path), weights_version=weights_version)
+        except BaseException:
+            staged.discard()
+            raise
+        self._staged.discard()
+        self._staged = staged
+
+    async def pause(self) -> None:
+        """Stop stepping."""
+        self._is_paused = True
+        await self.call("pause")
+
+    async def resume(self) -> None:
+        """Step again."""
+        await self.call("resume")
+        self._stepped_s = self._now_s()
+        self._is_paused = False
+
+    async def close(self) -> None:
+        """End the process, politely within the deadline; chunks in hand end as ABORTED."""
+        was, self._state = self._state, State.CLOSED
+        if was is State.UP and self._channel is not None and self._child is not None:
+            self._channel.send(Close())
+            await self._child.wait(self._options.close_deadline_s)
+            # The reader is at the end of the stream now, or will be as soon as it has run.
+            await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
+        await self._clean_up()
+        self._staged.discard()
+        self._end_all(ChunkEnd.ABORTED, None)
+
+    # Beyond the protocol
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes chunks now."""
+        return self._state is State.UP and not self._is_restarting
+
+    @property
+    def num_in_hand(self) -> int:
+        """Chunks submitted whose end has not arrived."""
+        return len(self._in_hand)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, while there is one."""
+        return self._child.pid if self._child is not None else None
+
+    async def call(self, method: str, **arguments: Any) -> None:
+        """Await a coroutine method of the real instance, within the call deadline."""
+        if self._state is not State.UP or self._channel is None:
+            raise InstanceError(f"instance {self._id} is {self._state.value}; {method} was not called")
+        self._num_calls += 1
+        number = self._num_calls
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        self._channel.send(Call(number, method, arguments))
+        try:
+            async with asyncio.timeout(self._options.call_deadline_s):
+                await answer
+        except TimeoutError:
+            what = f"{method} of instance {self._id}"
+            raise DeadlineExceeded(what, self._options.call_deadline_s) from None
+        finally:
+            self._calls.pop(number, None)
+
+    async def configure(self, method: str, **arguments: Any) -> None:
+        """`call`, and again after every restart."""
+        await self.call(method, **arguments)
+        self._replayed[method] = arguments
+        if method == "update_weights":
+            self._known_tokens.clear()
+
+    async def restart(self) -> None:
+        """Bring a lost instance back, with the weights and settings it had."""
+        assert self._state is State.DOWN, f"instance {self._id} is {self._state.value}"
+        await self._clean_up()
+        self._is_restarting = True
+        try:
+            await self._launch()
+            await self._repeat_configuration()
+        except DeadlineExceeded as error:
+            self._lose(str(error))
+            raise
+        finally:
+            self._is_restarting = False
+
+    def configure_after_restart(self, method: str, **arguments: Any) -> None:
+        """What `configure` would have done, for an instance that is down or on its way back."""
+        self._replayed[method] = arguments
+
+    async def _repeat_configuration(self) -> None:
+        done: dict[str, dict[str, Any]] = {}
+        while done != self._replayed:  # it may change while we wait
+            for method, arguments in list(self._replayed.items()):
+                if done.get(method) != arguments:
+                    await self.call(method, **arguments)
+                    done[method] = arguments
+
+    # The child
+
+    async def _launch(self) -> None:
+        options = self._options
+        self._child = ChildProcess(
+            f"instance-{self._id}",
+            options.log_dir,
+            module="seer.hosting.child",
+            single_thread=options.pin,
+        )
+        self._channel = await Channel.over(self._child.socket, _decoder)
+        self._channel.send(
+            Setup(
+                id=self._id,
+                factory=self._spec.factory,
+                settings=self._spec.settings,
+                core=core_for(self._id) if options.pin else None,
+                flush_s=options.flush_s,
+                flush_tokens=options.flush_tokens,
+                heartbeat_s=options.heartbeat_s,
+            )
+        )
+        try:
+            async with asyncio.timeout(options.start_deadline_s):
+                first = await self._channel.receive()
+            if isinstance(first, StartFailed):
+                raise revive_error(f"instance {self._id}: {first.error}", first.kind, first.hint)
+            if first is None:
+                await self._child.wait(options.close_deadline_s)
+                raise InstanceError(f"instance {self._id} died while starting: {self._child.exit_cause()}")
+            assert isinstance(first, Ready), f"the first message is a {type(first).__name__}"
+        except TimeoutError:
+            await self._clean_up()
+            raise DeadlineExceeded(f"the start of instance {self._id}", options.start_deadline_s) from None
+        except BaseException:
+            await self._clean_up()
+            raise
+        self._limits, self._view = first.limits, first.view
+        self._heard_s = self._stepped_s = self._now_s()
+        self._is_paused = False
+        self._state = State.UP
+        self._sampler.reset()
+        self._tasks = [asyncio.create_task(self._read(self._channel)), asyncio.create_task(self._watch())]
+
+    async def _read(self, channel: Channel[Up]) -> None:
+        while (message := await channel.receive()) is not None:
+            self._heard_s = self._now_s()
+            if isinstance(message, News):
+                self._take_news(message)
+            elif isinstance(message, CallResult):
+                answer = self._calls.pop(message.number, None)
+                if answer is None or answer.done():
+                    continue
+                if message.error is None:
+                    answer.set_result(None)
+                else:
+                    why = f"instance {self._id}: {message.error}"
+                    answer.set_exception(revive_error(why, message.kind, message.hint))
+        if self._state is State.UP and self._child is not None:
+            await self._child.wait(self._options.close_deadline_s)
+            self._lose(f"its process ended: {self._child.exit_cause()}")
+
+    def _take_news(self, news: News) -> None:
+        if news.view.num_steps != self._view.num_steps or not self._in_hand:
+            self._stepped_s = self._heard_s
+        self._view = news.view
+        for event in news.events:
+            self._events(event)
+        self._sampler.sample(news.view, self._heard_s, self._limits)
+        assert self._sink is not None, "news before start"
+        for output in news.outputs:
+            if output.end is not None and self._in_hand.get(output.request) == output.attempt:
+                del self._in_hand[output.request]
+            self._known_tokens[output.request] = self._known_tokens.get(output.request, 0) + output.num_tokens
+            self._sink(output)
+
+    async def _watch(self) -> None:
+        """Tell a hung process from a busy one."""
+        options = self._options
+        while True:
+            before_s = self._now_s()
+            await asyncio.sleep(options.heartbeat_s)
+            now_s = self._now_s()
+            late_s = now_s - before_s - options.heartbeat_s
+            # If this very loop was held up, news may lie unread: the silence was ours, not the child's.
+            self._heard_s += max(0.0, late_s)
+            self._stepped_s += max(0.0, late_s)
+            if now_s - self._heard_s > options.silence_deadline_s:
+                return self._lose(f"no word from its process in {options.silence_deadline_s:g} s")
+            is_stuck = bool(self._in_hand) and not self._is_paused
+            if is_stuck and now_s - self._stepped_s > options.progress_deadline_s:
+                return self._lose(f"{len(self._in_hand)} chunks in hand, no step in {options.progress_deadline_s:g} s")
+
+    def _lose(self, reason: str) -> None:
+        if self._state is not State.UP:
+            return
+        self._state = State.DOWN
+        if self._child is not None:
+            self._child.kill()
+        self._known_tokens.clear()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(InstanceError(f"instance {self._id} was lost: {reason}"))
+        self._calls.clear()
+        self._view = InstanceView(weights_version=self._view.weights_version)
+        self._sampler.sample(self._view, self._now_s(), self._limits)
+        if not self._is_restarting:  # then `restart` itself raises, and nobody has been told that it is back
+            self._on_lost(self._id, reason)
+        self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
+
+    def _end_all(self, end: ChunkEnd, error: str | None) -> None:
+        in_hand, self._in_hand = self._in_hand, {}
+        for request, attempt in in_hand.items():
+            if self._sink is not None:
+                self._sink(ChunkOutput(request, attempt, self._id, 0, end=end, error=error))
+
+    async def _clean_up(self) -> None:
+        """Leave nothing behind: tasks, socket, process, log. Cut short by a cancellation, it can be called again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+        if self._child is not None:
+            self._child.kill()
+            await self._child.wait(self._options.close_deadline_s)
+            self._child.close()
+            self._child = None
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,69 @@
+"""The trainer's weights on their way to the instances, through shared memory and never through a disk.
+
+The instances are made from a model folder. It is written from the trainer's own model into shared memory when the
+first rollout is asked for, so whatever the trainer holds then (a checkpoint it resumed from, say) is weights version 0.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from seer.engine.staged_weights import make_shared_folder
+from seer.errors import ConfigError
+
+
+def refuse_unreadable(trainer: Any) -> None:
+    """Refuse a model whose tensors are not simply there to be read."""
+    if hasattr(trainer.model, "peft_config"):
+        raise ConfigError(
+            "peft_config: Seer cannot roll out a model with adapters",
+            hint="train the full model, or merge_and_unload() the adapter before training",
+        )
+    for setting in ("is_fsdp_enabled", "is_deepspeed_enabled"):
+        if getattr(trainer, setting, False):
+            raise ConfigError(
+                f"{setting}: Seer cannot read weights that are spread over ranks",
+                hint="use plain data parallelism (DDP)",
+            )
+
+
+def tensors_of(trainer: Any) -> dict[str, Any]:
+    """The model's tensors by their Hugging Face names; a tied head is named once."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def stamp_of(trainer: Any) -> tuple[int, str]:
+    """Changes when the weights do: the step, and a sample of every tensor (a trainer may be trained twice)."""
+    from seer.engine.local.weights import fingerprint
+
+    return trainer.state.global_step, fingerprint(tensors_of(trainer))
+
+
+def write_model_folder(trainer: Any) -> Path:
+    """A model folder in shared memory with the trainer's weights, configuration and tokenizer."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors_of(trainer).items()}
+    folder = make_shared_folder("seer-model", sum(tensor.nbytes for tensor in tensors.values()))
+    try:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        config = model.config.to_dict() | {"architectures": [_architecture(model)]}
+        (folder / "config.json").write_text(json.dumps(config, default=str))
+        trainer.processing_class.save_pretrained(folder)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _architecture(model: Any) -> str:
+    """The model's class name; accelerate and TRL may have put classes of their own over it."""
+    for kind in type(model).__mro__:
+        if kind.__module__.startswith("transformers.models."):
+            return kind.__name__
+    return type(model).__name__

@@ -1,0 +1,1 @@
+"""One run: prompts in, groups with text, rewards and a journal out."""

@@ -1,0 +1,95 @@
+"""Rewards while the rollout still runs: called as each response ends, never in its way.
+
+The reward function may be a coroutine function or a plain one; a plain one runs in a thread of its own.
+Each call has a deadline. Whatever goes wrong is written into the response by name, and generation goes on.
+
+Invariants
+  1. Every response that ended by itself gets a reward or a `reward_error`, exactly one of them.
+  2. No call, however slow, delays generation or the rewards of other groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from seer.runs.prompts import Prompt
+from seer.runs.results import ResponseRecord
+
+RewardFunction = Callable[[Prompt, ResponseRecord], Awaitable[float] | float]
+
+MAX_CALLS = 64
+"""Rewards computed at once; more wait for a place, within their own deadline."""
+
+
+class RewardCalls:
+    """The reward calls of one run."""
+
+    def __init__(self, function: RewardFunction, *, deadline_s: float) -> None:
+        self._function = function
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._deadline_s = deadline_s
+        self._places = asyncio.Semaphore(MAX_CALLS)
+        self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
+
+    def begin(self, prompt: Prompt, response: ResponseRecord) -> None:
+        """Start computing a response's reward; it is written into the response."""
+        task = asyncio.create_task(self._reward(prompt, response))
+        self._tasks[(response.group, response.index)] = task
+
+    async def settle(self, responses: tuple[ResponseRecord, ...]) -> None:
+        """Wait until these responses have their reward or the reason why not."""
+        keys = [(response.group, response.index) for response in responses]
+        await asyncio.gather(*(self._tasks[key] for key in keys if key in self._tasks))
+        for key in keys:
+            self._tasks.pop(key, None)
+
+    async def close(self) -> None:
+        """Give up on what still runs."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _reward(self, prompt: Prompt, response: ResponseRecord) -> None:
+        who = f"reward {self._name} of prompt {response.prompt_id}, response {response.index}"
+        try:
+            async with asyncio.timeout(self._deadline_s), self._places:
+                response.reward = float(await self._call(prompt, response))
+        except TimeoutError:
+            response.reward_error = f"{who} took longer than {self._deadline_s:g} s"
+        except Exception as error:  # the user's code: named, and kept out of the way
+            response.reward_error = f"{who} failed: {type(error).__name__}: {error}"
+
+    async def _call(self, prompt: Prompt, response: ResponseRecord) -> float:
+        if inspect.iscoroutinefunction(self._function):
+            return float(await self._function(prompt, response))
+        answer = await _in_thread(self._function, prompt, response)
+        return float(await answer if inspect.isawaitable(answer) else answer)
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function in a daemon thread: one that never returns must not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def work() -> None:
+        try:
+            result, error = function(*arguments), None
+        except Exception as failure:
+            result, error = None, failure
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="seer-reward", daemon=True).start()
+    return await answer

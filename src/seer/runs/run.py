@@ -1,0 +1,340 @@
+"""One run: prompts through the rollout loop on a fleet, out as groups with text, rewards and a journal.
+
+The loop runs in a task of its own, so a consumer that takes its time (a training step between two groups)
+does not hold generation up. Everything that happens besides generation hangs on the loop's events: a
+response's record is made and its reward begun when it ends, a chunk is journalled when it stops.
+
+Waits for                                    unblocked by
+  the next group (consumer)                    the loop, a reward and its deadline, the fleet's failure
+  the loop's end after a cancellation          the instances' last outputs, cancel_deadline_s
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from seer.buffer import Request, request_seed
+from seer.context import Context
+from seer.engine.base import Instance
+from seer.engine.forced import ForcedLengths
+from seer.engine.text_codec import TextCodec
+from seer.errors import ConfigError, SeerError
+from seer.hosting.fleet import HostedFleet
+from seer.kvpool.base import PoolStats
+from seer.metrics.events import Ended, Event, EventSink, PoolTrouble, Stepped, Stopped, discard
+from seer.metrics.summary import Summarizer, Summary
+from seer.placement import PlacementConfig
+from seer.rollout import RolloutLoop
+from seer.runs.journal import Journal
+from seer.runs.prompts import EncodedPrompt
+from seer.runs.results import GroupRecord, ResponseRecord, respond
+from seer.runs.rewards import RewardCalls, RewardFunction
+from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
+from seer.transfer import TransferEstimate
+from seer.types import ChunkOutput, Group, GroupResult, InstanceLimits
+
+if TYPE_CHECKING:
+    from seer.verification.verifier import Verifier
+
+MIN_CHUNK_TOKENS = 128
+"""Each chunk's end costs its request a few steps: the way to the driver and back, and the last block's KV again."""
+
+Lengths = Sequence[Sequence[int]]
+"""Of each response, by group and index."""
+
+PastResponses = Mapping[str, Sequence[Sequence[int]]]
+"""Token ids of responses that an earlier epoch gave to a prompt, by the prompt's id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What may differ between two runs on the same fleet."""
+
+    scheduler: str = "seer"
+    speculation: str = "auto"
+    """`auto`: as the scheduler says, where it pays; `off`: never."""
+    seed: int = 0
+    chunk_tokens: int | None = None
+    """None chooses by the longest response allowed."""
+    lengths: Lengths | None = None
+    """Force every response to a length, as if the model had stopped there."""
+    reward: RewardFunction | None = None
+    reward_deadline_s: float = 60.0
+    stall_deadline_s: float = 900.0
+    cancel_deadline_s: float = 30.0
+    events: EventSink = discard
+    journal: Journal | None = None
+    verifier: Verifier | None = None
+    """Told of every response as it ends; whoever made it starts and finishes it."""
+    length_hints: Mapping[str, int] | None = None
+    past_responses: PastResponses = field(default_factory=dict)
+    """To draft from; drafts are verified, so they may come from another weights version."""
+
+
+class Run:
+    """Carries out one run; `groups` may be iterated once."""
+
+    def __init__(
+        self,
+        fleet: HostedFleet,
+        prompts: Sequence[EncodedPrompt],
+        codec: TextCodec | None,
+        options: RunOptions,
+    ) -> None:
+        self._fleet = fleet
+        self._prompts = prompts
+        self._codec = codec
+        self._options = options
+        self._spec = parse_scheduler(options.scheduler)
+        _refuse_impossible(options, prompts)
+        self.groups_asked = [_group(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
+        self._context = Context(options.length_hints)
+        self._summarizer = Summarizer(len(fleet.instances))
+        self._records: dict[tuple[int, int], ResponseRecord] = {}
+        self._queue: asyncio.Queue[GroupRecord | None] = asyncio.Queue()
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._rewards = RewardCalls(options.reward, deadline_s=options.reward_deadline_s) if options.reward else None
+        self._failure: SeerError | None = None
+        self._pump_task: asyncio.Task[None] | None = None
+        self._began_s = 0.0
+        self._pool_before: PoolStats | None = None
+        self.loop: RolloutLoop | None = None
+        self.num_groups_done = 0
+
+    async def groups(self) -> AsyncIterator[GroupRecord]:
+        """Groups as they complete. Leaving early cancels the rest."""
+        drafts = self._spec.drafts if self._options.speculation == "auto" else "none"
+        past = {
+            group.id: self._options.past_responses[group.key]
+            for group in self.groups_asked
+            if group.key is not None and group.key in self._options.past_responses
+        }
+        await self._fleet.begin_run(secrets.token_hex(8), drafts, past if drafts == "grouped" else {})
+        self._pool_before = self._pool_stats()
+        self.loop = loop = self._make_loop()
+        self._began_s = asyncio.get_running_loop().time()
+        self._pump_task = pump = asyncio.create_task(self._pump(loop))
+        try:
+            while (record := await self._queue.get()) is not None:
+                yield record
+            if self._failure is not None:
+                raise self._failure
+            await pump
+        finally:
+            await self._finish(loop, pump)
+
+    def cancel(self) -> None:
+        """End every response that has not ended; `groups` then hands out what was generated, and ends."""
+        if self.loop is not None and not self.loop.buffer.drained:
+            self.loop.cancel()
+
+    def summary(self) -> Summary | None:
+        """The numbers of the run, once a request has ended by itself."""
+        return self._summarizer.summary() if any(r.is_complete for r in self._records.values()) else None
+
+    def length_hints(self) -> dict[str, int]:
+        """What this run taught of its prompts' lengths, for a later epoch."""
+        return self._context.as_length_hints({group.id: group for group in self.groups_asked})
+
+    def _make_loop(self) -> RolloutLoop:
+        options, fleet = self._options, self._fleet
+        instances: list[Instance] = list(fleet.instances)
+        forced: list[ForcedLengths] = []
+        if options.lengths is not None:
+            forced = [ForcedLengths(one, self._length_of, self._to_loop) for one in fleet.instances]
+            instances = list(forced)
+        longest = max(prompt.sampling.max_tokens for prompt in self._prompts)
+        transfer = fleet.pool.transfer if fleet.pool is not None else None
+        settings = scheduler_settings(options.chunk_tokens, fleet.instances[0].limits, longest, transfer)
+        scheduler = make_scheduler(self._spec, settings, self._context, lambda request: self._length_of(request.id))
+        loop = RolloutLoop(
+            instances,
+            scheduler,
+            self._context,
+            weights_version=fleet.weights_version,
+            events=self._on_event,
+            stall_deadline_s=options.stall_deadline_s,
+        )
+        fleet.attach(
+            loop,
+            events=self._on_event,
+            on_output=lambda output: (forced[output.instance] if forced else loop).on_output(output),
+            on_failure=self._fail,
+        )
+        return loop
+
+    async def _pump(self, loop: RolloutLoop) -> None:
+        journal = self._options.journal
+        try:
+            async for result in loop.run(self.groups_asked, restored=journal.restored() if journal else None):
+                self._deliver(result)
+            await asyncio.gather(*self._deliveries)
+        finally:
+            self._queue.put_nowait(None)
+
+    def _deliver(self, result: GroupResult) -> None:
+        group = result.group
+        prompt = self._prompts[group.id]
+        record = GroupRecord(
+            group=group.id,
+            prompt_id=prompt.prompt.id,
+            prompt_token_ids=prompt.token_ids,
+            responses=tuple(self._records[(group.id, index)] for index in range(group.num_requests)),
+        )
+        if self._rewards is None:
+            self._hand_out(record)
+            return
+        task = asyncio.create_task(self._deliver_with_rewards(record, self._rewards))
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+
+    async def _deliver_with_rewards(self, record: GroupRecord, rewards: RewardCalls) -> None:
+        await rewards.settle(record.responses)
+        self._hand_out(record)
+
+    def _hand_out(self, record: GroupRecord) -> None:
+        self.num_groups_done += 1
+        self._queue.put_nowait(record)
+
+    async def _finish(self, loop: RolloutLoop, pump: asyncio.Task[None]) -> None:
+        """Leave the fleet ready for another run, whatever ended this one."""
+        try:
+            if not pump.done() and self._failure is None:
+                self.cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._options.cancel_deadline_s):
+                        await asyncio.shield(pump)
+        finally:
+            pump.cancel()
+            for task in self._deliveries:
+                task.cancel()
+            await asyncio.gather(pump, *self._deliveries, return_exceptions=True)
+            if self._rewards is not None:
+                await self._rewards.close()
+            self._report_pool()
+            self._fleet.detach()
+
+    def _report_pool(self) -> None:
+        """What went wrong in the pool during this run, as far as all processes share the counts of it."""
+        before, after = self._pool_before, self._pool_stats()
+        if before is None or after is None:
+            return
+        num_failed, num_corrupt = after.num_failed - before.num_failed, after.num_corrupt - before.num_corrupt
+        if num_failed or num_corrupt:
+            now_s = asyncio.get_running_loop().time()
+            self._on_event(PoolTrouble(now_s, None, num_failed=num_failed, num_corrupt=num_corrupt))
+
+    def _pool_stats(self) -> PoolStats | None:
+        return self._fleet.pool.stats() if self._fleet.pool is not None else None
+
+    def _fail(self, error: SeerError) -> None:
+        self._failure = error
+        if self._pump_task is not None:
+            self._pump_task.cancel()
+
+    def _on_event(self, event: Event) -> None:
+        self._summarizer(event)
+        self._options.events(event)
+        if isinstance(event, Stepped):
+            self._learn_costs(event)
+        if self.loop is None:
+            return
+        if isinstance(event, Stopped) and self._options.journal is not None:
+            self._options.journal.record(self.loop.buffer[event.request])
+        elif isinstance(event, Ended):
+            self._on_end(self.loop.buffer[event.request])
+
+    def _learn_costs(self, steps: Stepped) -> None:
+        """What KV costs to move and to compute, for the decisions to come."""
+        if self._fleet.pool is None:
+            return
+        self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.load_aside_s)
+        if steps.num_prefill_tokens:
+            self._fleet.pool.transfer.saw_prefill(
+                steps.num_prefill_tokens, steps.duration_s * steps.num_prefill_tokens / steps.num_batched_tokens
+            )
+
+    def _on_end(self, request: Request) -> None:
+        prompt = self._prompts[request.group.id]
+        record = respond(
+            request,
+            prompt,
+            self._codec,
+            weights_version=self._fleet.weights_version,
+            seed=request_seed(request.group.seed, request.index),
+            began_s=self._began_s,
+        )
+        self._records[(record.group, record.index)] = record
+        if self._options.verifier is not None:
+            self._options.verifier.consider(record)
+        if self._fleet.pool is not None:
+            self._fleet.pool.free(request.id)
+        if self._rewards is not None and record.is_complete:
+            self._rewards.begin(prompt.prompt, record)
+
+    def _to_loop(self, output: ChunkOutput) -> None:
+        assert self.loop is not None, "an output without a loop"
+        self.loop.on_output(output)
+
+    def _length_of(self, request: int) -> int:
+        assert self.loop is not None, "lengths are asked for while running"
+        assert self._options.lengths is not None, "lengths were not given"
+        asked = self.loop.buffer[request]
+        return self._options.lengths[asked.group.id][asked.index]
+
+
+def scheduler_settings(
+    chunk_tokens: int | None, limits: InstanceLimits, longest: int, transfer: TransferEstimate | None
+) -> SchedulerSettings:
+    """Settings in proportion to this run: the defaults of the schedulers are a cluster's.
+
+    A chunk is an eighth of the longest response, as in the paper's workloads, in whole blocks; instances
+    count as balanced within an eighth of the requests one of them runs at once. `transfer` is None where
+    there is no pool.
+    """
+    if chunk_tokens is None:
+        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(8192, longest // 8)) / limits.block_size))
+        chunk_tokens = blocks * limits.block_size
+    placement = PlacementConfig(imbalance_threshold=max(1, limits.max_num_seqs // 8), transfer=transfer)
+    return SchedulerSettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)
+
+
+def _group(id: int, prompt: EncodedPrompt, seed: int) -> Group:
+    return Group(
+        id=id,
+        num_requests=prompt.n,
+        num_prompt_tokens=len(prompt.token_ids),
+        sampling=prompt.sampling,
+        prompt=prompt.token_ids,
+        seed=prompt.prompt.seed if prompt.prompt.seed is not None else request_seed(seed, id),
+        key=prompt.prompt.id,
+    )
+
+
+def _refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> None:
+    spec = parse_scheduler(options.scheduler)
+    if not prompts:
+        raise ConfigError("there are no prompts to roll out")
+    if options.speculation not in ("auto", "off"):
+        raise ConfigError(f"speculation={options.speculation!r}", hint="auto or off")
+    if spec.oversample > 1:
+        raise ConfigError(
+            f"scheduler {spec.name!r} discards responses and is off-policy; real rollouts do not offer it",
+            hint="seer simulate shows what it would do",
+        )
+    if spec.needs_true_lengths and options.lengths is None:
+        raise ConfigError(f"scheduler {spec.name!r} needs to know every length", hint="give forced lengths")
+    if options.lengths is not None:
+        if len(options.lengths) != len(prompts):
+            raise ConfigError(f"lengths for {len(options.lengths)} groups, {len(prompts)} prompts")
+        for position, (row, prompt) in enumerate(zip(options.lengths, prompts, strict=True)):
+            if len(row) != prompt.n or not all(1 <= length <= prompt.sampling.max_tokens for length in row):
+                raise ConfigError(
+                    f"lengths of prompt {position} are {list(row)}: "
+                    f"{prompt.n} wanted, each from 1 to max_tokens={prompt.sampling.max_tokens}"
+                )

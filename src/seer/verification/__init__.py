@@ -1,0 +1,1 @@
+"""Scores responses again with a plain forward pass."""

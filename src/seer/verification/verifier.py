@@ -1,0 +1,134 @@
+"""Verify while a run goes on: a share of the responses is scored again as each of them ends.
+
+The scoring is a process of its own with the lowest priority, so it takes the cores' idle time first. Which
+responses are scored is sampled beforehand, so that nothing about a response decides whether it is looked at.
+
+Waits for                                    unblocked by
+  the last verdicts (`finish`)                 the process, its death, deadline_s without a verdict
+
+Invariants
+  1. A verification counts every response that was chosen and ended by itself; if one could not be scored there is
+     no verification, but an error that says why.
+  2. After `close` the process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from seer.errors import ConfigError, DeadlineExceeded, SeerError
+from seer.hosting.channel import Channel
+from seer.hosting.launch import ChildProcess
+from seer.runs.prompts import EncodedPrompt
+from seer.runs.results import ResponseRecord
+from seer.verification.rescoring import ResponseToVerify, Verification, add_up
+from seer.verification.verifier_process import Begin, Score, Scored
+
+CLOSE_DEADLINE_S = 5.0
+
+_decoder: msgspec.msgpack.Decoder[Scored] = msgspec.msgpack.Decoder(Scored)
+
+
+class Verifier:
+    """Scores a share of one run's responses; made for each run."""
+
+    def __init__(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        share: float,
+        *,
+        folder: Path,
+        weights: Path | None,
+        dtype: str,
+        ends_ignored: bool,
+        seed: int = 0,
+        deadline_s: float = 600.0,
+    ) -> None:
+        if not 0 < share <= 1:
+            raise ConfigError(f"a share of {share:g} of the responses to verify", hint="above 0 and at most 1")
+        everyone = [(group, index) for group, prompt in enumerate(prompts) for index in range(prompt.n)]
+        self._chosen = set(random.Random(seed).sample(everyone, max(1, round(share * len(everyone)))))
+        self._prompts = prompts
+        self._begin = Begin(folder=str(folder), weights=None if weights is None else str(weights), dtype=dtype)
+        self._ends_ignored = ends_ignored
+        self._deadline_s = deadline_s
+        self._child: ChildProcess | None = None
+        self._channel: Channel[Scored] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._parts: list[Verification] = []
+        self._num_sent = 0
+        self._error: str | None = None
+        self._verdict = asyncio.Event()
+
+    @property
+    def num_scored(self) -> int:
+        """Responses scored so far."""
+        return len(self._parts)
+
+    @property
+    def num_chosen(self) -> int:
+        """Responses to be scored if all of them end by themselves."""
+        return len(self._chosen)
+
+    async def start(self) -> None:
+        """Launch the process; it reads the weights while the run begins."""
+        self._child = ChildProcess("verifier", None, module="seer.verification.verifier_process", single_thread=True)
+        self._channel = await Channel.over(self._child.socket, _decoder)
+        self._channel.send(self._begin)
+        self._reader = asyncio.create_task(self._read(self._channel))
+
+    def consider(self, response: ResponseRecord) -> None:
+        """A response has ended: score it if it was chosen. Never waits."""
+        if (response.group, response.index) not in self._chosen or not response.is_complete or not response.token_ids:
+            return
+        assert self._channel is not None, "responses come after start"
+        prompt = self._prompts[response.group]
+        self._num_sent += 1
+        self._channel.send(Score(ResponseToVerify(prompt.token_ids, prompt.sampling, response, self._ends_ignored)))
+
+    async def finish(self) -> Verification | None:
+        """Wait for the last verdicts and add them up; None if no chosen response ended by itself."""
+        while len(self._parts) < self._num_sent and self._error is None:
+            self._verdict.clear()
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    await self._verdict.wait()
+            except TimeoutError:
+                what = f"scoring responses again ({len(self._parts)} of {self._num_sent} done)"
+                raise DeadlineExceeded(what, self._deadline_s) from None
+        if self._error is not None:
+            raise SeerError(f"the run could not be verified: {self._error}", hint="seer verify RUN tries again")
+        return add_up(self._parts) if self._parts else None
+
+    async def close(self) -> None:
+        """End the process, whatever it does."""
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        if self._channel is not None:
+            await self._channel.close()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            await child.wait(CLOSE_DEADLINE_S)
+            child.close()
+
+    async def _read(self, channel: Channel[Scored]) -> None:
+        while (message := await channel.receive()) is not None:
+            if message.verification is None:
+                self._error = message.error
+            else:
+                self._parts.append(message.verification)
+            self._verdict.set()
+        if self._error is None:
+            assert self._child is not None, "the reader ends before the child"
+            await self._child.wait(CLOSE_DEADLINE_S)
+            self._error = f"its process ended: {self._child.exit_cause()}"
+        self._verdict.set()

@@ -1,0 +1,80 @@
+"""A recorded run, replayed: its own cost, its own drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from seer.analysis.explain import StepFit
+from seer.analysis.whatif import NO_DRAFTS, DraftGain, RecordedCost, draft_gains, record, replay_under
+from seer.errors import InputError
+from seer.metrics.events import Ended, Event, InstanceState, Prefilling, Queued, Stepped
+from seer.sim.costs import H200, MODELS
+from seer.types import InstanceLimits
+
+LIMITS = InstanceLimits(kv_blocks=1000, block_size=16, max_num_seqs=4, max_model_len=4096)
+BASE_S, SLOPE_S = 0.02, 0.005
+
+
+def some_steps(t_s: float, batch: int, steps: int, *, drafted: int = 0, accepted: int = 0) -> Stepped:
+    rows = steps * batch * (1 + drafted)
+    seconds = steps * BASE_S + SLOPE_S * rows
+    emitted = steps * batch * (1 + accepted)
+    return Stepped(t_s, 0, steps, seconds, rows, 0, emitted, steps * batch * drafted, steps * batch * accepted)
+
+
+def a_run(lengths: list[int], *, drafted: int = 0, accepted: int = 0) -> list[Event]:
+    """All requests together on one instance until each ends."""
+    events: list[Event] = [Queued(0.0, r, r, 0, 1) for r in range(len(lengths))]
+    events.append(InstanceState(0.0, 0, len(lengths), 0, 0))
+    at_s, made = 0.0, 0
+    for length in sorted(set(lengths)):
+        batch = sum(one >= length for one in lengths)
+        steps = some_steps(0.0, batch, (length - made) // (1 + accepted), drafted=drafted, accepted=accepted)
+        at_s, made = at_s + steps.duration_s, length
+        events.append(some_steps(at_s, batch, steps.num_steps, drafted=drafted, accepted=accepted))
+        events += [Ended(at_s, r, length, "stop") for r, one in enumerate(lengths) if one == length]
+    return events
+
+
+@pytest.mark.parametrize(("drafted", "accepted"), [(0, 0), (3, 1)])
+def test_under_its_own_scheduler_a_run_is_predicted_as_it_was(drafted: int, accepted: int) -> None:
+    events = a_run([100, 200, 300, 600], drafted=drafted, accepted=accepted)
+    recorded = record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=600, chunk_tokens=None)
+    assert recorded.fit.base_s == pytest.approx(BASE_S)
+    assert replay_under(recorded, "seer").makespan_s == pytest.approx(recorded.makespan_s, rel=0.05)
+
+
+def test_a_scheduler_without_drafts_gets_none() -> None:
+    events = a_run([200, 400], drafted=3, accepted=3)
+    recorded = record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=400, chunk_tokens=None)
+    drafting, plain = (replay_under(recorded, scheduler).makespan_s for scheduler in ("seer", "divided"))
+    assert plain > 1.5 * drafting
+
+
+def test_gains_are_looked_up_by_the_nearest_batch_size() -> None:
+    gains = draft_gains([some_steps(0.0, 1, 10, drafted=4, accepted=2), some_steps(0.0, 16, 10)])
+    assert gains == {1: DraftGain(5.0, 3.0), 16: DraftGain(1.0, 1.0)}
+    cost = RecordedCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(BASE_S, SLOPE_S), gains=gains)
+    assert cost.step(2).base_s == pytest.approx((BASE_S + SLOPE_S * 2 * 5) / 3)
+    assert cost.step(20).base_s == pytest.approx(BASE_S + SLOPE_S * 20)
+    assert draft_gains([some_steps(0.0, 4, 3)]) == {}
+    assert RecordedCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(1.0, 0.0))._gain(3) == NO_DRAFTS
+
+
+def test_kv_moves_as_fast_as_it_did() -> None:
+    events = a_run([200, 400])
+    few = {"scheduler": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
+    assert record(events, **few).load_token_s == 0.0
+    loaded = [Prefilling(0.1, 0, 0, 1, 0, 300), Prefilling(0.2, 1, 0, 1, 0, 100)]
+    told = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, load_aside_s=0.1, loaded_bytes=1)]
+    recorded = record([*events, *loaded, *told], **few)
+    assert recorded.load_token_s == pytest.approx(1e-3)
+    cost = RecordedCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(1.0, 0.0), load_token_s=1e-3)
+    costs = cost.transfer_costs()
+    assert cost.transfer_s(50) == costs.move.seconds(50 * costs.bytes_per_token) == pytest.approx(0.05)
+
+
+def test_a_run_that_was_cut_cannot_be_replayed() -> None:
+    events = [*a_run([100, 200])[:-1], Ended(9.0, 1, 50, "cancelled")]
+    with pytest.raises(InputError, match="1 of 2 responses did not end"):
+        record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)

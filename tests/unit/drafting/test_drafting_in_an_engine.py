@@ -1,0 +1,281 @@
+"""Drafts inside an instance's process: whose words are drafted from, and when drafting pays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("seer.drafting._index")
+
+from seer.drafting.base import Allowance, DraftAsk
+from seer.drafting.client import DraftClient
+from seer.drafting.grouped_drafter import GroupedDrafter
+from seer.drafting.ids import number_of
+from seer.drafting.live_budget import TRIAL_TOKENS, MeasuredBudget
+from seer.speculation.step_report import StepReport
+from seer.types import DraftMode
+
+SENTENCE = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.fixture
+def drafter() -> Iterator[GroupedDrafter]:
+    made = GroupedDrafter((), None)
+    yield made
+    made.close()
+
+
+def drafted(drafter: GroupedDrafter, group: int, request: int, so_far: list[int], most: int = 4) -> list[int]:
+    ask = DraftAsk(group, request, [1, *so_far], 1, most)
+    (tree,) = drafter.draft([ask])
+    return list(tree.tokens)
+
+
+def begin(drafter: GroupedDrafter, mode: DraftMode, run: str = "a") -> None:
+    drafter.begin_run(run, mode, 0)
+
+
+def test_a_sibling_s_words_are_drafted_in_a_group_only(drafter: GroupedDrafter) -> None:
+    for mode, expected in (("grouped", SENTENCE[3:7]), ("own", [])):
+        begin(drafter, mode)  # type: ignore[arg-type]
+        drafter.observe(5, 0, SENTENCE, start=0)
+        drafter.observe(5, 1, SENTENCE[:3], start=0)
+        drafter.observe(6, 2, SENTENCE[:3], start=0)
+        assert drafted(drafter, 5, 1, SENTENCE[:3]) == expected
+        assert drafted(drafter, 6, 2, SENTENCE[:3]) == []
+
+
+def test_plain_speculation_drafts_a_request_s_own_repetition(drafter: GroupedDrafter) -> None:
+    begin(drafter, "own")
+    drafter.observe(5, 0, [*SENTENCE, *SENTENCE[:3]], start=0)
+    assert drafted(drafter, 5, 0, [*SENTENCE, *SENTENCE[:3]]) == SENTENCE[3:7]
+
+
+def test_another_run_s_words_are_unknown_and_off_is_off(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped", "a")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    begin(drafter, "grouped", "b")
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+    begin(drafter, "none", "c")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+
+
+def test_words_of_an_earlier_weights_version_are_drafted_by_their_group_and_their_run_only(
+    drafter: GroupedDrafter,
+) -> None:
+    begin(drafter, "grouped", "a")
+    drafter.seed_from({5: [SENTENCE]})
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    drafter.observe(6, 2, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
+    assert drafted(drafter, 6, 2, SENTENCE[:3]) == []
+    begin(drafter, "grouped", "b")
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == []
+
+
+def test_what_is_held_back_is_learned_before_the_next_draft_and_when_its_request_leaves(
+    drafter: GroupedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    learn = DraftClient.observe_batch
+
+    def counted(client: DraftClient, requests: Any, *args: Any, **rest: Any) -> None:
+        batches.append(len(requests))
+        learn(client, requests, *args, **rest)
+
+    monkeypatch.setattr(DraftClient, "observe_batch", counted)
+    monkeypatch.setattr("seer.drafting.grouped_drafter.HOLD_S", 1e9)
+    begin(drafter, "grouped")
+    for at, token in enumerate(SENTENCE):
+        drafter.observe(5, 0, [token], start=at)
+        if at < 3:
+            drafter.observe(5, 1, [token], start=at)
+    assert batches == []
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
+    assert batches == [2]
+    drafter.observe(6, 2, SENTENCE, start=0)
+    drafter.forget(2)
+    assert batches == [2, 1]
+    # One that was elsewhere comes back further on: what is between is not known here, what it says next is.
+    drafter.observe(6, 3, SENTENCE[:2], start=0)
+    drafter.observe(6, 3, SENTENCE[4:7], start=4)
+    assert batches == [2, 1, 1]
+    assert drafted(drafter, 6, 3, SENTENCE[:7]) == SENTENCE[7:]
+
+
+def test_while_the_engine_steps_nothing_is_held_back_for_long(
+    drafter: GroupedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    monkeypatch.setattr(
+        DraftClient, "observe_batch", lambda client, requests, *_, **rest: batches.append(len(requests))
+    )
+    clock_s = iter([10.0, 10.01, 10.021, 10.03])
+    monkeypatch.setattr("seer.drafting.grouped_drafter.time.perf_counter", lambda: next(clock_s))
+    begin(drafter, "grouped")
+    for at in range(4):
+        drafter.observe(5, 0, [7], start=at)
+    assert batches == [1]  # with the third; the fourth begins anew
+
+
+def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    drafter.observe(5, 1, SENTENCE[:3], start=0)
+    before = drafter.acceptance.survival()
+    assert drafted(drafter, 5, 1, SENTENCE[:3]) == SENTENCE[3:7]
+    drafter.observe(5, 1, [SENTENCE[3], SENTENCE[4], 99], start=3)
+    after = drafter.acceptance.survival()
+    assert after[1] > before[1]
+    assert after[2] / after[1] > before[2] / before[1]
+    assert after[3] / after[2] < after[2] / after[1]  # the third was tried and refused
+
+
+def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_one(drafter: GroupedDrafter) -> None:
+    asked, dice = GroupedDrafter((), None), random.Random(4)
+    said = {request: [dice.randrange(6) for _ in range(60)] for request in range(4)}
+    for one in (drafter, asked):
+        begin(one, "grouped")
+        one.observe(5, 9, said[0], start=0)
+        for request in said:
+            one.observe(5 + request // 2, request, said[request][:3], start=0)
+    asks = [DraftAsk(5 + request // 2, request, [], 0, 4, 2) for request in said]
+    session = drafter.open_session(asks)
+    at = 3
+    while at < 60:
+        limits = np.array([4, 0, 3, 4], np.int32)
+        table = session.draft(limits)
+        trees = asked.draft([replace(ask, max_tokens=int(most)) for ask, most in zip(asks, limits, strict=True)])
+        for row, tree in enumerate(trees):
+            count = table.counts[row]
+            assert table.tokens[row, :count].tolist() == list(tree.tokens)
+            assert table.parents[row, :count].tolist() == [-1 if one is None else one for one in tree.parents]
+        step = dice.randrange(1, 4)
+        new = {request: tokens[at : at + step] if request != 2 else [] for request, tokens in said.items()}
+        session.observe(
+            np.array([token for tokens in new.values() for token in tokens], np.int32),
+            np.cumsum([0, *map(len, new.values())], dtype=np.int64),
+        )
+        for request, tokens in new.items():
+            if tokens:
+                asked.observe(5 + request // 2, request, tokens, start=at)
+        at += step
+    before = drafter.acceptance.survival()
+    session.close([100, 60], [60, 30])
+    assert drafter.acceptance.survival()[1] > before[1]
+    # Afterwards it goes on as if it had been asked all along.
+    for one in (drafter, asked):
+        one.observe(5, 0, [1, 2], start=60)
+    assert drafted(drafter, 5, 0, []) == drafted(asked, 5, 0, [])
+    asked.close()
+
+
+def test_a_followed_request_that_is_generated_anew_goes_on_under_another_number(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    drafter.observe(5, 0, SENTENCE, start=0)
+    drafter.observe(5, 1, SENTENCE[:2], start=0)
+    session = drafter.open_session([DraftAsk(5, 1, [], 0, 4)])
+    # What came from a sibling's instance under this request's name: tokens of a life that was lost.
+    client = drafter._client
+    client.index.append_one(number_of("run/5"), number_of("run/1"), [77, 78], previous_count=2)
+    session.observe(np.array(SENTENCE[2:4], np.int32), np.array([0, 2], np.int64))
+    table = session.draft(np.array([4], np.int32))
+    assert table.tokens[0, : table.counts[0]].tolist() == SENTENCE[4:]
+    session.close([0], [0])
+
+
+def a_step(rows: int, seconds: float, *, running: int = 4, prefill: int = 0) -> StepReport:
+    return StepReport(
+        duration_s=seconds,
+        num_steps=1,
+        num_running=running,
+        num_batched_tokens=rows,
+        num_prefill_tokens=prefill,
+        mean_context_tokens=100,
+        num_emitted=running,
+        num_drafted=rows - running,
+        num_accepted=0,
+    )
+
+
+def a_budget(drafter: GroupedDrafter, base_s: float, slope_s: float, *, max_paths: int = 1) -> MeasuredBudget:
+    begin(drafter, "grouped")
+    budget = MeasuredBudget(drafter, max_paths=max_paths)
+    for i in range(40):
+        rows = 4 + i % 8
+        budget.on_step(a_step(rows, base_s + slope_s * rows))
+    return budget
+
+
+def make_steps(budget: MeasuredBudget, count: int, base_s: float, slope_s: float) -> list[Allowance]:
+    """Ask and step as an engine does that makes one step at a time."""
+    asked = []
+    for _ in range(count):
+        asked.append(budget(4, 100))
+        rows = 4 * (1 + asked[-1].max_tokens)
+        budget.on_step(a_step(rows, base_s + slope_s * rows))
+    return asked
+
+
+def test_where_rows_are_free_it_drafts(drafter: GroupedDrafter) -> None:
+    assert a_budget(drafter, 0.1, 0.0)(4, 100).max_tokens > TRIAL_TOKENS
+
+
+def test_where_rows_cost_a_step_it_tries_rarer_and_rarer(drafter: GroupedDrafter) -> None:
+    asked = make_steps(a_budget(drafter, 0.0, 0.1), 2000, 0.0, 0.1)
+    assert {one.max_tokens for one in asked} == {0, TRIAL_TOKENS}
+    trials = [step for step, one in enumerate(asked) if one.max_tokens]
+    gaps = [later - earlier - 1 for earlier, later in pairwise(trials)]
+    # A trial step of two tokens takes three times as long: two hundred others make that a hundredth, for each of two.
+    assert gaps[:6] == [16, 32, 64, 128, 256, 400]
+    assert set(gaps[6:]) == {400}
+
+
+def test_as_long_as_costs_are_unknown_steps_with_and_without_drafts_take_turns(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    budget = MeasuredBudget(drafter)
+    asked = make_steps(budget, 8, 0.1, 0.001)
+    assert asked == [Allowance(0), Allowance(TRIAL_TOKENS, max_steps=2)] * 4
+    assert budget(4, 100).max_steps is None  # now it is known to pay
+
+
+def test_a_trial_that_had_nothing_to_draft_costs_no_patience(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    budget = MeasuredBudget(drafter)
+    for _ in range(100):
+        budget(4, 100)
+        budget.on_step(a_step(4, 0.1))
+    asked = make_steps(budget, 12, 0.1, 0.001)
+    assert sum(one.max_tokens > 0 for one in asked) >= 4
+
+
+def test_a_step_that_captured_a_graph_prices_no_other(drafter: GroupedDrafter) -> None:
+    budget = a_budget(drafter, 0.1, 0.0)
+    for _ in range(200):
+        budget.on_step(replace(a_step(12, 5.0), has_captured=True))
+    assert budget(4, 100).max_tokens > TRIAL_TOKENS
+
+
+def test_a_budget_for_trees_lets_every_draft_fork_and_one_for_lines_none(drafter: GroupedDrafter) -> None:
+    for max_paths in (1, 2):
+        cheap, dear = (
+            a_budget(drafter, 0.1, 0.0, max_paths=max_paths),
+            a_budget(drafter, 0.0, 0.1, max_paths=max_paths),
+        )
+        trial = next(one for one in make_steps(dear, 40, 0.0, 0.1) if one.max_tokens)
+        assert trial.max_paths == cheap(4, 100).max_paths == max_paths
+
+
+def test_with_speculation_off_nothing_is_asked_for(drafter: GroupedDrafter) -> None:
+    budget = MeasuredBudget(drafter)
+    assert budget(4, 100).max_tokens == 0

@@ -1,0 +1,72 @@
+"""The draft server's process: killed, it comes back where it was, a limited number of times."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from seer.drafting.client import ClientConfig, DraftClient
+from seer.drafting.ids import number_of
+from seer.hosting.draft_server_process import DraftServerProcess
+
+DEADLINE_S = 60.0
+
+
+async def kill(server: DraftServerProcess, *, expect_return: bool = True) -> None:
+    """Kill it, and wait until its death was noticed and, where that is expected, made good."""
+    assert server.pid is not None
+    before = server.num_restarts
+    os.kill(server.pid, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        await server._is_down.wait()
+        if expect_return:
+            await server.wait_until_up()
+            assert server.num_restarts == before + 1
+        else:
+            assert server._watcher is not None
+            await asyncio.wait([server._watcher])
+
+
+def test_a_killed_server_returns_to_its_address_and_is_told_what_was_said() -> None:
+    async def scenario() -> list[int]:
+        server = DraftServerProcess(max_restarts=2)
+        await server.start()
+        address, pid = server.address, server.pid
+        clients = [DraftClient(ClientConfig(servers=(address,), answer_within_s=0.2)) for _ in range(2)]
+        try:
+            one, two = clients
+            two.register("g", ttl_s=60.0)
+            one.observe("g", "a", [1, 2, 3])
+            assert await asyncio.to_thread(one.flush, DEADLINE_S)
+            await kill(server)
+            assert (server.address, server.pid == pid) == (address, False)
+            one.observe("g", "a", [4, 5])
+            assert await asyncio.to_thread(one.flush, DEADLINE_S)
+            assert await asyncio.to_thread(two.flush, DEADLINE_S)
+            tokens: list[int] = two.index.tokens(number_of("g"), number_of("a")).tolist()
+            return tokens
+        finally:
+            for client in clients:
+                client.close(timeout_s=0.2)
+            await server.close()
+            assert server.pid is None
+
+    assert asyncio.run(scenario()) == [1, 2, 3, 4, 5]
+
+
+def test_beyond_the_limit_it_stays_down(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        server = DraftServerProcess(max_restarts=1)
+        await server.start()
+        try:
+            await kill(server)
+            await kill(server, expect_return=False)
+            assert (server.pid, server.num_restarts) == (None, 1)
+        finally:
+            await server.close()
+
+    asyncio.run(scenario())
+    assert "no draft server is left" in caplog.text

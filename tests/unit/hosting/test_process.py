@@ -1,0 +1,196 @@
+"""An instance in a child process that dies, hangs, refuses or comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer.engine.prepare import InstanceSpec
+from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.hosting import HostOptions, ProcessInstance
+from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
+
+DEADLINE_S = 60.0
+QUICK = HostOptions(pin=False, heartbeat_s=0.1, silence_deadline_s=1.0, progress_deadline_s=1.0)
+
+
+def a_chunk(request: int = 0, *, attempt: int = 1, max_tokens: int = 50, weights_version: int = 0) -> Chunk:
+    return Chunk(
+        request=request,
+        group=0,
+        attempt=attempt,
+        num_prompt_tokens=2,
+        num_generated_tokens=0,
+        max_tokens=max_tokens,
+        sampling=Sampling(max_tokens=5000, ignore_eos=True),
+        seed=7,
+        weights_version=weights_version,
+        prompt=[1, 2],
+    )
+
+
+class Watched:
+    """A hosted instance whose outputs and losses can be awaited."""
+
+    def __init__(self, factory: str, options: HostOptions = QUICK, **settings: Any) -> None:
+        self.outputs: list[ChunkOutput] = []
+        self.losses: list[str] = []
+        self.news = asyncio.Event()
+        spec = InstanceSpec(factory=factory, settings=settings)
+        self.instance = ProcessInstance(0, spec, options=options, on_lost=self._lost)
+
+    def take(self, output: ChunkOutput) -> None:
+        self.outputs.append(output)
+        self.news.set()
+
+    def _lost(self, instance: int, reason: str) -> None:
+        self.losses.append(reason)
+        self.news.set()
+
+    async def loss(self) -> str:
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.losses:
+                self.news.clear()
+                await self.news.wait()
+        return self.losses[0]
+
+    async def tokens(self, num: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(output.num_tokens for output in self.outputs) < num:
+                self.news.clear()
+                await self.news.wait()
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_killed_process_is_noticed_and_its_chunks_end_after_their_tokens() -> None:
+    async def scenario() -> None:
+        watched = Watched("seer.engine.fake:make_fake", step_s=0.001)
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk(max_tokens=5000))
+        await watched.tokens(10)
+        assert watched.instance.pid is not None
+        os.kill(watched.instance.pid, signal.SIGKILL)
+        assert "SIGKILL" in await watched.loss()
+        assert [o.end for o in watched.outputs if o.end] == [ChunkEnd.FAILED]
+        assert not watched.instance.is_up
+        with pytest.raises(InstanceError, match="down"):
+            watched.instance.submit(a_chunk(1))
+        await watched.instance.close()
+
+    play(scenario())
+
+
+def test_a_crash_is_reported_with_its_last_words() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_crashing")
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk())
+        reason = await watched.loss()
+        assert "exit status 3" in reason
+        assert "the last words of instance 0" in reason
+        await watched.instance.close()
+
+    play(scenario())
+
+
+def test_a_process_that_falls_silent_is_killed() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_hanging")
+        await watched.instance.start(watched.take)
+        pid = watched.instance.pid
+        assert pid is not None
+        watched.instance.submit(a_chunk())
+        assert "no word" in await watched.loss()
+        await watched.instance.close()
+        assert not is_alive(pid)
+
+    play(scenario())
+
+
+def test_an_instance_that_talks_and_never_steps_is_stuck() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_stuck")
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk())
+        assert "no step" in await watched.loss()
+        await watched.instance.close()
+
+    play(scenario())
+
+
+def test_it_comes_back_with_the_same_weights_version_and_the_same_tokens() -> None:
+    async def scenario() -> None:
+        watched = Watched("seer.engine.fake:make_fake")
+        await watched.instance.start(watched.take)
+        await watched.instance.update_weights(Path("anywhere"), 3)
+        watched.instance.submit(a_chunk(weights_version=3))
+        await watched.tokens(50)
+        assert watched.instance.pid is not None
+        os.kill(watched.instance.pid, signal.SIGKILL)
+        await watched.loss()
+        await watched.instance.restart()
+        watched.instance.submit(a_chunk(weights_version=3, attempt=2))
+        await watched.tokens(100)
+        await watched.instance.close()
+        first, second = (
+            [t for o in watched.outputs if o.span and o.attempt == attempt for t in o.span.ids] for attempt in (1, 2)
+        )
+        assert first == second
+
+    play(scenario())
+
+
+def test_what_the_factory_refuses_is_raised_here_in_its_own_class() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_refusing")
+        with pytest.raises(ConfigError, match="no such model") as caught:
+            await watched.instance.start(watched.take)
+        assert caught.value.hint == "name another"
+        assert watched.instance.pid is None
+
+    play(scenario())
+
+
+def test_a_start_that_takes_too_long_has_a_name() -> None:
+    async def scenario() -> None:
+        options = HostOptions(pin=False, start_deadline_s=0.001)
+        watched = Watched("seer.engine.fake:make_fake", options)
+        with pytest.raises(DeadlineExceeded, match="the start of instance 0"):
+            await watched.instance.start(watched.take)
+
+    play(scenario())
+
+
+def test_closing_leaves_no_process() -> None:
+    async def scenario() -> None:
+        watched = Watched("seer.engine.fake:make_fake")
+        await watched.instance.start(watched.take)
+        pid = watched.instance.pid
+        assert pid is not None
+        await watched.instance.close()
+        await watched.instance.close()
+        assert not is_alive(pid)
+
+    play(scenario())
+
+
+def test_heartbeats_must_be_denser_than_the_silence_they_disprove() -> None:
+    with pytest.raises(ConfigError, match="silence_deadline_s"):
+        HostOptions(heartbeat_s=1.0, silence_deadline_s=2.0)

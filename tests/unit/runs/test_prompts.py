@@ -1,0 +1,116 @@
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from seer.errors import InputError
+from seer.runs.prompts import Prompt, as_prompts, encode, read_prompts
+from seer.types import Sampling
+
+
+class Letters:
+    """A token per letter."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
+
+
+def a_file(path: Path, *lines: object) -> Path:
+    file = path / "prompts.jsonl"
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return file
+
+
+def test_the_three_kinds_are_read(tmp_path: Path) -> None:
+    file = a_file(
+        tmp_path,
+        {"prompt": "hello"},
+        {"messages": [{"role": "user", "content": "hi"}], "id": "chat", "n": 3, "temperature": 0.5},
+        "",
+        {"prompt_token_ids": [1, 2], "seed": 9},
+    )
+    good, bad = read_prompts(file)
+    assert bad == []
+    assert [(p.id, p.line) for p in good] == [("1", 1), ("chat", 2), ("4", 4)]
+    assert good[0].text == "hello"
+    assert (good[1].n, good[1].sampling) == (3, {"temperature": 0.5})
+    assert (good[2].token_ids, good[2].seed) == ((1, 2), 9)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{not json", "not JSON"),
+        ("[1]", "a list, not an object"),
+        ({}, "exactly one of"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "got prompt and prompt_token_ids"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": 3}, "not text"),
+        ({"prompt": "a", "promt": 1}, "unknown key 'promt'"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role 'robot'"),
+        ({"messages": [{"role": "user"}]}, "no text content"),
+        ({"messages": [{"role": "user", "content": ""}]}, "every message is empty"),
+        ({"messages": ["hi"]}, "not an object"),
+        ({"prompt_token_ids": []}, "at least one token id"),
+        ({"prompt_token_ids": [1, -2]}, "whole numbers"),
+        ({"prompt_token_ids": [True]}, "whole numbers"),
+        ({"prompt": "a", "n": 0}, "n=0"),
+        ({"prompt": "a", "temperature": -1}, "temperature=-1"),
+        ({"prompt": "a", "temperature": "hot"}, "`$.temperature`"),
+        ({"prompt": "a", "id": []}, "id is a list"),
+    ],
+)
+def test_a_bad_line_is_reported_by_number_and_the_others_are_kept(tmp_path: Path, line: object, why: str) -> None:
+    good, bad = read_prompts(a_file(tmp_path, {"prompt": "first"}, line, {"prompt": "last"}))
+    assert [p.text for p in good] == ["first", "last"]
+    assert [b.where for b in bad] == ["line 2"]
+    assert why in bad[0].why
+
+
+def test_an_id_is_used_once(tmp_path: Path) -> None:
+    _, bad = read_prompts(a_file(tmp_path, {"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}))
+    assert "line 1" in bad[0].why
+
+
+def test_an_unreadable_or_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_prompts(tmp_path / "absent")
+    with pytest.raises(InputError, match="no prompt"):
+        read_prompts(a_file(tmp_path, ""))
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_prompts(binary)
+
+
+def test_prompts_of_python_are_told_apart_and_all_problems_come_at_once() -> None:
+    prompts = as_prompts(["text", [{"role": "user", "content": "q"}], [1, 2], Prompt(text="x", id="mine")])
+    assert [p.id for p in prompts] == ["0", "1", "2", "mine"]
+    with pytest.raises(InputError, match=r"2 bad prompts: prompt 0: .*; prompt 2: "):
+        as_prompts(["", "fine", []])
+
+
+def test_encoding_finds_what_is_too_long_and_settles_sampling() -> None:
+    prompts = as_prompts(["abc", "abcdefgh", [{"role": "user", "content": "q"}]])
+    good, bad = encode(prompts, Letters(), n=4, sampling=Sampling(max_tokens=5), max_model_len=12)
+    assert [(g.token_ids[0], g.n) for g in good] == [(ord("a"), 4), (ord("<"), 4)]
+    assert [str(b) for b in bad] == [
+        "prompt 1: 8 prompt tokens and max_tokens=5 exceed the 12 tokens that fit",
+    ]
+    own = Prompt(text="a", id="0", n=2, sampling={"max_tokens": 9})
+    ((encoded,), _) = encode([own], Letters(), n=4, sampling=Sampling(max_tokens=5), max_model_len=12)
+    assert (encoded.n, encoded.sampling.max_tokens) == (2, 9)
+
+
+def test_without_a_tokenizer_only_token_ids_will_do() -> None:
+    good, bad = encode(as_prompts(["a", [7]]), None, n=1, sampling=Sampling(max_tokens=1), max_model_len=9)
+    assert [g.token_ids for g in good] == [(7,)]
+    assert "no tokenizer" in bad[0].why
