@@ -34,9 +34,15 @@ def a_local_pool(folder: Path, *, block_bytes: int, dram_blocks: int, ssd_blocks
         opened.close(remove=True)
 
 
+def needs_mooncake() -> None:
+    """Skip the test where Mooncake is not installed, or its wheel cannot be loaded without the system's libibverbs."""
+    reason = "needs `pip install 'seer-rollout[mooncake]'` and the system package libibverbs1"
+    pytest.importorskip("mooncake.store", reason=reason, exc_type=ImportError)
+
+
 @contextlib.contextmanager
 def a_mooncake_store() -> Iterator[ServeState]:
-    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    needs_mooncake()
     name = f"test-{uuid.uuid4().hex[:8]}"
     spec = ServeSpec(
         backend="mooncake",

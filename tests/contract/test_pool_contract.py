@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pools import a_local_pool
+from pools import a_local_pool, needs_mooncake
 from seer.errors import PoolError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import KeyArray, KVLayout, Namespace, block_keys
@@ -39,7 +39,7 @@ def blocks_of(num_blocks: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def mooncake_servers() -> Iterator[MooncakeServers]:
-    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    needs_mooncake()
     with MooncakeServers(MooncakeServersConfig(dram_bytes=256 << 20, client_ttl_s=5)) as servers:
         yield servers
 

@@ -82,7 +82,7 @@ def test_forced_lengths_repeat_a_recorded_run(home: Path, capsys: pytest.Capture
     assert "no finished response 4" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")
 def test_the_page_is_drawn_by_a_real_browser(home: Path) -> None:
     assert CHROMIUM is not None
     page, picture = home / "c" / "report.html", home / "page.png"

@@ -22,6 +22,7 @@ import torch
 
 from engines import a_chunk
 from inbox import OutputInbox
+from pools import needs_mooncake
 from seer.engine.local.sampling import SampleRow, processed
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool.local import LocalPool
@@ -123,7 +124,7 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
             yield from _running(made)
             pool.close(remove=True)
     else:
-        pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+        needs_mooncake()
         with MooncakeServers(MooncakeServersConfig(dram_bytes=64 << 20, client_ttl_s=5)) as servers:
             config = {"owner_address": servers.owner_address, "block_bytes": block_bytes, "deadline_s": 10.0}
             yield from _running(Pair(folder, {"backend": "mooncake", **config}, thread, load_async=True))

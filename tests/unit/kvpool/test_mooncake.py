@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pools import needs_mooncake
 from seer.errors import ConfigError, DeadlineExceeded, PoolError
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_metrics import MooncakeTiers, parse_tiers, read_tiers
@@ -21,7 +22,7 @@ BLOCK_BYTES = 32 << 10
 
 @pytest.fixture
 def servers() -> Iterator[MooncakeServers]:
-    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    needs_mooncake()
     with MooncakeServers(MooncakeServersConfig(dram_bytes=64 << 20, client_ttl_s=3)) as running:
         yield running
 
@@ -114,7 +115,7 @@ def test_listeners_on_every_interface_are_found(servers: MooncakeServers) -> Non
 
 def test_what_does_not_fit_in_dram_goes_to_ssd_and_comes_back_intact(tmp_path: Path) -> None:
     """A working set half as large again as DRAM: the least that Mooncake spills is a bucket of many blocks."""
-    pytest.importorskip("mooncake.store", reason="needs `pip install 'seer-rollout[mooncake]'` and libibverbs1")
+    needs_mooncake()
     block_bytes, num, batch = 1 << 20, 768, 8
     keys = keys_of(num)
     sizes = MooncakeServersConfig(
