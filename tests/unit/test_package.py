@@ -1,5 +1,6 @@
 """What importing Seer gives, and what it must not pull in."""
 
+import importlib.resources
 import subprocess
 import sys
 
@@ -18,6 +19,10 @@ def test_exported_names_are_what_can_be_imported() -> None:
     assert sorted(dir(seer)) == sorted(seer.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         seer.no_such_name  # noqa: B018
+
+
+def test_type_checkers_of_users_see_our_types() -> None:
+    assert importlib.resources.files("seer").joinpath("py.typed").is_file()
 
 
 def test_every_error_is_exported() -> None:
