@@ -161,6 +161,41 @@ def child(kind: str, slot: int, config: LocalPoolConfig, ledger_path: str, seed:
     {"writer": write, "reader": read, "spiller": spill}[kind](pool, ledger, truth, rng, slot)
 
 
+def kill(victim: BaseProcess, point: str | None, kind: str, outcome: Outcome) -> None:
+    """Kill a process, unless it does so itself at its point."""
+    how = "anywhere"
+    if point:
+        victim.join(timeout=0.5)  # it may be about to reach its point by itself
+        how = point
+    if victim.is_alive():
+        victim.kill()
+        how = "anywhere"
+    victim.join(timeout=READY_DEADLINE_S)
+    if victim.exitcode != -signal.SIGKILL:
+        outcome.problems.append(f"{kind} ended by itself with {victim.exitcode}")
+    victim.close()
+    outcome.kills += 1
+    outcome.kills_by_kind[how] = outcome.kills_by_kind.get(how, 0) + 1
+
+
+def check_at_the_end(pool: LocalPool, ledger: Ledger, truth: np.ndarray, outcome: Outcome) -> None:
+    """With all users dead: what they acknowledged is there, and nothing of theirs is still claimed."""
+    checked, wrong = check_blocks(pool, ledger, truth, list(range(NUM_BLOCKS)))
+    pool._open_arena().reap()
+    stats = pool._open_arena().stats()
+    outcome.reads += checked + int(ledger.reads.sum())
+    outcome.acknowledged = checked
+    outcome.repairs = stats["repaired"]
+    outcome.problems += wrong + pool._open_arena().problems()
+    if ledger.mistakes.sum():
+        outcome.problems.append(f"readers saw {int(ledger.mistakes.sum())} mistakes")
+    for name in ("corrupt", "evicted"):
+        if stats[name]:
+            outcome.problems.append(f"{name}: {stats[name]}")
+    if stats["num_claims"]:
+        outcome.problems.append(f"{stats['num_claims']} claims of dead processes were not taken back")
+
+
 def torture(kills: int, seed: int, folder: Path, budget_s: float) -> Outcome:
     """Kill `kills` processes, or as many as fit the time; check everything after each."""
     started = time.monotonic()
@@ -208,19 +243,7 @@ def torture(kills: int, seed: int, folder: Path, budget_s: float) -> Outcome:
             slot = rng.randrange(len(kinds))
             wait_for_beat(slot)
             time.sleep(rng.random() * 0.01)  # a random moment of its work
-            victim, how = running[slot], "anywhere"
-            if points[slot]:
-                victim.join(timeout=0.5)  # it may be about to reach its point by itself
-                how = points[slot] or how
-            if victim.is_alive():
-                victim.kill()
-                how = "anywhere"
-            victim.join(timeout=READY_DEADLINE_S)
-            if victim.exitcode != -signal.SIGKILL:
-                outcome.problems.append(f"{kinds[slot]} ended by itself with {victim.exitcode}")
-            victim.close()
-            outcome.kills += 1
-            outcome.kills_by_kind[how] = outcome.kills_by_kind.get(how, 0) + 1
+            kill(running[slot], points[slot], kinds[slot], outcome)
             running[slot], points[slot] = start(slot)
             checked, wrong = check_blocks(pool, ledger, truth, list(range(NUM_BLOCKS)))
             outcome.reads += checked
@@ -228,20 +251,7 @@ def torture(kills: int, seed: int, folder: Path, budget_s: float) -> Outcome:
         for process in running:
             process.kill()
             process.join(timeout=READY_DEADLINE_S)
-        checked, wrong = check_blocks(pool, ledger, truth, list(range(NUM_BLOCKS)))
-        pool._open_arena().reap()
-        stats = pool._open_arena().stats()
-        outcome.reads += checked + int(ledger.reads.sum())
-        outcome.acknowledged = checked
-        outcome.repairs = stats["repaired"]
-        outcome.problems += wrong + pool._open_arena().problems()
-        if ledger.mistakes.sum():
-            outcome.problems.append(f"readers saw {int(ledger.mistakes.sum())} mistakes")
-        for name in ("corrupt", "evicted"):
-            if stats[name]:
-                outcome.problems.append(f"{name}: {stats[name]}")
-        if stats["num_claims"]:
-            outcome.problems.append(f"{stats['num_claims']} claims of dead processes were not taken back")
+        check_at_the_end(pool, ledger, truth, outcome)
     finally:
         for process in running:
             if process.is_alive():

@@ -102,27 +102,13 @@ def read_run(folder: RunFolder) -> RunData:
 
 
 def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
-    open_chunks: dict[int, ChunkBar] = {}
-    busy_tracks: list[set[int]] = [set() for _ in range(data.num_instances)]
+    bars = _ChunkBars(data.num_instances)
     for event in events:
         t_s = event.t_s - first_s
-        if isinstance(event, Queued):
+        if isinstance(event, Started | Decoding | Stopped):
+            bars.follow(event, t_s)
+        elif isinstance(event, Queued):
             data.group_of[event.request], data.index_of[event.request] = event.group, event.index
-        elif isinstance(event, Started):
-            tracks = busy_tracks[event.instance]
-            track = next(track for track in range(len(tracks) + 1) if track not in tracks)
-            tracks.add(track)
-            bar = ChunkBar(event.request, event.instance, t_s, t_s, track, moved_from=event.moved_from)
-            open_chunks[event.request] = bar
-            data.chunks.append(bar)
-        elif isinstance(event, Decoding) and event.request in open_chunks:
-            bar = open_chunks[event.request]
-            if bar.instance == event.instance and bar.decoding_s is None:
-                bar.decoding_s = max(bar.from_s, t_s)
-        elif isinstance(event, Stopped):
-            bar = open_chunks.pop(event.request)
-            bar.to_s, bar.end, bar.num_generated = t_s, event.reason, event.num_generated
-            busy_tracks[bar.instance].discard(bar.track)
         elif isinstance(event, Ended):
             data.ends_s.append(t_s)
             data.ended[event.request] = (t_s, event.num_generated, event.finish_reason)
@@ -137,9 +123,40 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
             data.troubles.append(event)
     data.states = [[_shifted(one, first_s) for one in states] for states in data.states]
     data.steps = [[_shifted(one, first_s) for one in steps] for steps in data.steps]
-    last_s = max((event.t_s for event in events), default=first_s) - first_s
-    for bar in open_chunks.values():
-        bar.to_s = last_s
+    bars.end_open(max((event.t_s for event in events), default=first_s) - first_s)
+    data.chunks = bars.all
+
+
+class _ChunkBars:
+    """The bars of the timeline. Each chunk takes the lowest track of its instance that no running chunk has."""
+
+    def __init__(self, num_instances: int) -> None:
+        self.all: list[ChunkBar] = []
+        self._open: dict[int, ChunkBar] = {}
+        self._busy_tracks: list[set[int]] = [set() for _ in range(num_instances)]
+
+    def follow(self, event: Started | Decoding | Stopped, t_s: float) -> None:
+        """Begin, mark or end a bar."""
+        if isinstance(event, Started):
+            tracks = self._busy_tracks[event.instance]
+            track = next(track for track in range(len(tracks) + 1) if track not in tracks)
+            tracks.add(track)
+            bar = ChunkBar(event.request, event.instance, t_s, t_s, track, moved_from=event.moved_from)
+            self._open[event.request] = bar
+            self.all.append(bar)
+        elif isinstance(event, Stopped):
+            bar = self._open.pop(event.request)
+            bar.to_s, bar.end, bar.num_generated = t_s, event.reason, event.num_generated
+            self._busy_tracks[bar.instance].discard(bar.track)
+        elif event.request in self._open:
+            bar = self._open[event.request]
+            if bar.instance == event.instance and bar.decoding_s is None:
+                bar.decoding_s = max(bar.from_s, t_s)
+
+    def end_open(self, last_s: float) -> None:
+        """End the bars of chunks that never stopped."""
+        for bar in self._open.values():
+            bar.to_s = last_s
 
 
 def _shifted(event: Any, first_s: float) -> Any:
