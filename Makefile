@@ -51,15 +51,15 @@ setup: .venv/ready ## Make .venv with everything a contributor on a CPU machine 
 
 .PHONY: check
 check: setup ## Format, lint, types, import layers
-	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py
-	$(BIN)/ruff check src tests benchmarks docs/hooks.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks.py
+	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: format
 format: setup ## Rewrite files as the checks want them
-	$(BIN)/ruff format src tests benchmarks docs/hooks.py
-	$(BIN)/ruff check --fix src tests benchmarks docs/hooks.py
+	$(BIN)/ruff format src tests benchmarks examples docs/hooks.py
+	$(BIN)/ruff check --fix src tests benchmarks examples docs/hooks.py
 
 .PHONY: test
 test: check ## All checks and all tests that a CPU machine can run

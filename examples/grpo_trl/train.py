@@ -27,11 +27,11 @@ from tiny_model import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from seer.analysis.whatif import read_recorded, replay_under
 from seer.engine.local.models_get import find_model
 from seer.errors import InputError
 from seer.integrations.trl import SeerRollouts, early_reward, seer_rollouts  # Seer
 from seer.runs.run_folder import RunFolder
-from seer.analysis.whatif import read_recorded, replay_under
 
 ASK = "\nAnswer with the number alone."
 
@@ -64,7 +64,10 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     with seer_rollouts(  # Seer
-        reward=correct, instances=args.instances, max_num_seqs=args.max_num_seqs, kv_memory_bytes=args.kv_memory_mib << 20
+        reward=correct,
+        instances=args.instances,
+        max_num_seqs=args.max_num_seqs,
+        kv_memory_bytes=args.kv_memory_mib << 20,
     ) as rollouts:
         trainer = GRPOTrainer(
             model=model,
