@@ -2,19 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+export PIP_INDEX_URL
 
 .PHONY: help
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# What the demo and the commands need; a fresh machine has it in a minute or two. torch without CUDA, where an index has
-# it: from those that pip knows, else from PyTorch's own.
-TORCH := torch==2.13.0+cpu
+# What the demo and the commands need; a fresh machine has it in a minute or two. Where pip's index has a build of torch
+# for CPUs alone this takes it; elsewhere name one: `make light PIP_INDEX_URL=...`.
 .venv/light: pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
-	@echo "Downloading torch for CPU machines (0.2 GB)"
-	$(BIN)/pip install -q $(TORCH) 2>/dev/null || $(BIN)/pip install -q $(TORCH) --index-url https://download.pytorch.org/whl/cpu
+	@echo "Downloading torch (0.2 GB for CPU machines)"
+	$(BIN)/pip install -q torch==2.13.0
 	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 	$(BIN)/pip install -q --no-build-isolation -e '.[local,plot]'
 	touch .venv/light
