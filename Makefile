@@ -62,7 +62,7 @@ format: setup ## Rewrite files as the checks want them
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/hooks.py
 
 .PHONY: test
-test: check ## All checks and all tests that a CPU machine can run
+test: check test-native ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: coverage
@@ -91,9 +91,10 @@ test-grpo: setup ## A tiny model learns with TRL and Seer, ten seeds, and on vLL
 	SEER_GRPO_SEEDS=0,1,2,3,4,5,6,7,8,9 $(BIN)/pytest tests/integration/test_trl_training.py -k learns
 	SEER_GRPO_VLLM=1 $(BIN)/pytest tests/integration/test_trl_vllm.py
 
-.PHONY: sanitize
-sanitize: setup ## The draft index under the address, undefined-behaviour and thread sanitizers
-	$(MAKE) -C csrc/drafting sanitize
+.PHONY: test-native sanitize
+test-native: sanitize
+sanitize: ## The C++ tests under the address, undefined-behaviour and thread sanitizers; needs no Python
+	$(MAKE) -C csrc -j 2 sanitize
 
 .PHONY: docs
 docs: setup ## Write the reference pages that are generated from the code

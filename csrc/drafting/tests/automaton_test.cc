@@ -1,12 +1,12 @@
 // The automaton against brute force: random interleaved growth, then every substring, anchor and follower.
-#include "automaton.h"
+#include "drafting/automaton.h"
 
 #include <algorithm>
 #include <map>
 #include <random>
 #include <vector>
 
-#include "tests/check.h"
+#include "testing/check.h"
 
 using namespace seer::drafting;
 
@@ -171,6 +171,5 @@ int main() {
   loops_stay_cheap();
   a_lead_is_context_but_not_response();
   long_responses_cross_blocks();
-  std::puts("automaton: all checks passed");
-  return 0;
+  return seer::testing::passed("automaton");
 }

@@ -1,5 +1,5 @@
 // The index as its users meet it: idempotent appends, limits, calibration, and many threads at once.
-#include "draft_index.h"
+#include "drafting/draft_index.h"
 
 #include <atomic>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/check.h"
+#include "testing/check.h"
 
 using namespace seer::drafting;
 
@@ -207,6 +207,5 @@ int main() {
   calibration_pools_what_is_not_monotone();
   drafts_are_scored_when_the_response_grows();
   threads_share_groups();
-  std::puts("index: all checks passed");
-  return 0;
+  return seer::testing::passed("index");
 }
