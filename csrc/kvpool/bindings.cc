@@ -99,20 +99,7 @@ Config make_config(uint64_t slot_bytes, uint32_t dram_slots, uint32_t ssd_slots,
                    const std::string& run) {
   if (!slot_bytes || slot_bytes > (uint64_t{1} << 31) || !dram_slots || dram_slots > kMaxSlots || ssd_slots > kMaxSlots)
     throw nb::value_error("slot size or number of slots is out of range");
-  Config config{};
-  auto power = [](uint64_t least) {
-    uint64_t value = 16;
-    while (value < least) value *= 2;
-    return uint32_t(value);
-  };
-  config.slot_bytes = slot_bytes;
-  config.stride_bytes = (slot_bytes + kPage - 1) & ~uint64_t{kPage - 1};
-  config.dram_slots = dram_slots;
-  config.ssd_slots = ssd_slots;
-  config.num_entries = dram_slots + ssd_slots;
-  config.num_pins = num_pins;
-  config.num_cells = power(uint64_t{config.num_entries} * 2);
-  config.num_buckets = power(std::min<uint64_t>(num_pins, 1 << 20));
+  Config config = sized_config(slot_bytes, dram_slots, ssd_slots, num_pins);
   if (identity.size() != sizeof config.identity) throw nb::value_error("an identity has 16 bytes");
   std::memcpy(config.identity, identity.c_str(), sizeof config.identity);
   std::strncpy(config.run, run.c_str(), sizeof config.run - 1);

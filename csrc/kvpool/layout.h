@@ -195,6 +195,25 @@ struct Header {
   std::atomic<uint64_t> latency[kNumCalls][kLatencyBuckets];
 };
 
+// The configuration of an arena with these sizes; its identity, boot and run are left empty.
+inline Config sized_config(uint64_t slot_bytes, uint32_t dram_slots, uint32_t ssd_slots, uint32_t num_pins) {
+  auto power_of_two = [](uint64_t least) {
+    uint64_t value = 16;
+    while (value < least) value *= 2;
+    return uint32_t(value);
+  };
+  Config config{};
+  config.slot_bytes = slot_bytes;
+  config.stride_bytes = (slot_bytes + kPage - 1) & ~uint64_t{kPage - 1};
+  config.dram_slots = dram_slots;
+  config.ssd_slots = ssd_slots;
+  config.num_entries = dram_slots + ssd_slots;
+  config.num_pins = num_pins;
+  config.num_cells = power_of_two(uint64_t{config.num_entries} * 2);
+  config.num_buckets = power_of_two(num_pins < 1u << 20 ? num_pins : 1u << 20);
+  return config;
+}
+
 // Byte offsets of the sections for a configuration.
 struct Sections {
   uint64_t entries, pins, cells, dram_owner, ssd_owner, free_entries, free_dram, free_ssd, free_pins, buckets, data, end;
