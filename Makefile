@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_INDEX_URL
+CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: help
 help: ## Show this list
@@ -52,6 +53,7 @@ setup: .venv/ready ## Make .venv with everything a contributor on a CPU machine 
 .PHONY: check
 check: setup ## Format, lint, types, import layers
 	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks.py
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -59,6 +61,7 @@ check: setup ## Format, lint, types, import layers
 .PHONY: format
 format: setup ## Rewrite files as the checks want them
 	$(BIN)/ruff format src tests benchmarks examples docs/hooks.py
+	$(BIN)/clang-format -i $(CPP_FILES)
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/hooks.py
 
 .PHONY: test
