@@ -198,8 +198,7 @@ void SuffixAutomaton::branch_followers(const Branch& from, Followers* out) const
   out->total = total;
 }
 
-void SuffixAutomaton::copy_tokens(const Sequence& sequence, std::uint32_t from, std::uint32_t count,
-                                  Token* out) const {
+void SuffixAutomaton::copy_tokens(const Sequence& sequence, std::uint32_t from, std::uint32_t count, Token* out) const {
   State at = sequence.first;
   // kBlock - 1 positions of each block hold tokens; whole blocks are skipped by their jumps.
   std::uint32_t skip = 1 + sequence.lead + from;
@@ -242,7 +241,8 @@ std::string SuffixAutomaton::check_integrity() const {
     const Branch& b = branches_[i];
     const std::string name = "branch " + std::to_string(i);
     if ((b.link == kNone) != (i == 0)) return name + ": only the root has no link";
-    if (b.link != kNone && (!is_branch(b.link) || branch(b.link).length >= b.length)) return name + ": link not shorter";
+    if (b.link != kNone && (!is_branch(b.link) || branch(b.link).length >= b.length))
+      return name + ": link not shorter";
     std::string broken;
     std::uint32_t degree = 0;
     std::uint32_t largest[EdgeStore::kTop] = {};

@@ -126,12 +126,12 @@ class SuffixAutomaton {
   static constexpr int kMaxFollowers = 16;
   // What a state says about the next token. Valid until the next append, and where it is.
   struct Followers {
-    const Edge* edges;     // `size` of them: tokens, and unless `wide` what they lead to
-    int size;              // all followers, or the most frequent ones of a wide state
+    const Edge* edges;  // `size` of them: tokens, and unless `wide` what they lead to
+    int size;           // all followers, or the most frequent ones of a wide state
     bool wide;
-    std::uint32_t degree;  // followers, listed or not
-    std::uint32_t seen;    // occurrences of the state itself
-    std::int32_t total;    // count of all followers
+    std::uint32_t degree;               // followers, listed or not
+    std::uint32_t seen;                 // occurrences of the state itself
+    std::int32_t total;                 // count of all followers
     std::int32_t count[kMaxFollowers];  // of each one listed
     Edge next;                          // the edge of a spine position
   };

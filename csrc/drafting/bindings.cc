@@ -73,9 +73,8 @@ struct DraftArrays {
             });
     for (std::size_t i = 0; i < items; ++i) {
       const std::int32_t budget = budgets.data()[i];
-      require(budget >= 0 && static_cast<std::size_t>(budget) <= width, [&] {
-        return "budget " + std::to_string(budget) + " does not fit rows of " + std::to_string(width);
-      });
+      require(budget >= 0 && static_cast<std::size_t>(budget) <= width,
+              [&] { return "budget " + std::to_string(budget) + " does not fit rows of " + std::to_string(width); });
     }
     return width;
   }
@@ -148,9 +147,9 @@ void speculate_context(DraftIndex& index, Ids groups, Tokens contexts, Array<con
   nb::gil_scoped_release unlocked;
   Drafter drafter(index.hits(), index.calibration());
   for (std::size_t i = 0; i < items; ++i) {
-    out_counts.data()[i] = index.speculate_context(
-        drafter, groups.data()[i], contexts.data() + o[i], static_cast<std::size_t>(o[i + 1] - o[i]), budgets.data()[i],
-        chosen, out.row(i, width));
+    out_counts.data()[i] = index.speculate_context(drafter, groups.data()[i], contexts.data() + o[i],
+                                                   static_cast<std::size_t>(o[i + 1] - o[i]), budgets.data()[i], chosen,
+                                                   out.row(i, width));
   }
 }
 
@@ -214,25 +213,22 @@ NB_MODULE(_index, module) {
       .def("stats", &stats)
       .def("length", &DraftIndex::length)
       .def("requests", &DraftIndex::requests)
-      .def("read_tokens",
-           [](const DraftIndex& index, std::uint64_t group, std::uint64_t request, std::uint64_t start,
-              Array<std::int32_t> out) {
-             nb::gil_scoped_release unlocked;
-             std::size_t written;
-             read_tokens(index, group, request, start, out, &written);
-             return written;
-           },
-           nb::arg(), nb::arg(), nb::arg(), as_is)
+      .def(
+          "read_tokens",
+          [](const DraftIndex& index, std::uint64_t group, std::uint64_t request, std::uint64_t start,
+             Array<std::int32_t> out) {
+            nb::gil_scoped_release unlocked;
+            std::size_t written;
+            read_tokens(index, group, request, start, out, &written);
+            return written;
+          },
+          nb::arg(), nb::arg(), nb::arg(), as_is)
       .def("count", [](const DraftIndex& index, std::uint64_t group,
                        Tokens pattern) { return index.count(group, pattern.data(), pattern.size()); })
-      .def("followers",
-           [](const DraftIndex& index, std::uint64_t group, Tokens pattern) {
-             return index.followers(group, pattern.data(), pattern.size());
-           })
+      .def("followers", [](const DraftIndex& index, std::uint64_t group,
+                           Tokens pattern) { return index.followers(group, pattern.data(), pattern.size()); })
       .def("anchor_length", &DraftIndex::anchor_length)
-      .def("correct",
-           [](const DraftIndex& index, float raw) {
-             return index.calibration().map().correct(std::clamp(raw, 0.0f, 1.0f));
-           })
+      .def("correct", [](const DraftIndex& index,
+                         float raw) { return index.calibration().map().correct(std::clamp(raw, 0.0f, 1.0f)); })
       .def("check_integrity", &DraftIndex::check_integrity);
 }

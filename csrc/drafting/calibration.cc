@@ -44,8 +44,8 @@ void Calibration::rebuild() {
     const float total = bins_[b].total.load(kRelaxed);
     mean[b] = std::clamp(bins_[b].raw_sum.load(kRelaxed) / total, float(b) / kBins, float(b + 1) / kBins);
     blocks[size++] = Block{bins_[b].accepted.load(kRelaxed), total, 1};
-    while (size > 1 && blocks[size - 1].accepted * blocks[size - 2].total <=
-                           blocks[size - 2].accepted * blocks[size - 1].total) {
+    while (size > 1 &&
+           blocks[size - 1].accepted * blocks[size - 2].total <= blocks[size - 2].accepted * blocks[size - 1].total) {
       blocks[size - 2].accepted += blocks[size - 1].accepted;
       blocks[size - 2].total += blocks[size - 1].total;
       blocks[size - 2].bins += blocks[size - 1].bins;

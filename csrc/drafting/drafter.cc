@@ -181,8 +181,8 @@ void Drafter::expand_rest(const Walk& walk, Pending rest) {
   Candidates candidates;
   estimates_[0].list(&candidates);
   const Token only = walk.reader.text->only_successor(rest.from.state).token;
-  candidates.remove(static_cast<int>(std::find(candidates.token, candidates.token + candidates.size, only) -
-                                     candidates.token));
+  candidates.remove(
+      static_cast<int>(std::find(candidates.token, candidates.token + candidates.size, only) - candidates.token));
   push_best(walk, candidates, options_.paths - 1, rest.raw / (1 - walk.reader.hit(rest.from, 1)), rest.parent);
 }
 

@@ -100,8 +100,7 @@ class GrowingArray {
   // Has pages put behind the first `needed` elements and a few more; returns the elements that have them.
   std::size_t touch(std::size_t needed) {
     const std::size_t from = ready_ * sizeof(T) / kPage * kPage;
-    const std::size_t to =
-        std::min((needed * sizeof(T) + kTouchBytes - 1) / kTouchBytes * kTouchBytes, mapped_bytes_);
+    const std::size_t to = std::min((needed * sizeof(T) + kTouchBytes - 1) / kTouchBytes * kTouchBytes, mapped_bytes_);
 #if defined(MADV_POPULATE_WRITE)
     // Where the kernel does not know it (before Linux 5.14), pages come one by one as they are written.
     madvise(reinterpret_cast<char*>(data_) + from, to - from, MADV_POPULATE_WRITE);

@@ -36,16 +36,17 @@ NB_MODULE(_kernels, m) {
           nb::arg("block_size"), nb::arg("cache"))
       .def(
           "begin",
-          [](Kernels& self, int64_t num_batched_tokens, int64_t num_segments, Address segment_rows, Address segment_seq_slots,
-             Address tables, int64_t table_width, Address num_visible, Address slots, Address path_start, Address path_slots,
-             Address cosine, Address sine) {
-            self.begin({num_batched_tokens, num_segments, at<const int32_t>(segment_rows), at<const int32_t>(segment_seq_slots),
-                        at<const int32_t>(tables), table_width, at<const int32_t>(num_visible), at<const int64_t>(slots), at<const int32_t>(path_start),
+          [](Kernels& self, int64_t num_batched_tokens, int64_t num_segments, Address segment_rows,
+             Address segment_seq_slots, Address tables, int64_t table_width, Address num_visible, Address slots,
+             Address path_start, Address path_slots, Address cosine, Address sine) {
+            self.begin({num_batched_tokens, num_segments, at<const int32_t>(segment_rows),
+                        at<const int32_t>(segment_seq_slots), at<const int32_t>(tables), table_width,
+                        at<const int32_t>(num_visible), at<const int64_t>(slots), at<const int32_t>(path_start),
                         at<const int64_t>(path_slots), at<const float>(cosine), at<const float>(sine)});
           },
-          nb::kw_only(), nb::arg("num_batched_tokens"), nb::arg("num_segments"), nb::arg("segment_rows"), nb::arg("segment_seq_slots"),
-          nb::arg("tables"), nb::arg("table_width"), nb::arg("num_visible"), nb::arg("slots"), nb::arg("path_start"), nb::arg("path_slots"),
-          nb::arg("cosine"), nb::arg("sine"))
+          nb::kw_only(), nb::arg("num_batched_tokens"), nb::arg("num_segments"), nb::arg("segment_rows"),
+          nb::arg("segment_seq_slots"), nb::arg("tables"), nb::arg("table_width"), nb::arg("num_visible"),
+          nb::arg("slots"), nb::arg("path_start"), nb::arg("path_slots"), nb::arg("cosine"), nb::arg("sine"))
       .def("rotate_store",
            [](Kernels& self, int64_t layer, Address qkv, Address q_norm, Address k_norm, float eps) {
              nb::gil_scoped_release unlocked;

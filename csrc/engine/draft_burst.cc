@@ -65,7 +65,11 @@ bool DraftBurst::lay_out(const TreeTable& trees, const BlockTables& tables, std:
       std::int32_t tip = -1;
       for (std::int32_t node = 0; node < trees.counts[i]; ++node) {
         const std::int32_t parent = trees.parents[i * trees.width + node];
-        Node made{trees.tokens[i * trees.width + node], parent, static_cast<std::int32_t>(scratch++), 1, 1u << node,
+        Node made{trees.tokens[i * trees.width + node],
+                  parent,
+                  static_cast<std::int32_t>(scratch++),
+                  1,
+                  1u << node,
                   parent == tip};
         if (parent >= 0) {
           made.depth = nodes_[first + parent].depth + 1;

@@ -53,9 +53,7 @@ struct BurstChunk {
   std::vector<float> logprobs, raw_logprobs;
 
   bool live() const { return !stopped && remaining > 0; }
-  bool stops_at(std::int32_t said) const {
-    return std::find(stop_ids.begin(), stop_ids.end(), said) != stop_ids.end();
-  }
+  bool stops_at(std::int32_t said) const { return std::find(stop_ids.begin(), stop_ids.end(), said) != stop_ids.end(); }
 };
 
 class DraftBurst {
@@ -76,8 +74,8 @@ class DraftBurst {
 
   // Writes [6][num_chunks * tokens_per_chunk] rows and [2][max_moves] moves of KV that are due before the step; the rest of
   // them are -1. False, and nothing is handed out, where more moves are due than there is room for.
-  bool lay_out(const TreeTable& trees, const BlockTables& tables, std::int64_t num_chunks, std::int64_t tokens_per_chunk,
-               std::int32_t* rows, std::int64_t max_moves, std::int32_t* moves);
+  bool lay_out(const TreeTable& trees, const BlockTables& tables, std::int64_t num_chunks,
+               std::int64_t tokens_per_chunk, std::int32_t* rows, std::int64_t max_moves, std::int32_t* moves);
 
   // Walks down by `sampled` [rows][4]: the token's bits, its log-probability, the raw one, its lead over the second.
   // Appends what each chunk said to `tokens`, chunk by chunk, offsets[i] to offsets[i + 1].
@@ -105,8 +103,8 @@ class DraftBurst {
 
   BurstGeometry geometry_;
   std::vector<BurstChunk> chunks_;
-  std::vector<Node> nodes_;                 // of the step laid out, chunk after chunk
-  std::vector<std::size_t> first_node_;     // of each chunk, and the end
+  std::vector<Node> nodes_;              // of the step laid out, chunk after chunk
+  std::vector<std::size_t> first_node_;  // of each chunk, and the end
   std::int64_t tokens_per_chunk_ = 1;
   std::vector<std::pair<std::int64_t, std::int64_t>> moves_;
   std::array<std::int64_t, kMaxNodes> tried_{}, taken_{};

@@ -27,7 +27,8 @@ void require(bool holds, const char* what) {
 void check_seq_slots(const DraftBurst& burst, const Table<const std::int32_t>& tables) {
   for (std::int64_t i = 0; i < burst.size(); ++i) {
     const std::int32_t seq_slot = burst.chunk(i).seq_slot;
-    require(seq_slot >= 0 && static_cast<std::size_t>(seq_slot) < tables.shape(0), "a chunk's seq_slot is outside the tables");
+    require(seq_slot >= 0 && static_cast<std::size_t>(seq_slot) < tables.shape(0),
+            "a chunk's seq_slot is outside the tables");
   }
 }
 
@@ -38,8 +39,8 @@ bool lay_out(DraftBurst& burst, Table<const std::int32_t> tokens, Table<const st
   require(tokens.shape(0) == counts.size() && parents.shape(0) == counts.size() && tokens.shape(1) == parents.shape(1),
           "tokens and parents have a row for each chunk");
   require(num_chunks >= burst.num_live(), "fewer places than chunks");
-  const std::int64_t most = std::min<std::int64_t>({static_cast<std::int64_t>(tokens.shape(1)), tokens_per_chunk - 1,
-                                                    kMaxNodes});
+  const std::int64_t most =
+      std::min<std::int64_t>({static_cast<std::int64_t>(tokens.shape(1)), tokens_per_chunk - 1, kMaxNodes});
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::int32_t count = counts.data()[i];
     require(count >= 0 && count <= most, "a tree has more nodes than there are rows for");
@@ -100,19 +101,21 @@ NB_MODULE(_draft_burst, m) {
             chunk.stop_ids = std::move(stop_ids);
             self.add(std::move(chunk));
           },
-          nb::kw_only(), nb::arg("seq_slot"), nb::arg("root"), nb::arg("token"), nb::arg("remaining"), nb::arg("stop_ids"))
+          nb::kw_only(), nb::arg("seq_slot"), nb::arg("root"), nb::arg("token"), nb::arg("remaining"),
+          nb::arg("stop_ids"))
       .def("__len__", &DraftBurst::size)
       .def("__getitem__", &DraftBurst::chunk, nb::rv_policy::reference_internal)
       .def_prop_ro("num_live", &DraftBurst::num_live)
       .def_prop_ro("num_near_ties", &DraftBurst::num_near_ties)
       .def_prop_ro("tried", &DraftBurst::tried)
       .def_prop_ro("taken", &DraftBurst::taken)
-      .def("limit",
-           [](DraftBurst& self, std::int32_t most, Array<std::int32_t> out) {
-             require(static_cast<std::int64_t>(out.size()) == self.size(), "one limit per chunk");
-             self.limit(most, out.data());
-           },
-           nb::arg(), as_is)
+      .def(
+          "limit",
+          [](DraftBurst& self, std::int32_t most, Array<std::int32_t> out) {
+            require(static_cast<std::int64_t>(out.size()) == self.size(), "one limit per chunk");
+            self.limit(most, out.data());
+          },
+          nb::arg(), as_is)
       .def("lay_out", &lay_out, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg(), as_is)
       .def("settle", &settle, as_is, as_is, nb::arg(), as_is, as_is)
       .def("take_moves", &DraftBurst::take_moves);

@@ -124,8 +124,8 @@ SEER_INLINE float sum_lanes(const float* lanes) {
 
 // s[r][0..W) = q[r] . keys[:, 0..W) for R query rows; each dot product adds over d in order.
 template <int W, int R>
-SEER_INLINE void score_strip(const float* const* q, const float* keys, int64_t stride, int64_t head_dim, float* const* s,
-                             const float* ahead) {
+SEER_INLINE void score_strip(const float* const* q, const float* keys, int64_t stride, int64_t head_dim,
+                             float* const* s, const float* ahead) {
   Vector<W> acc[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) acc[r] = Vector<W>{};
@@ -196,11 +196,11 @@ SEER_INLINE void add_values_any(const float* p, const float* values, int64_t cou
 
 // What attention needs for one tile: the query rows of a few consecutive tokens of one segment, KV head by KV head.
 struct Tile {
-  const float* const* q;         // [kv heads][rows] query vectors
-  float* const* s;               // [kv heads][rows] scores, by position
-  float* const* out;             // [kv heads][rows] results
-  const int64_t* num_visible;    // [rows]
-  int64_t rows;                  // per KV head
+  const float* const* q;       // [kv heads][rows] query vectors
+  float* const* s;             // [kv heads][rows] scores, by position
+  float* const* out;           // [kv heads][rows] results
+  const int64_t* num_visible;  // [rows]
+  int64_t rows;                // per KV head
   int64_t max_visible;
 };
 
@@ -212,7 +212,8 @@ SEER_INLINE void score_table(const Tile& tile, const Shape& shape, const float* 
     const float* keys = keys_of_block0 + table[block] * shape.block_floats();
     // Behind the last keys come the first values; they lie after the keys of their block.
     const bool more = (block + 1) * tokens < tile.max_visible;
-    const float* next = keys_of_block0 + table[more ? block + 1 : 0] * shape.block_floats() + (more ? 0 : shape.half_size());
+    const float* next =
+        keys_of_block0 + table[more ? block + 1 : 0] * shape.block_floats() + (more ? 0 : shape.half_size());
     for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
       for (int64_t offset = 0; offset < tokens; offset += W) {
         for (int64_t r = 0; r < tile.rows; ++r) s_at[r] = tile.s[h * tile.rows + r] + block * tokens + offset;
@@ -291,7 +292,8 @@ SEER_KERNEL void silu_rows(const float* gate_up, float* out, int64_t rows, int64
   }
 }
 
-SEER_INLINE void rotate_head(float* head, const float* cosine, const float* sine, const float* norm, int64_t dim, float eps) {
+SEER_INLINE void rotate_head(float* head, const float* cosine, const float* sine, const float* norm, int64_t dim,
+                             float eps) {
   if (norm != nullptr) {
     float lanes[kLanes] = {};
     for (int64_t d = 0; d < dim; ++d) lanes[d % kLanes] += head[d] * head[d];
@@ -385,7 +387,8 @@ SEER_KERNEL void fill_gumbel(uint32_t low, uint32_t high, float* out, int64_t n)
 
 }  // namespace
 
-void add_rms_norm(const float* x, float* residual, const float* weight, float* out, int64_t rows, int64_t dim, float eps) {
+void add_rms_norm(const float* x, float* residual, const float* weight, float* out, int64_t rows, int64_t dim,
+                  float eps) {
   rms_rows(x, residual, weight, out, rows, dim, eps);
 }
 
@@ -469,7 +472,8 @@ void Kernels::attend_tile(int64_t layer, const float* qkv, float* out, int64_t s
 }
 
 // Scores of one query row against the keys of its ancestors, gathered so that the same code scores them.
-void Kernels::score_ancestors(int64_t layer, int64_t head, const float* q, const int64_t* path, int64_t depth, float* s) {
+void Kernels::score_ancestors(int64_t layer, int64_t head, const float* q, const int64_t* path, int64_t depth,
+                              float* s) {
   const int64_t dim = shape_.head_dim, tokens = shape_.block_size;
   path_keys_.resize(static_cast<size_t>(dim * kLanes));
   for (int64_t start = 0; start < depth; start += kLanes) {
@@ -511,7 +515,8 @@ Sampled sample(const float* raw, const float* processed, int64_t vocab, uint64_t
   }
   const float raw_total = log_sum_exp(raw, vocab);
   Sampled sampled{best.token, 0.0f, raw[best.token] - raw_total, best.score - best.second};
-  if (!greedy) sampled.logprob = processed == raw ? sampled.raw_logprob : processed[best.token] - log_sum_exp(processed, vocab);
+  if (!greedy)
+    sampled.logprob = processed == raw ? sampled.raw_logprob : processed[best.token] - log_sum_exp(processed, vocab);
   return sampled;
 }
 

@@ -41,17 +41,17 @@ struct Shape {
 struct Step {
   int64_t num_batched_tokens = 0;
   int64_t num_segments = 0;
-  const int32_t* segment_rows = nullptr;   // [num_segments + 1] first row of each segment, then num_batched_tokens
+  const int32_t* segment_rows = nullptr;       // [num_segments + 1] first row of each segment, then num_batched_tokens
   const int32_t* segment_seq_slots = nullptr;  // [num_segments] the sequence's row of `tables`
-  const int32_t* tables = nullptr;         // [seq_slots][table_width] cache blocks of each sequence, in order
+  const int32_t* tables = nullptr;             // [seq_slots][table_width] cache blocks of each sequence, in order
   int64_t table_width = 0;
-  const int32_t* num_visible = nullptr;    // [num_batched_tokens] leading positions of the table the row sees, itself included
-                                           // when its KV is stored there
-  const int64_t* slots = nullptr;          // [num_batched_tokens] where the row's KV goes: block * block_size + offset
-  const int32_t* path_start = nullptr;     // [num_batched_tokens + 1] into path_slots
-  const int64_t* path_slots = nullptr;     // slots of a draft node's ancestors in order, itself last; the root, whose
-                                           // KV is in the table, left out
-  const float* cosine = nullptr;           // [num_batched_tokens][head_dim / 2] rotary angles of each row's position
+  // [num_batched_tokens] leading positions of the table the row sees, itself included when its KV is stored there
+  const int32_t* num_visible = nullptr;
+  const int64_t* slots = nullptr;       // [num_batched_tokens] where the row's KV goes: block * block_size + offset
+  const int32_t* path_start = nullptr;  // [num_batched_tokens + 1] into path_slots
+  // Slots of a draft node's ancestors in order, itself last; the root, whose KV is in the table, left out
+  const int64_t* path_slots = nullptr;
+  const float* cosine = nullptr;  // [num_batched_tokens][head_dim / 2] rotary angles of each row's position
   const float* sine = nullptr;
 };
 
@@ -90,7 +90,8 @@ class Kernels {
 };
 
 // residual += x (unless `x` is null); out = residual / rms(residual) * weight.
-void add_rms_norm(const float* x, float* residual, const float* weight, float* out, int64_t rows, int64_t dim, float eps);
+void add_rms_norm(const float* x, float* residual, const float* weight, float* out, int64_t rows, int64_t dim,
+                  float eps);
 
 // out [rows][inner] = silu(gate) * up, with gate_up [rows][2 * inner].
 void silu_mul(const float* gate_up, float* out, int64_t rows, int64_t inner);
@@ -98,9 +99,9 @@ void silu_mul(const float* gate_up, float* out, int64_t rows, int64_t inner);
 // What was sampled from one row of logits.
 struct Sampled {
   int64_t token;
-  float logprob;       // under the processed distribution
-  float raw_logprob;   // under softmax(raw)
-  float margin;        // how far the runner-up's perturbed logit was behind: small means a near-tie
+  float logprob;      // under the processed distribution
+  float raw_logprob;  // under softmax(raw)
+  float margin;       // how far the runner-up's perturbed logit was behind: small means a near-tie
 };
 
 // Gumbel-max: argmax of processed[v] + noise(seed, position, v). `processed` may equal `raw`; -inf is never sampled.

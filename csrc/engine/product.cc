@@ -63,10 +63,14 @@ SEER_INLINE void add_rows(int64_t rows, int64_t lines, const float* x, int64_t x
     return;
   }
   switch (lines) {
-    case 0: return add_tile<W, C, R, 0>(x, x_stride, weights, count, sums, ahead);
-    case 1: return add_tile<W, C, R, 1>(x, x_stride, weights, count, sums, ahead);
-    case 2: return add_tile<W, C, R, 2>(x, x_stride, weights, count, sums, ahead);
-    default: return add_tile<W, C, R, 3>(x, x_stride, weights, count, sums, ahead);
+    case 0:
+      return add_tile<W, C, R, 0>(x, x_stride, weights, count, sums, ahead);
+    case 1:
+      return add_tile<W, C, R, 1>(x, x_stride, weights, count, sums, ahead);
+    case 2:
+      return add_tile<W, C, R, 2>(x, x_stride, weights, count, sums, ahead);
+    default:
+      return add_tile<W, C, R, 3>(x, x_stride, weights, count, sums, ahead);
   }
 }
 

@@ -19,9 +19,7 @@ constexpr uint32_t kGetBatch = 64;
 constexpr int kReadTries = 8;
 constexpr double kRoomWait_s = 0.05;
 
-[[noreturn]] void fail(const std::string& what, int error) {
-  throw PoolFailure{what + ": " + std::strerror(error)};
-}
+[[noreturn]] void fail(const std::string& what, int error) { throw PoolFailure{what + ": " + std::strerror(error)}; }
 
 bool read_all(int fd, uint8_t* to, size_t bytes, uint64_t offset) {
   while (bytes) {
@@ -255,10 +253,8 @@ bool Arena::read_block(const uint8_t* key, Found found, const Buffer& block, boo
     uint64_t block_sum = 0;
     bool read = unpack(found.word, &at);
     const bool in_dram = at.dram < file_.config().dram_slots;
-    if (read && in_dram)
-      block_sum = copy_sum(block.data, file_.at(dram_offset(at.dram)), block.bytes);
-    else if (read)
-      read = read_summed(slab_, block.data, block.bytes, ssd_offset(at.ssd), &block_sum);
+    if (read && in_dram) block_sum = copy_sum(block.data, file_.at(dram_offset(at.dram)), block.bytes);
+    else if (read) read = read_summed(slab_, block.data, block.bytes, ssd_offset(at.ssd), &block_sum);
     may_crash(CrashPoint::kReading);
     if (read && block_sum == found.sum) {
       *from_ssd = !in_dram;
@@ -353,9 +349,7 @@ Arena::Room Arena::make_room(uint32_t wanted) {
   return Room::kWait;
 }
 
-uint32_t Arena::low_water() const {
-  return std::min(file_.config().dram_slots / 8, kSpillBatch * 2);
-}
+uint32_t Arena::low_water() const { return std::min(file_.config().dram_slots / 8, kSpillBatch * 2); }
 
 void Arena::ring_if_low() {
   if (index_.free_dram() < low_water()) SharedFile::ring(file_.header()->keeper_bell);

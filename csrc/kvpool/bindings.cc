@@ -86,7 +86,8 @@ void check_lengths(const Arena& arena, const std::vector<Buffer>& blocks, uint64
   for (const Buffer& block : blocks)
     if (block.bytes == 0 || block.bytes > slot_bytes)
       throw nb::value_error(("a block of " + std::to_string(block.bytes) + " bytes does not fit slots of " +
-                             std::to_string(slot_bytes) + " bytes").c_str());
+                             std::to_string(slot_bytes) + " bytes")
+                                .c_str());
 }
 
 template <class Work>
@@ -121,9 +122,9 @@ nb::dict describe(const Config& config) {
 
 nb::dict stats(Arena& arena) {
   const Header& h = *arena.file().header();
-  static const char* kNames[] = {"put",     "duplicate", "refused", "hit_dram", "hit_ssd",  "miss",
-                                 "corrupt", "spilled",   "promoted", "evicted", "freed",    "failed",
-                                 "repaired", "reaped",   "wrong_size", "bytes_put", "bytes_got"};
+  static const char* kNames[] = {"put",      "duplicate", "refused",    "hit_dram",  "hit_ssd",  "miss",
+                                 "corrupt",  "spilled",   "promoted",   "evicted",   "freed",    "failed",
+                                 "repaired", "reaped",    "wrong_size", "bytes_put", "bytes_got"};
   static_assert(sizeof(kNames) / sizeof(char*) == kNumCounters);
   nb::dict d;
   for (uint32_t i = 0; i < kNumCounters; ++i) d[kNames[i]] = h.counters[i].load();
@@ -197,19 +198,26 @@ NB_MODULE(_arena, m) {
     }
   });
 
-  m.def("checksum", [](nb::handle block, bool portable) {
-    Views views;
-    const Buffer data = views.add(block, false);
-    return portable ? copy_sum_portable(nullptr, data.data, data.bytes) : sum(data.data, data.bytes);
-  }, "block"_a, "portable"_a = false);
-  m.def("copy_checksum", [](nb::handle target, nb::handle source, bool portable) {
-    Views views;
-    const Buffer from = views.add(source, false), to = views.add(target, true);
-    if (from.bytes != to.bytes) throw nb::value_error("source and target differ in size");
-    return without_gil([&] {
-      return portable ? copy_sum_portable(to.data, from.data, from.bytes) : copy_sum(to.data, from.data, from.bytes);
-    });
-  }, "target"_a, "source"_a, "portable"_a = false);
+  m.def(
+      "checksum",
+      [](nb::handle block, bool portable) {
+        Views views;
+        const Buffer data = views.add(block, false);
+        return portable ? copy_sum_portable(nullptr, data.data, data.bytes) : sum(data.data, data.bytes);
+      },
+      "block"_a, "portable"_a = false);
+  m.def(
+      "copy_checksum",
+      [](nb::handle target, nb::handle source, bool portable) {
+        Views views;
+        const Buffer from = views.add(source, false), to = views.add(target, true);
+        if (from.bytes != to.bytes) throw nb::value_error("source and target differ in size");
+        return without_gil([&] {
+          return portable ? copy_sum_portable(to.data, from.data, from.bytes)
+                          : copy_sum(to.data, from.data, from.bytes);
+        });
+      },
+      "target"_a, "source"_a, "portable"_a = false);
   m.def("word_check_survivors", [] {
     // Flips of one or two bits of a packed word or claim that its check would not notice; must be none for one bit.
     uint32_t one = 0, two = 0;
@@ -226,76 +234,113 @@ NB_MODULE(_arena, m) {
     for (uint32_t i = 1; i < uint32_t(CrashPoint::kCount); ++i) names.append(kCrashPointNames[i]);
     return names;
   });
-  m.def("crash_at", [](const std::string& name, uint32_t after) {
-    for (uint32_t i = 0; i < uint32_t(CrashPoint::kCount); ++i) {
-      if (name != kCrashPointNames[i]) continue;
-      crash_after = after;
-      crash_point = i;
-      return;
-    }
-    throw nb::value_error("no such crash point");
-  }, "name"_a, "after"_a = 0);
+  m.def(
+      "crash_at",
+      [](const std::string& name, uint32_t after) {
+        for (uint32_t i = 0; i < uint32_t(CrashPoint::kCount); ++i) {
+          if (name != kCrashPointNames[i]) continue;
+          crash_after = after;
+          crash_point = i;
+          return;
+        }
+        throw nb::value_error("no such crash point");
+      },
+      "name"_a, "after"_a = 0);
 
-  m.def("create", [](const std::string& arena, const std::string& slab, uint64_t slot_bytes, uint32_t dram_slots,
-                     uint32_t ssd_slots, uint32_t num_pins, nb::bytes identity, const std::string& run) {
-    const Config config = make_config(slot_bytes, dram_slots, ssd_slots, num_pins, identity, run);
-    without_gil([&] { Arena::create(arena, slab, config); });
-  }, "arena_path"_a, "slab_path"_a, "slot_bytes"_a, "dram_slots"_a, "ssd_slots"_a, "num_pins"_a, "identity"_a, "run"_a);
-  m.def("file_bytes", [](uint64_t slot_bytes, uint32_t dram_slots, uint32_t ssd_slots, uint32_t num_pins) {
-    return Sections(make_config(slot_bytes, dram_slots, ssd_slots, num_pins, nb::bytes("0123456789abcdef", 16), "")).end;
-  }, "slot_bytes"_a, "dram_slots"_a, "ssd_slots"_a, "num_pins"_a);
-  m.def("probe", [](const std::string& path) {
-    const SharedFile::Probe probe = SharedFile::probe(path);
-    nb::dict d = describe(probe.config);
-    d["live_pids"] = nb::cast(probe.live_pids);
-    return d;
-  }, "arena_path"_a);
+  m.def(
+      "create",
+      [](const std::string& arena, const std::string& slab, uint64_t slot_bytes, uint32_t dram_slots,
+         uint32_t ssd_slots, uint32_t num_pins, nb::bytes identity, const std::string& run) {
+        const Config config = make_config(slot_bytes, dram_slots, ssd_slots, num_pins, identity, run);
+        without_gil([&] { Arena::create(arena, slab, config); });
+      },
+      "arena_path"_a, "slab_path"_a, "slot_bytes"_a, "dram_slots"_a, "ssd_slots"_a, "num_pins"_a, "identity"_a,
+      "run"_a);
+  m.def(
+      "file_bytes",
+      [](uint64_t slot_bytes, uint32_t dram_slots, uint32_t ssd_slots, uint32_t num_pins) {
+        return Sections(make_config(slot_bytes, dram_slots, ssd_slots, num_pins, nb::bytes("0123456789abcdef", 16), ""))
+            .end;
+      },
+      "slot_bytes"_a, "dram_slots"_a, "ssd_slots"_a, "num_pins"_a);
+  m.def(
+      "probe",
+      [](const std::string& path) {
+        const SharedFile::Probe probe = SharedFile::probe(path);
+        nb::dict d = describe(probe.config);
+        d["live_pids"] = nb::cast(probe.live_pids);
+        return d;
+      },
+      "arena_path"_a);
 
   nb::class_<Arena>(m, "Arena")
-      .def("__init__", [](Arena* self, const std::string& arena, const std::string& slab, double deadline_s, bool populate) {
-        nb::gil_scoped_release released;
-        new (self) Arena(arena, slab, deadline_s, populate);
-      }, "arena_path"_a, "slab_path"_a, "deadline_s"_a, "populate"_a)
-      .def("lookup", [](Arena& self, nb::handle keys) {
-        Views views;
-        const KeyView view(views, keys);
-        return without_gil([&] { return self.lookup(view.data, view.num); });
-      }, "keys"_a)
-      .def("put", [](Arena& self, nb::handle keys, nb::handle buffers, const std::vector<nb::bytes>& requests) {
-        Views views;
-        const KeyView view(views, keys);
-        const std::vector<Buffer> blocks = views.add_all(buffers, view.num, false);
-        check_lengths(self, blocks, self.file().config().slot_bytes);
-        if (requests.size() > 1 && requests.size() != view.num) throw nb::value_error("none, one, or one request each");
-        std::vector<RequestId> ids;
-        for (const nb::bytes& request : requests) ids.push_back(request_id(request));
-        return to_list(without_gil([&] { return self.put(view.data, blocks, ids); }));
-      }, "keys"_a, "buffers"_a, "requests"_a)
-      .def("get", [](Arena& self, nb::handle keys, nb::handle buffers, bool promote) {
-        Views views;
-        const KeyView view(views, keys);
-        const std::vector<Buffer> blocks = views.add_all(buffers, view.num, true);
-        return to_list(without_gil([&] { return self.get(view.data, blocks, promote); }));
-      }, "keys"_a, "buffers"_a, "promote"_a)
-      .def("pin", [](Arena& self, nb::bytes request, nb::handle keys) {
-        Views views;
-        const KeyView view(views, keys);
-        const RequestId id = request_id(request);
-        return without_gil([&] { return self.pin(id, view.data, view.num); });
-      }, "request"_a, "keys"_a)
-      .def("unpin", [](Arena& self, nb::bytes request, bool drop_blocks) {
-        const RequestId id = request_id(request);
-        return without_gil([&] { return self.unpin(id, drop_blocks); });
-      }, "request"_a, "drop_blocks"_a)
-      .def("promote", [](Arena& self, nb::handle keys) {
-        Views views;
-        const KeyView view(views, keys);
-        return without_gil([&] { return self.promote(view.data, view.num); });
-      }, "keys"_a)
+      .def(
+          "__init__",
+          [](Arena* self, const std::string& arena, const std::string& slab, double deadline_s, bool populate) {
+            nb::gil_scoped_release released;
+            new (self) Arena(arena, slab, deadline_s, populate);
+          },
+          "arena_path"_a, "slab_path"_a, "deadline_s"_a, "populate"_a)
+      .def(
+          "lookup",
+          [](Arena& self, nb::handle keys) {
+            Views views;
+            const KeyView view(views, keys);
+            return without_gil([&] { return self.lookup(view.data, view.num); });
+          },
+          "keys"_a)
+      .def(
+          "put",
+          [](Arena& self, nb::handle keys, nb::handle buffers, const std::vector<nb::bytes>& requests) {
+            Views views;
+            const KeyView view(views, keys);
+            const std::vector<Buffer> blocks = views.add_all(buffers, view.num, false);
+            check_lengths(self, blocks, self.file().config().slot_bytes);
+            if (requests.size() > 1 && requests.size() != view.num)
+              throw nb::value_error("none, one, or one request each");
+            std::vector<RequestId> ids;
+            for (const nb::bytes& request : requests) ids.push_back(request_id(request));
+            return to_list(without_gil([&] { return self.put(view.data, blocks, ids); }));
+          },
+          "keys"_a, "buffers"_a, "requests"_a)
+      .def(
+          "get",
+          [](Arena& self, nb::handle keys, nb::handle buffers, bool promote) {
+            Views views;
+            const KeyView view(views, keys);
+            const std::vector<Buffer> blocks = views.add_all(buffers, view.num, true);
+            return to_list(without_gil([&] { return self.get(view.data, blocks, promote); }));
+          },
+          "keys"_a, "buffers"_a, "promote"_a)
+      .def(
+          "pin",
+          [](Arena& self, nb::bytes request, nb::handle keys) {
+            Views views;
+            const KeyView view(views, keys);
+            const RequestId id = request_id(request);
+            return without_gil([&] { return self.pin(id, view.data, view.num); });
+          },
+          "request"_a, "keys"_a)
+      .def(
+          "unpin",
+          [](Arena& self, nb::bytes request, bool drop_blocks) {
+            const RequestId id = request_id(request);
+            return without_gil([&] { return self.unpin(id, drop_blocks); });
+          },
+          "request"_a, "drop_blocks"_a)
+      .def(
+          "promote",
+          [](Arena& self, nb::handle keys) {
+            Views views;
+            const KeyView view(views, keys);
+            return without_gil([&] { return self.promote(view.data, view.num); });
+          },
+          "keys"_a)
       .def("spill", &Arena::spill, "wanted"_a, "may_evict"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("keep", &Arena::keep, "wait_s"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("stop_keeping", &Arena::stop_keeping, nb::call_guard<nb::gil_scoped_release>())
-      .def("drop_weights_version", &Arena::drop_weights_version, "weights_version"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("drop_weights_version", &Arena::drop_weights_version, "weights_version"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("reap", &Arena::reap, nb::call_guard<nb::gil_scoped_release>())
       .def("rebuild", &Arena::rebuild, nb::call_guard<nb::gil_scoped_release>())
       .def("problems", &Arena::problems, nb::call_guard<nb::gil_scoped_release>())

@@ -335,7 +335,8 @@ bool Index::weights_version_dropped(const uint8_t* key) const {
   uint64_t weights_version;
   std::memcpy(&weights_version, key, 8);
   for (const Dropped& dropped : header_->dropped)
-    if (dropped.weights_version == weights_version && dropped.check == uint64_t{crc32c_word(1, weights_version)} + 1) return true;
+    if (dropped.weights_version == weights_version && dropped.check == uint64_t{crc32c_word(1, weights_version)} + 1)
+      return true;
   return false;
 }
 
@@ -352,7 +353,9 @@ uint32_t Index::drop_weights_version(uint64_t weights_version) {
   uint32_t num = 0;
   for (uint32_t e = 0; e < config_.num_entries; ++e) {
     Word at;
-    if (entries_[e].weights_version() != weights_version || !unpack(entries_[e].word.load(), &at) || at.state != State::kHeld) continue;
+    if (entries_[e].weights_version() != weights_version || !unpack(entries_[e].word.load(), &at) ||
+        at.state != State::kHeld)
+      continue;
     at.state = entries_[e].claim.load() ? State::kDoomed : State::kFree;
     set_word(e, at.state == State::kFree ? Word{} : at);
     may_crash(CrashPoint::kDropping);

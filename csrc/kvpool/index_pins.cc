@@ -27,7 +27,7 @@ void Index::unlink_pin(uint32_t p) {
   need(pin.entry < config_.num_entries, "entry of pin");
   uint32_t& first = buckets_[bucket(pin.request)];
   Entry& of = entries_[pin.entry];
-  auto unlink = [&](uint32_t before, uint32_t after, uint32_t& head, uint32_t Pin::*next, uint32_t Pin::*previous) {
+  auto unlink = [&](uint32_t before, uint32_t after, uint32_t& head, uint32_t Pin::* next, uint32_t Pin::* previous) {
     need(before == kNone ? head == p : before < limit && pins_[before].*next == p, "pin chain");
     need(after == kNone || (after < limit && pins_[after].*previous == p), "pin chain");
     (before == kNone ? head : pins_[before].*next) = after;

@@ -63,7 +63,8 @@ void Index::rebuild(OwnClaims own) {
     if (packed != 0 && !readable) count(kCorrupt);
     bool keep = readable && at.state != State::kFree;
     if (keep && at.state == State::kHeld &&
-        (me.check != me.computed_check() || me.length > config_.slot_bytes || (at.dram == kNoSlot && at.ssd == kNoSlot))) {
+        (me.check != me.computed_check() || me.length > config_.slot_bytes ||
+         (at.dram == kNoSlot && at.ssd == kNoSlot))) {
       count(kCorrupt);
       keep = false;
     }
@@ -117,7 +118,8 @@ void Index::rebuild(OwnClaims own) {
       free_pins_[h.num_free_pins++] = p;
     }
   }
-  std::sort(listed.begin(), listed.end(), [this](uint32_t a, uint32_t b) { return entries_[a].tick < entries_[b].tick; });
+  std::sort(listed.begin(), listed.end(),
+            [this](uint32_t a, uint32_t b) { return entries_[a].tick < entries_[b].tick; });
   for (uint32_t e : listed) list_insert(e);
   if (!listed.empty()) h.last_tick = std::max(h.last_tick, entries_[listed.back()].tick);
   SharedFile::ring(h.room_bell);

@@ -125,9 +125,9 @@ struct RequestId {  // a 128-bit digest of the request's name
 
 struct Pin {
   RequestId request;
-  uint64_t generation;  // of the entry; a pin of an earlier block in that entry is void
-  uint32_t entry;       // kNone: free
-  uint32_t check;       // CRC32C of the fields above
+  uint64_t generation;                      // of the entry; a pin of an earlier block in that entry is void
+  uint32_t entry;                           // kNone: free
+  uint32_t check;                           // CRC32C of the fields above
   uint32_t request_previous, request_next;  // derived: chain of the request's bucket
   uint32_t entry_previous, entry_next;      // derived: chain of the entry
 
@@ -152,8 +152,24 @@ struct Client {  // advisory; a client is alive while it holds its byte of the f
 };
 
 enum Counter : uint32_t {
-  kPut, kDuplicate, kRefused, kHitDram, kHitSsd, kMiss, kCorrupt, kSpilled, kPromoted, kEvicted, kFreed, kFailed,
-  kRepaired, kReaped, kWrongSize, kBytesPut, kBytesGot, kNumCounters
+  kPut,
+  kDuplicate,
+  kRefused,
+  kHitDram,
+  kHitSsd,
+  kMiss,
+  kCorrupt,
+  kSpilled,
+  kPromoted,
+  kEvicted,
+  kFreed,
+  kFailed,
+  kRepaired,
+  kReaped,
+  kWrongSize,
+  kBytesPut,
+  kBytesGot,
+  kNumCounters
 };
 
 enum Call : uint32_t { kCallPut, kCallGet, kCallLookup, kNumCalls };
@@ -216,7 +232,8 @@ inline Config sized_config(uint64_t slot_bytes, uint32_t dram_slots, uint32_t ss
 
 // Byte offsets of the sections for a configuration.
 struct Sections {
-  uint64_t entries, pins, cells, dram_owner, ssd_owner, free_entries, free_dram, free_ssd, free_pins, buckets, data, end;
+  uint64_t entries, pins, cells, dram_owner, ssd_owner, free_entries, free_dram, free_ssd, free_pins, buckets, data,
+      end;
 
   explicit Sections(const Config& config) {
     uint64_t at = (sizeof(Header) + 127) & ~uint64_t{127};

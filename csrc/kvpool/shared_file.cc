@@ -19,9 +19,7 @@ namespace {
 constexpr off_t kClientBase = off_t{1} << 60;
 constexpr off_t kKeeperByte = kClientBase - 1;
 
-[[noreturn]] void fail(const std::string& what, int error) {
-  throw PoolFailure{what + ": " + std::strerror(error)};
-}
+[[noreturn]] void fail(const std::string& what, int error) { throw PoolFailure{what + ": " + std::strerror(error)}; }
 
 uint64_t config_check(const Config& config) { return sum(&config, sizeof config); }
 
@@ -33,7 +31,7 @@ std::string boot_id() {
 }
 
 struct flock one_byte(off_t at, short type) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = at;

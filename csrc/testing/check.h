@@ -24,11 +24,11 @@ inline int passed(const char* name) {
 
 }  // namespace seer::testing
 
-#define CHECK(condition)                                                                                   \
-  do {                                                                                                     \
-    if (!(condition)) {                                                                                    \
-      std::fprintf(stderr, "%s:%d: failed: %s (SEER_TEST_SEED=%llu)\n", __FILE__, __LINE__, #condition,    \
-                   static_cast<unsigned long long>(::seer::testing::seed()));                              \
-      std::exit(1);                                                                                        \
-    }                                                                                                      \
+#define CHECK(condition)                                                                                \
+  do {                                                                                                  \
+    if (!(condition)) {                                                                                 \
+      std::fprintf(stderr, "%s:%d: failed: %s (SEER_TEST_SEED=%llu)\n", __FILE__, __LINE__, #condition, \
+                   static_cast<unsigned long long>(::seer::testing::seed()));                           \
+      std::exit(1);                                                                                     \
+    }                                                                                                   \
   } while (false)

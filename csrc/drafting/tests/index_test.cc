@@ -1,6 +1,4 @@
 // The index as its users meet it: idempotent appends, limits, calibration, and many threads at once.
-#include "drafting/draft_index.h"
-
 #include <atomic>
 #include <cmath>
 #include <numeric>
@@ -8,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "drafting/draft_index.h"
 #include "testing/check.h"
 
 using namespace seer::drafting;
@@ -139,7 +138,7 @@ void drafts_are_scored_when_the_response_grows() {
   CHECK(after[1] < 0.1f);
 }
 
-// Appends, drafts, drops and looks from many threads at the same few groups: the thread sanitizer's food.
+// Appends, drafts, drops and looks from many threads at the same few groups, for the thread sanitizer.
 void threads_share_groups() {
   DraftIndex index(4 << 20);
   std::atomic<std::uint64_t> drafted{0};

@@ -126,7 +126,8 @@ void steps_are_those_of_the_twin(std::mt19937& rng) {
     }
 
     // What the rows must be, field by field.
-    const std::int64_t per_chunk = 1 + kMostNodes, num_rows = (num_live + static_cast<std::int64_t>(rng() % 3)) * per_chunk;
+    const std::int64_t per_chunk = 1 + kMostNodes,
+                       num_rows = (num_live + static_cast<std::int64_t>(rng() % 3)) * per_chunk;
     std::vector<std::vector<std::int32_t>> expected;  // token, position, slot, visible, nodes, seq_slot
     std::vector<std::vector<std::int64_t>> node_slots;
     std::int64_t scratch = kFirstScratch;
@@ -136,15 +137,20 @@ void steps_are_those_of_the_twin(std::mt19937& rng) {
       scratch += counts[i];
       if (!chunk.live()) continue;
       const auto known = static_cast<std::int32_t>(chunk.num_known);
-      expected.push_back({chunk.last, known - 1, static_cast<std::int32_t>(chunk.slot(known - 1)), known, 0, chunk.seq_slot});
+      expected.push_back(
+          {chunk.last, known - 1, static_cast<std::int32_t>(chunk.slot(known - 1)), known, 0, chunk.seq_slot});
       for (std::size_t node = 0; node < kMostNodes; ++node) {
         expected.push_back({0, 0, kSpareSlot, known, 0, chunk.seq_slot});
         if (node >= trees[i].tokens.size()) continue;
         const std::vector<int> path = trees[i].path(static_cast<int>(node));
         std::int32_t seen = 0;
         for (const int above : path) seen |= 1 << above;
-        expected.back() = {trees[i].tokens[node], known - 1 + static_cast<std::int32_t>(path.size()),
-                           static_cast<std::int32_t>(node_slots[i][node]), known, seen, chunk.seq_slot};
+        expected.back() = {trees[i].tokens[node],
+                           known - 1 + static_cast<std::int32_t>(path.size()),
+                           static_cast<std::int32_t>(node_slots[i][node]),
+                           known,
+                           seen,
+                           chunk.seq_slot};
       }
     }
     expected.resize(static_cast<std::size_t>(num_rows), {0, 0, kSpareSlot, 1, 0, kSpareSeqSlot});
@@ -166,13 +172,15 @@ void steps_are_those_of_the_twin(std::mt19937& rng) {
       CHECK(moves[max_moves + i] == (i < due.size() ? due[i].second : -1));
     }
     for (std::size_t row = 0; row < expected.size(); ++row)
-      for (std::size_t field = 0; field < 6; ++field) CHECK(rows[field * expected.size() + row] == expected[row][field]);
+      for (std::size_t field = 0; field < 6; ++field)
+        CHECK(rows[field * expected.size() + row] == expected[row][field]);
     CHECK(burst.num_laid_out() == num_live * per_chunk);
 
     // Any tokens, some of them those of the trees.
     std::vector<Sampled> sampled(static_cast<std::size_t>(num_rows));
     std::uniform_real_distribution<float> uniform(0, 1);
-    for (Sampled& one : sampled) one = {static_cast<std::int32_t>(rng() % kVocab), uniform(rng), uniform(rng), uniform(rng)};
+    for (Sampled& one : sampled)
+      one = {static_cast<std::int32_t>(rng() % kVocab), uniform(rng), uniform(rng), uniform(rng)};
     std::vector<float> numbers(4 * sampled.size());
     static_assert(sizeof(Sampled) == 4 * sizeof(float));
     if (!sampled.empty()) std::memcpy(numbers.data(), sampled.data(), numbers.size() * sizeof(float));
@@ -226,7 +234,8 @@ void steps_are_those_of_the_twin(std::mt19937& rng) {
   CHECK(std::equal(taken.begin(), taken.end(), burst.taken().begin()));
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const BurstChunk& chunk = burst.chunk(i);
-    CHECK(chunk.tokens == chunks[i].tokens && chunk.stopped == chunks[i].stopped && chunk.remaining == chunks[i].remaining);
+    CHECK(chunk.tokens == chunks[i].tokens && chunk.stopped == chunks[i].stopped &&
+          chunk.remaining == chunks[i].remaining);
     CHECK(chunk.logprobs == chunks[i].logprobs && chunk.raw_logprobs == chunks[i].raw_logprobs);
     CHECK(chunk.drafted == chunks[i].num_drafted && chunk.accepted == chunks[i].num_accepted);
   }

@@ -120,7 +120,8 @@ Batch random_batch(std::mt19937& rng, int64_t block_size, int64_t head_dim) {
 std::vector<int64_t> seen_by(const Batch& batch, int64_t sequence, int64_t row) {
   std::vector<int64_t> seen;
   const auto r = static_cast<size_t>(row);
-  for (int64_t position = 0; position < batch.num_visible[r]; ++position) seen.push_back(batch.slot(sequence, position));
+  for (int64_t position = 0; position < batch.num_visible[r]; ++position)
+    seen.push_back(batch.slot(sequence, position));
   for (int32_t j = batch.path_start[r]; j < batch.path_start[r + 1]; ++j)
     seen.push_back(batch.path_slots[static_cast<size_t>(j)]);
   return seen;
@@ -149,7 +150,8 @@ void attention_is_that_of_plain_loops(Batch batch, int64_t layer) {
         }
         for (int64_t d = 0; d < shape.head_dim; ++d) {
           double expected = 0;
-          for (size_t i = 0; i < seen.size(); ++i) expected += weights[i] * batch.value(seen[i], layer, kv_head, d) / total;
+          for (size_t i = 0; i < seen.size(); ++i)
+            expected += weights[i] * batch.value(seen[i], layer, kv_head, d) / total;
           CHECK(is_close(out[static_cast<size_t>((row * shape.num_heads + head) * shape.head_dim + d)], expected));
         }
       }
@@ -173,11 +175,13 @@ void neither_neighbours_nor_drafting_change_a_bit(Batch batch) {
       const int64_t depth = batch.path_start[r + 1] - batch.path_start[r];
       // One table wide enough for the path, which moves into blocks appended to the cache.
       const int64_t num_seen = batch.num_visible[r] + depth, tokens = shape.block_size;
-      const int64_t num_blocks = (num_seen + tokens - 1) / tokens, first_new = int64_t(batch.cache.size()) / shape.block_floats();
+      const int64_t num_blocks = (num_seen + tokens - 1) / tokens,
+                    first_new = int64_t(batch.cache.size()) / shape.block_floats();
       alone.cache.resize(static_cast<size_t>((first_new + num_blocks) * shape.block_floats()));
       alone.tables.clear();
       std::vector<int64_t> to;
-      for (int64_t block = 0; block < num_blocks; ++block) alone.tables.push_back(static_cast<int32_t>(first_new + block));
+      for (int64_t block = 0; block < num_blocks; ++block)
+        alone.tables.push_back(static_cast<int32_t>(first_new + block));
       for (int64_t i = 0; i < num_seen; ++i) to.push_back(first_new * tokens + i);
       alone.table_width = num_blocks;
       alone.num_segments = 1;
@@ -202,7 +206,8 @@ void rotation_stores_keys_and_values(std::mt19937& rng, Batch batch, bool normed
   const Floats cache_before = batch.cache;
   Kernels kernels(shape, batch.cache.data());
   kernels.begin(batch.step());
-  kernels.rotate_store(layer, batch.qkv.data(), normed ? q_norm.data() : nullptr, normed ? k_norm.data() : nullptr, 1e-5f);
+  kernels.rotate_store(layer, batch.qkv.data(), normed ? q_norm.data() : nullptr, normed ? k_norm.data() : nullptr,
+                       1e-5f);
   for (int64_t row = 0; row < batch.num_rows(); ++row) {
     for (int64_t head = 0; head < shape.num_heads + 2 * shape.num_kv_heads; ++head) {
       const int64_t kv_head = (head - shape.num_heads) % shape.num_kv_heads;
@@ -216,7 +221,8 @@ void rotation_stores_keys_and_values(std::mt19937& rng, Batch batch, bool normed
         return normed ? raw * scale * (is_query ? q_norm : k_norm)[size_t(d)] : raw;
       };
       for (int64_t d = 0; d < dim; ++d) {
-        const double cosine = batch.cosine[size_t(row * half + d % half)], sine = batch.sine[size_t(row * half + d % half)];
+        const double cosine = batch.cosine[size_t(row * half + d % half)],
+                     sine = batch.sine[size_t(row * half + d % half)];
         const double turned = d < half ? normalised(d) * cosine - normalised(d + half) * sine
                                        : normalised(d) * cosine + normalised(d - half) * sine;
         const float now = batch.qkv[at + size_t(d)];
@@ -253,7 +259,8 @@ void moves_copy_every_layer(std::mt19937& rng, Batch batch) {
 // ---- rows
 
 void norms_and_gates_are_those_of_plain_loops(std::mt19937& rng, int64_t rows, int64_t dim, bool adds) {
-  const Floats x = random_floats(rng, rows * dim), weight = random_floats(rng, dim), before = random_floats(rng, rows * dim);
+  const Floats x = random_floats(rng, rows * dim), weight = random_floats(rng, dim),
+               before = random_floats(rng, rows * dim);
   Floats residual = before, out(static_cast<size_t>(rows * dim), NAN);
   add_rms_norm(adds ? x.data() : nullptr, residual.data(), weight.data(), out.data(), rows, dim, 1e-5f);
   for (int64_t row = 0; row < rows; ++row) {
@@ -320,7 +327,7 @@ void noise_is_gumbel_and_differs_by_seed_and_position() {
   double sum = 0, squares = 0;
   for (const float value : noise) sum += value, squares += double(value) * value;
   const double mean = sum / kCount;
-  CHECK(std::abs(mean - 0.5772) < 0.015);                          // Euler's constant
+  CHECK(std::abs(mean - 0.5772) < 0.015);                           // Euler's constant
   CHECK(std::abs(squares / kCount - mean * mean - 1.6449) < 0.04);  // pi^2 / 6
   for (const auto& [seed, position] : {std::pair<uint64_t, uint64_t>{4, 3}, {3, 5}, {4, 4}}) {
     gumbel(seed, position, other.data(), kCount);
@@ -345,7 +352,8 @@ int main() {
       moves_copy_every_layer(rng, batch);
     }
   }
-  for (const int64_t dim : {1, 15, 16, 17, 100}) norms_and_gates_are_those_of_plain_loops(rng, up_to(rng, 1, 4), dim, rng() % 2);
+  for (const int64_t dim : {1, 15, 16, 17, 100})
+    norms_and_gates_are_those_of_plain_loops(rng, up_to(rng, 1, 4), dim, rng() % 2);
   for (int64_t vocab = 1; vocab < 80; ++vocab) samples_are_the_greatest_of_logits_and_noise(rng, vocab);
   for (int round = 0; round < 20; ++round) samples_are_the_greatest_of_logits_and_noise(rng, up_to(rng, 1000, 5000));
   noise_is_gumbel_and_differs_by_seed_and_position();

@@ -206,7 +206,8 @@ class Twin {
     for (uint32_t list = 0; list < kNumLists; ++list) {
       uint32_t at = header.head[list];
       for (const uint32_t name : lists_[list]) {
-        CHECK(at != kNone && key_of(name_of(name)) == std::vector<uint8_t>(entries[at].key, entries[at].key + kKeyBytes));
+        CHECK(at != kNone &&
+              key_of(name_of(name)) == std::vector<uint8_t>(entries[at].key, entries[at].key + kKeyBytes));
         at = entries[at].next;
       }
       CHECK(at == kNone);
@@ -300,7 +301,7 @@ class Twin {
   std::vector<Block> blocks_{kNumNames};
   std::vector<uint32_t> lists_[kNumLists];  // the most recent first
   std::vector<PinRecord> records_;
-  std::vector<uint32_t> free_records_;               // the next at the end
+  std::vector<uint32_t> free_records_;             // the next at the end
   std::vector<std::vector<uint32_t>> of_request_;  // records, the newest first
   std::vector<uint64_t> dropped_;
   uint64_t last_use_ = 0;
@@ -312,7 +313,8 @@ std::vector<Name> named(const std::vector<uint32_t>& numbers) {
   return names;
 }
 
-void arena_and_twin_agree(std::mt19937& rng, uint32_t dram_slots, uint32_t ssd_slots, uint32_t num_pins, int num_calls) {
+void arena_and_twin_agree(std::mt19937& rng, uint32_t dram_slots, uint32_t ssd_slots, uint32_t num_pins,
+                          int num_calls) {
   Folder folder;
   Arena::create(folder.arena(), folder.slab(), test_config(dram_slots, ssd_slots, num_pins));
   Twin twin(dram_slots, ssd_slots, num_pins);
@@ -352,11 +354,13 @@ void arena_and_twin_agree(std::mt19937& rng, uint32_t dram_slots, uint32_t ssd_s
         CHECK(arena.promote(keys_of(named(names)).data(), names.size()) == twin.promote(names));
         break;
       case 10:
-        if (rng() % 30 == 0) CHECK(arena.drop_weights_version(1 + request % 3) == twin.drop_weights_version(1 + request % 3));
+        if (rng() % 30 == 0)
+          CHECK(arena.drop_weights_version(1 + request % 3) == twin.drop_weights_version(1 + request % 3));
         break;
       default: {
         if (flag) arena.rebuild();
-        else clients[0] = nullptr, clients[0] = std::make_unique<Arena>(folder.arena(), folder.slab(), kDeadline_s, false);
+        else
+          clients[0] = nullptr, clients[0] = std::make_unique<Arena>(folder.arena(), folder.slab(), kDeadline_s, false);
         twin.rebuild();
       }
     }

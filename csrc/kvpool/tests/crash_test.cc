@@ -93,7 +93,8 @@ bool killed_at(CrashPoint point, std::mt19937& rng) {
   CHECK(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
 
   // Half of the time the survivor goes on, else a client that attaches later does.
-  if (rng() % 2) survivor = nullptr, survivor = std::make_unique<Arena>(folder.arena(), folder.slab(), kDeadline_s, false);
+  if (rng() % 2)
+    survivor = nullptr, survivor = std::make_unique<Arena>(folder.arena(), folder.slab(), kDeadline_s, false);
   survivor->reap();
   CHECK(is_sound(*survivor));
   CHECK(survivor->file().header()->num_claims == 0);

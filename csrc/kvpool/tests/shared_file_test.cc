@@ -124,7 +124,8 @@ void a_forked_child_must_open_its_own() {
   SharedFile::create(folder.arena(), test_config(4, 2));
   const SharedFile mine(folder.arena(), false);
   mine.check_process();
-  CHECK(in_a_child([&] { return refuses([&] { mine.check_process(); }, "a forked child must open its own") ? 0 : 1; }) == 0);
+  CHECK(in_a_child(
+            [&] { return refuses([&] { mine.check_process(); }, "a forked child must open its own") ? 0 : 1; }) == 0);
 }
 
 void the_lock_of_a_dead_process_comes_with_a_warning() {
@@ -134,7 +135,8 @@ void the_lock_of_a_dead_process_comes_with_a_warning() {
   CHECK(mine.lock(Deadline::after(kDeadline_s)));
   CHECK(refuses([&] { other.lock(Deadline::after(0)); }, "lock was not given"));
   mine.unlock();
-  CHECK(in_a_child([&] { return (new SharedFile(folder.arena(), false))->lock(Deadline::after(kDeadline_s)) ? 0 : 1; }) == 0);
+  CHECK(in_a_child(
+            [&] { return (new SharedFile(folder.arena(), false))->lock(Deadline::after(kDeadline_s)) ? 0 : 1; }) == 0);
   CHECK(!mine.lock(Deadline::after(kDeadline_s)));
   mine.lock_is_consistent();
   mine.unlock();
@@ -180,7 +182,8 @@ void a_slab_of_another_arena_is_refused() {
   CHECK(refuses(open, "cannot open SSD file"));
 
   // An arena that cannot be made leaves no slab behind.
-  CHECK(refuses([&] { Arena::create(folder.file("no/arena"), folder.slab(), test_config(4, 6)); }, "cannot create arena"));
+  CHECK(refuses([&] { Arena::create(folder.file("no/arena"), folder.slab(), test_config(4, 6)); },
+                "cannot create arena"));
   CHECK(!std::filesystem::exists(folder.slab()));
   CHECK(refuses([&] { Arena::create(folder.arena(), folder.file("no/slab"), test_config(4, 6)); }, "SSD file"));
 }
