@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Suffix automaton of one group: every substring of every response, with exact occurrence counts.
 //
 // Read this first

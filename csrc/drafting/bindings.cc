@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python face of DraftIndex: batches over caller-owned arrays, the interpreter lock released while working.
 //
 // Arrays are checked before the lock is released: shapes must agree and tokens must be non-negative. A bad batch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mappings that arrays have outgrown or left, kept for the next arrays of the process.
 //
 // Getting fresh pages from the kernel for a group of 10,000 tokens takes a fifth of the time it takes to index them; a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns a draft node's raw confidence into the frequency with which such nodes are really accepted.
 //
 // The back-off estimate orders nodes well but is optimistic, more so on noisy text. Verification tells us, node by

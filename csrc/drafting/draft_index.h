@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All groups of one process: lookup, locks, memory limit, batches.
 //
 // Locking. A shared mutex guards the table of groups; each group has one small mutex. A long append gives the group's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a context in a group's automaton to a draft: the estimate of what comes next, taken greedily or best-first.
 //
 // A node's confidence is the product of P (see Estimate) along its path, corrected by Calibration. After a token, the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outgoing edges of branch states: token -> target state, with the counts' top-8 for wide states.
 //
 // Most branches have one follower (half of them in a group of 10,000 tokens, six in seven at a million), a few (the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What may follow a context, and how likely: back-off over the suffix-link chain.
 //
 // Take up to kContexts contexts that have followers, longest first. With F the followers of context i, c(t) the count

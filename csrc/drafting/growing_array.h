@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A flat array that grows without copying much and gives large memory back at once.
 //
 // Small arrays live on the heap. From 128 KiB on they are their own mapping: at first one that another array has left (see

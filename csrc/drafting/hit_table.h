@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How often does a context know the next token? Learned, not assumed.
 //
 // Back-off needs, for each context, the probability that the true next token is among the followers seen so far, given

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python names for kernels.h and product.h. Arrays cross as addresses: the one caller (engine/local/cpu_ops.py) makes
 // them from tensors whose type and contiguity it has checked, and a call per layer cannot afford more.
 #include <nanobind/nanobind.h>

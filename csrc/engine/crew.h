@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that one thread lets share its work, part by part.
 //
 // Invariants

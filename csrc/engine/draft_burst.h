@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several verification steps of the same chunks with nothing but this between them: each step's rows are laid out, the
 // trees walked down by what was sampled, and what became final is kept until Python asks.
 //

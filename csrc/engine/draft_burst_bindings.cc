@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python face of draft_burst.h. Shapes are checked on every call: a call serves a whole step.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The embedded engine's CPU arithmetic, all of it but the matrix products.
 //
 // Purpose: one decoder layer on a CPU spends its time in matrix products (product.h) and in the small row-wise work

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The embedded engine's matrix products on a CPU, in fp32.
 //
 // Purpose: decoding multiplies a few rows with many weights. The weights must stream from memory at its full speed while

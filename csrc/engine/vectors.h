@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of floats as compilers offer them, for loops they would not see as vectors on their own, and asking memory
 // ahead of them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The local pool: an index and DRAM slots in a shared file, over a preallocated slab file on SSD.
 //
 // Every call that moves bytes has three parts: note under the lock what is to be done, move the bytes without it, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python's view of the arena: parses keys and buffers, lets go of the GIL, turns failures into exceptions.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

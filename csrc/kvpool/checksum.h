@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A 64-bit checksum of a block, and a copy that computes it on the way.
 //
 // Definition. Split the block, padded with zeros to a multiple of 64 bytes, into little-endian 64-bit words; word i

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Places where a test can have this process killed, as if by kill -9; one relaxed load each when unused.
 #pragma once
 #include <signal.h>

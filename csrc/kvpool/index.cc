@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Truth, hash, lists and slots of the index, and the life of an entry.
 #include "index.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The index of the pool: which block is where, what is free, what goes next. Every method needs the lock.
 //
 // Invariants, listed again by `problems()`

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pins: which request needs which block.
 #include "crash_point.h"
 #include "index.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rebuilding what is derived from what is true, and checking that the two agree.
 #include <algorithm>
 

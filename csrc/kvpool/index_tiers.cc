@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moving blocks between DRAM and SSD: who goes, where to, and how a move begins and ends.
 #include "crash_point.h"
 #include "index.h"

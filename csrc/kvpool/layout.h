@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies in the shared file, and which of it is the truth.
 //
 //   header | entries | pins | hash cells | slot owners | free stacks | pin buckets | block data (page aligned)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mapped file all clients share: creating, attaching, the lock, and who is alive.
 //
 // Liveness does not go by pid (processes in different containers share the file): client i holds an open-file-description

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The smallest test harness that says where it failed, and with which seed.
 #pragma once
 

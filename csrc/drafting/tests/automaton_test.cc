@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The automaton against brute force: random interleaved growth, then every substring, anchor and follower.
 #include "drafting/automaton.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The index as its users meet it: idempotent appends, limits, calibration, and many threads at once.
 #include <atomic>
 #include <cmath>

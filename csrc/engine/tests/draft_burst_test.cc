@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Verification steps against a slow twin that looks every node's path up from the root, and walks a tree by search.
 #include "engine/draft_burst.h"
 

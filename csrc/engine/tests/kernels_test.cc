@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine's row-wise arithmetic against plain loops in double precision; and, bit by bit, that a row's result depends
 // on that row alone and that a draft node is computed as plain decoding would have.
 #include "engine/kernels.h"

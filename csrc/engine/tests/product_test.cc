@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products against the sum they are defined as, bit by bit: any shape, any vector width, any number of threads.
 #include "engine/product.h"
 

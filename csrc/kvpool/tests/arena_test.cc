@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arena and its index under random operations, against a twin that keeps plain vectors and knows exactly which
 // block is where, in which order blocks leave a tier, and who pinned what.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checksum against its definition, bit by bit; and what its promises rest on.
 #include "kvpool/checksum.h"
 

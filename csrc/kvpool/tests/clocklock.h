@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The thread sanitizer of GCC 12 does not know pthread_mutex_clocklock, with which the arena is locked, and takes all
 // that the lock protects for races. This stands in front of it and reports what it did.
 #pragma once

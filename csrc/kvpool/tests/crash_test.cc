@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes killed at every crash point while others are attached: what was acknowledged is there, what was dropped is
 // not, no slot is lost, and the survivors go on.
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the pool's tests share: a folder that goes with the test, keys, and blocks whose bytes follow from their names.
 #pragma once
 

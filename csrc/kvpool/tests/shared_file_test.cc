@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared file: what is opened, what is refused and why, who is alive, and the lock of a process that died.
 #include "kvpool/shared_file.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many threads and a keeper on one arena, for the thread sanitizer. Every block that is read has the right bytes.
 #include <atomic>
 #include <thread>
