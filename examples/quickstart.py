@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from seer import Prompt, ResponseRecord, Rollout, Sampling
+from seer import Prompt, Response, Rollout, Sampling
 
 
-async def reward(prompt: Prompt, response: ResponseRecord) -> float:
+async def reward(prompt: Prompt, response: Response) -> float:
     """Short answers are good answers."""
     return 1.0 / response.num_tokens
 

@@ -29,8 +29,8 @@ def a_group(id: int = 0, size: int = 4, *, prompt: int = 10, max_tokens: int = 1
     return Group(id=id, num_requests=size, num_prompt_tokens=prompt, sampling=Sampling(max_tokens=max_tokens), key=key)
 
 
-def a_buffer(*groups: Group) -> RequestBuffer:
-    buffer = RequestBuffer()
+def a_buffer(*groups: Group, weights_version: int = 0) -> RequestBuffer:
+    buffer = RequestBuffer(weights_version)
     buffer.admit(groups or [a_group()], 0.0)
     return buffer
 
@@ -146,7 +146,7 @@ class Run:
         return [event for event in self.events if isinstance(event, Started)]
 
     def lengths(self) -> dict[int, list[int]]:
-        return {r.group.id: [response.num_tokens for response in r.responses] for r in self.results}
+        return {r.group: [response.num_tokens for response in r.responses] for r in self.results}
 
     def makespan_s(self) -> float:
         return max(event.t_s for event in self.events if isinstance(event, Ended))

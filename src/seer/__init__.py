@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from seer.metrics.summary import Summary
     from seer.rollout import RolloutLoop
     from seer.runs.prompts import Prompt, read_prompts
-    from seer.runs.results import GroupRecord, ResponseRecord
     from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
     from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan
 
@@ -39,7 +38,6 @@ __all__ = [
     "DraftError",
     "FinishReason",
     "Group",
-    "GroupRecord",
     "GroupResult",
     "HostOptions",
     "InputError",
@@ -49,7 +47,6 @@ __all__ = [
     "PoolError",
     "Prompt",
     "Response",
-    "ResponseRecord",
     "Rollout",
     "RolloutLoop",
     "Sampling",
@@ -82,8 +79,6 @@ _HOMES = {
     "Summary": "seer.metrics.summary",
     "Prompt": "seer.runs.prompts",
     "read_prompts": "seer.runs.prompts",
-    "GroupRecord": "seer.runs.results",
-    "ResponseRecord": "seer.runs.results",
     "RolloutLoop": "seer.rollout",
     "SchedulerSettings": "seer.scheduling.registry",
     "make_scheduler": "seer.scheduling.registry",

@@ -26,11 +26,10 @@ from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.runs.journal import Journal, run_identity
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
-from seer.runs.results import GroupRecord
 from seer.runs.rewards import RewardFunction
 from seer.runs.run import Lengths, PastResponses, Run, RunOptions
 from seer.scheduling.registry import parse_scheduler
-from seer.types import Sampling
+from seer.types import GroupResult, Sampling
 
 if TYPE_CHECKING:
     from seer.verification.rescoring import Verification
@@ -185,7 +184,7 @@ class Rollout:
         journal: Path | None = None,
         resume: bool = False,
         verify: float = 0.0,
-    ) -> AsyncIterator[GroupRecord]:
+    ) -> AsyncIterator[GroupResult]:
         """Roll the prompts out, `n` responses each, and hand out groups as they complete.
 
         `verify` is a share of the responses to score again with a plain forward pass while the run goes on;
@@ -334,7 +333,7 @@ class SyncRollout:
         """The instances; they belong to the rollout's thread, so only look at them."""
         return self._started().fleet
 
-    def run(self, prompts: Iterable[PromptInput], **settings: Any) -> Iterator[GroupRecord]:
+    def run(self, prompts: Iterable[PromptInput], **settings: Any) -> Iterator[GroupResult]:
         """`Rollout.run`, as a plain iterator."""
         groups = self._started().run(list(prompts), **settings)
         try:
@@ -375,7 +374,7 @@ def rollout_sync(
     n: int = 1,
     sampling: Sampling | None = None,
     **settings: Any,
-) -> list[GroupRecord]:
+) -> list[GroupResult]:
     """Start instances, roll the prompts out, end the instances; groups come in the order of the prompts."""
     with SyncRollout(model, **settings) as rollout:
         return sorted(rollout.run(prompts, n=n, sampling=sampling), key=lambda group: group.group)

@@ -12,6 +12,7 @@ Invariants
   1. Every admitted request ends in exactly one terminal state, FINISHED or FAILED, and never leaves it.
   2. A token is counted once: outputs of a superseded attempt are ignored; an attempt never exceeds its limit.
   3. num_admitted == num_waiting + num_in_flight + num_ended at all times.
+  4. A request has its `Response` from the moment it ends; its group hands out the same object.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ class Request:
     __slots__ = (
         "attempt",
         "chunk_remaining",
-        "error",
         "finish_reason",
-        "finished_s",
         "group",
         "id",
         "index",
@@ -49,6 +48,7 @@ class Request:
         "num_generated",
         "num_migrations",
         "queued_s",
+        "response",
         "seed",
         "spans",
         "started_s",
@@ -74,9 +74,9 @@ class Request:
         self.num_migrations = 0
         self.queued_s = queued_s
         self.started_s: float | None = None
-        self.finished_s = 0.0
         self.finish_reason: FinishReason | None = None
-        self.error: str | None = None
+        self.response: Response | None = None
+        """Made when it ends."""
 
     @property
     def max_tokens(self) -> int:
@@ -238,16 +238,12 @@ class RequestBuffer:
     def fail(self, request: Request, error: str, now_s: float) -> None:
         """End it because nothing more can be done for it."""
         assert not request.ended, f"{request} fails after its end"
-        request.error = error
-        self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s)
+        self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s, error)
 
     def take_complete_groups(self) -> list[GroupResult]:
         """Groups whose last request has ended since the last call, in that order."""
         complete, self._complete_groups = self._complete_groups, []
-        return [
-            GroupResult(members[0].group, tuple(_response(member) for member in members))
-            for members in (self._requests_of_group[group] for group in complete)
-        ]
+        return [_group_result(self._requests_of_group[group]) for group in complete]
 
     def check(self) -> None:
         """Assert the invariants; linear, for tests and for idle moments."""
@@ -257,8 +253,8 @@ class RequestBuffer:
         assert self.num_ended == sum(request.ended for request in self._requests), "ended requests miscounted"
         for request in self._requests:
             assert 0 <= request.num_generated <= request.max_tokens, f"{request} is over its limit"
-            assert (request.finish_reason is not None) == request.ended, (
-                f"{request} has finish_reason {request.finish_reason}"
+            assert (request.finish_reason is not None) == (request.response is not None) == request.ended, (
+                f"{request} has finish_reason {request.finish_reason} and response {request.response}"
             )
             assert (request.instance is not None) == (request.state is RequestState.IN_FLIGHT), f"{request} has a place"
             if request.spans:
@@ -271,7 +267,9 @@ class RequestBuffer:
         self.num_in_flight -= 1
         self.num_waiting += 1
 
-    def _end(self, request: Request, state: RequestState, finish_reason: FinishReason, now_s: float) -> None:
+    def _end(
+        self, request: Request, state: RequestState, finish_reason: FinishReason, now_s: float, error: str | None = None
+    ) -> None:
         if request.state is RequestState.IN_FLIGHT:
             self.num_in_flight -= 1
             request.last_instance, request.instance = request.instance, None
@@ -280,8 +278,8 @@ class RequestBuffer:
             self.num_waiting -= 1
         request.state = state
         request.finish_reason = finish_reason
-        request.finished_s = now_s
         request.chunk_remaining = 0
+        request.response = _response(request, finish_reason, self.weights_version, now_s, error)
         self.num_ended += 1
         group = request.group.id
         num_unfinished = self._unfinished_of_group[group] - 1
@@ -303,19 +301,34 @@ def request_seed(group_seed: int, index: int) -> int:
     return (x ^ (x >> 31)) >> 1  # fits a signed 64-bit integer
 
 
-def _response(request: Request) -> Response:
-    assert request.finish_reason is not None, f"{request} has not ended"
+def _response(
+    request: Request, finish_reason: FinishReason, weights_version: int, now_s: float, error: str | None
+) -> Response:
+    spans, group = request.spans, request.group  # no spans in simulation: its token lists stay empty
+    has_raw = all(span.raw_logprobs is not None for span in spans)
     return Response(
-        request=request.id,
-        group=request.group.id,
+        group=group.id,
+        prompt_id=group.prompt_id,
         index=request.index,
-        finish_reason=request.finish_reason,
+        token_ids=[token for span in spans for token in span.ids],
+        logprobs=[value for span in spans for value in span.logprobs],
+        raw_logprobs=[value for span in spans for value in span.raw_logprobs or ()] if has_raw else None,
+        finish_reason=finish_reason,
+        weights_version=weights_version,
+        seed=request.seed,
+        num_prompt_tokens=group.num_prompt_tokens,
         num_tokens=request.num_generated,
-        spans=tuple(request.spans),
-        error=request.error,
         queued_s=request.queued_s,
         started_s=request.started_s,
-        finished_s=request.finished_s,
+        finished_s=now_s,
         num_chunks=request.num_chunks,
         num_migrations=request.num_migrations,
+        error=error,
     )
+
+
+def _group_result(members: list[Request]) -> GroupResult:
+    group = members[0].group
+    responses = tuple(member.response for member in members if member.response is not None)
+    assert len(responses) == len(members), f"group {group.id} has requests that have not ended"
+    return GroupResult(group.id, group.prompt_id, () if group.prompt is None else group.prompt, responses)

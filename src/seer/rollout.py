@@ -23,7 +23,7 @@ from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.metrics.events import Ended, EventSink, Queued, Started, Stopped, discard
 from seer.placement import Fleet
 from seer.scheduling.base import Scheduler
-from seer.types import ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Restored
+from seer.types import ChunkEnd, ChunkOutput, Group, GroupResult, Restored
 
 
 class RolloutLoop:
@@ -182,9 +182,9 @@ class RolloutLoop:
         self._learn(request, now_s)
 
     def _learn(self, request: Request, now_s: float) -> None:
-        if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        assert request.finish_reason is not None, f"{request} has not ended"
+        if request.finish_reason.is_complete:
             self.context.observe_finished(request)
-        assert request.finish_reason is not None, f"{request} has no reason"
         self._events(Ended(now_s, request.id, request.num_generated, request.finish_reason.value))
         self.scheduler.finished(request)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -74,6 +74,11 @@ class Group:
     """Each request's own seed is derived from this one and its index."""
     key: str | None = None
     """Names the prompt across epochs, so that what an earlier epoch taught can serve as a length hint."""
+
+    @property
+    def prompt_id(self) -> str:
+        """How responses name their prompt: its key, or its position."""
+        return str(self.id) if self.key is None else self.key
 
     def __post_init__(self) -> None:
         """A group is never empty and its prompt, where given, has the length it states."""
@@ -199,37 +204,59 @@ class FinishReason(enum.Enum):
     """How a request ended; each ends in exactly one of these."""
 
     STOP = "stop"
+    """The model ended the response."""
     LENGTH = "length"
+    """The response reached `max_tokens`."""
     CANCELLED = "cancelled"
     FAILED = "failed"
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the response ended by itself: the model stopped, or the length limit was reached."""
+        return self is FinishReason.STOP or self is FinishReason.LENGTH
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """One finished request, everything it generated included."""
 
-    request: int
+class Response(msgspec.Struct, kw_only=True):
+    """One ended request, and one line of a results file. The buffer makes it; a `Run` adds text and reward.
+
+    Times are seconds: on the rollout loop's clock at first, since the run began once the `Run` has completed it.
+    """
+
     group: int
+    """Position of its prompt in the run."""
+    prompt_id: str
     index: int
-    """Which of the group's responses this is, from 0."""
+    """Which of the group's responses it is, from 0."""
+    text: str | None = None
+    """None where the model has no tokenizer, and in simulation."""
+    token_ids: list[int] = []
+    """All generated tokens, in order; empty in simulation."""
+    logprobs: list[float] = []
+    """Of each token under the distribution it was sampled from."""
+    raw_logprobs: list[float] | None = None
+    """Of each token under the model's own distribution, where the instance reports it."""
     finish_reason: FinishReason
+    weights_version: int
+    """Version of the weights that every token was sampled under."""
+    seed: int
+    num_prompt_tokens: int
     num_tokens: int
-    spans: tuple[TokenSpan, ...] = ()
-    error: str | None = None
-    queued_s: float = 0.0
-    started_s: float | None = None
+    queued_s: float
+    started_s: float | None
     """When its first chunk was handed to an instance; None if none ever was."""
-    finished_s: float = 0.0
-    num_chunks: int = 0
-    num_migrations: int = 0
+    finished_s: float
+    num_chunks: int
+    num_migrations: int
+    error: str | None = None
+    """Why it failed."""
+    reward: float | None = None
+    reward_error: str | None = None
+    """Why there is no reward, where one was asked for."""
 
-    def token_ids(self) -> list[int]:
-        """All generated tokens, in order."""
-        return [token for span in self.spans for token in span.ids]
-
-    def logprobs(self) -> list[float]:
-        """The log-probability of each token of `token_ids`."""
-        return [value for span in self.spans for value in span.logprobs]
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ended by itself: the model stopped, or the length limit was reached."""
+        return self.finish_reason.is_complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +269,17 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """A group all of whose requests have ended."""
+    """All responses to one prompt, every one of them ended."""
 
-    group: Group
-    responses: tuple[Response, ...] = field(default_factory=tuple)
+    group: int
+    """Position of its prompt in the run."""
+    prompt_id: str
+    prompt_token_ids: Sequence[int]
+    """Empty in simulation."""
+    responses: tuple[Response, ...]
+    """In the order of their `index`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every response ended by itself."""
+        return all(response.is_complete for response in self.responses)

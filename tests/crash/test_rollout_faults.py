@@ -29,7 +29,7 @@ from pools import a_mooncake_store
 
 pytest.importorskip("torch")
 
-from seer import FinishReason, GroupRecord, HostOptions, Rollout, Sampling
+from seer import FinishReason, GroupResult, HostOptions, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.hosting.fleet_pool import PREFIX
 from seer.kvpool import supervise
@@ -65,7 +65,7 @@ def expected(model: Path) -> list[Tokens]:
     return asyncio.run(scenario())
 
 
-def tokens_of(groups: list[GroupRecord]) -> Tokens:
+def tokens_of(groups: list[GroupResult]) -> Tokens:
     return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
 
@@ -74,7 +74,7 @@ def a_rollout(model: Path, **settings: Any) -> Rollout:
     return Rollout(model, **defaults | {"pool_bytes": 8 << 20, "hosting": HOSTING} | settings)
 
 
-async def rolled_out(rollout: Rollout, events: Callable[[Event], None], seed: int) -> list[GroupRecord]:
+async def rolled_out(rollout: Rollout, events: Callable[[Event], None], seed: int) -> list[GroupResult]:
     async with asyncio.timeout(ROUND_DEADLINE_S):
         return [g async for g in rollout.run(PROMPTS, n=3, sampling=SAMPLING, events=events, seed=seed)]
 
@@ -119,7 +119,7 @@ class StrikesAt:
                 self.done.append(self._action())
 
 
-def check(groups: list[GroupRecord], expected: Tokens, weights_version: int, story: str) -> None:
+def check(groups: list[GroupResult], expected: Tokens, weights_version: int, story: str) -> None:
     assert tokens_of(groups) == expected, story
     responses = [r for group in groups for r in group.responses]
     assert len(responses) == 3 * len(PROMPTS), story

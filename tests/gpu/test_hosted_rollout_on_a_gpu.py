@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostOptions, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rolled_out(model: Path, *, kill: bool = False, **settings: Any) -> tuple[dict[tuple[int, int], list[int]], Rollout]:
-    async def scenario() -> tuple[list[GroupRecord], Rollout]:
+    async def scenario() -> tuple[list[GroupResult], Rollout]:
         defaults: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_num_seqs": 8, "chunk_tokens": 16}
         async with Rollout(model, **defaults | {"dtype": "float32"} | settings) as rollout:
             watch: dict[str, Any] = {"events": KillOnce(rollout.fleet.instances[1], request=2)} if kill else {}

@@ -13,10 +13,10 @@ import pytest
 from faults import KillOnce
 from seer import (
     FinishReason,
-    GroupRecord,
+    GroupResult,
     HostOptions,
     Prompt,
-    ResponseRecord,
+    Response,
     Rollout,
     Sampling,
     SyncRollout,
@@ -37,11 +37,11 @@ def a_rollout(instances: int = 2, **settings: Any) -> Rollout:
     return Rollout("none", engine="fake", instances=instances, engine_settings=engine_settings, **settings)
 
 
-def tokens_of(groups: list[GroupRecord]) -> Tokens:
+def tokens_of(groups: list[GroupResult]) -> Tokens:
     return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
 
-async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
     return [group async for group in rollout.run(PROMPTS, n=4, sampling=SAMPLING, **settings)]
 
 
@@ -189,7 +189,7 @@ def test_a_slow_consumer_does_not_hold_generation_up() -> None:
 def test_rewards_are_computed_while_others_still_run() -> None:
     seen: list[tuple[str, int]] = []
 
-    async def reward(prompt: Prompt, response: ResponseRecord) -> float:
+    async def reward(prompt: Prompt, response: Response) -> float:
         seen.append((prompt.id, response.index))
         await asyncio.sleep(0)
         return float(response.num_tokens)
@@ -207,17 +207,17 @@ def test_rewards_are_computed_while_others_still_run() -> None:
 def test_slow_and_failing_rewards_are_named_and_stall_nothing(is_async: bool) -> None:
     never = asyncio.Event()
 
-    def judge(prompt: Prompt, response: ResponseRecord) -> float:
+    def judge(prompt: Prompt, response: Response) -> float:
         if response.index == 1:
             raise ValueError("no opinion")
         return 1.0
 
-    async def slow_judge(prompt: Prompt, response: ResponseRecord) -> float:
+    async def slow_judge(prompt: Prompt, response: Response) -> float:
         if response.index == 2:
             await never.wait()
         return judge(prompt, response)
 
-    async def scenario() -> list[GroupRecord]:
+    async def scenario() -> list[GroupResult]:
         async with a_rollout() as rollout:
             function: Callable[..., Any] = slow_judge if is_async else judge
             return await rolled_out(rollout, reward=function, reward_deadline_s=0.2)

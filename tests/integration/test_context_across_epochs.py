@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("seer.drafting._index")
 
-from seer import GroupRecord, Prompt, Rollout, Sampling
+from seer import GroupResult, Prompt, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.metrics.events import Event, Started, Stepped
 
@@ -19,13 +19,13 @@ PROMPTS = [Prompt(id=f"prompt {i}", token_ids=(1, 2, 3 + i), seed=i) for i in ra
 SAMPLING = Sampling(max_tokens=96, ignore_eos=True)
 
 
-async def rolled_out(rollout: Rollout, n: int = 2, **known: Any) -> tuple[list[GroupRecord], list[Event]]:
+async def rolled_out(rollout: Rollout, n: int = 2, **known: Any) -> tuple[list[GroupResult], list[Event]]:
     events: list[Event] = []
     groups = [group async for group in rollout.run(PROMPTS, n=n, sampling=SAMPLING, events=events.append, **known)]
     return sorted(groups, key=lambda group: group.group), events
 
 
-def tokens_of(groups: list[GroupRecord]) -> list[list[int]]:
+def tokens_of(groups: list[GroupResult]) -> list[list[int]]:
     return [response.token_ids for group in groups for response in group.responses]
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostOptions, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.verification.rescoring import PlainModel, ResponseToVerify, verify
 
@@ -42,17 +42,17 @@ def a_rollout(model: Path, instances: int = 2, **settings: Any) -> Rollout:
     )
 
 
-async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
     return [group async for group in rollout.run(PROMPTS, n=4, sampling=SAMPLING, **settings)]
 
 
-def tokens_of(groups: list[GroupRecord]) -> Tokens:
+def tokens_of(groups: list[GroupResult]) -> Tokens:
     return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
 
 @functools.cache
-def undisturbed(model: Path) -> list[GroupRecord]:
-    async def scenario() -> list[GroupRecord]:
+def undisturbed(model: Path) -> list[GroupResult]:
+    async def scenario() -> list[GroupResult]:
         async with a_rollout(model, 1, scheduler="verl", speculation="off") as rollout:
             return await rolled_out(rollout)
 
@@ -85,7 +85,7 @@ def test_kill_9_of_an_instance_changes_no_token(model: Path) -> None:
 def test_new_weights_give_other_tokens_and_the_next_weights_version(model: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", seed=1)
 
-    async def scenario() -> list[GroupRecord]:
+    async def scenario() -> list[GroupResult]:
         async with a_rollout(model) as rollout:
             await rolled_out(rollout)
             await rollout.update_weights(other)
@@ -114,7 +114,7 @@ def test_tensors_become_the_weights_and_outlive_a_restart(model: Path, tmp_path:
     assert tokens == tokens_of(undisturbed(other))
 
 
-def claims(groups: list[GroupRecord]) -> list[ResponseToVerify]:
+def claims(groups: list[GroupResult]) -> list[ResponseToVerify]:
     return [ResponseToVerify(group.prompt_token_ids, SAMPLING, r) for group in groups for r in group.responses]
 
 

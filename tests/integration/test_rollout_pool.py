@@ -17,7 +17,7 @@ from pools import a_mooncake_store
 
 pytest.importorskip("torch")
 
-from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostOptions, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError
 from seer.hosting.fleet_pool import FleetPool
@@ -60,7 +60,7 @@ class MovingIsFree(TransferEstimate):
         pass
 
 
-async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
     return [group async for group in rollout.run(PROMPTS, n=4, sampling=SAMPLING, **settings)]
 
 
@@ -102,7 +102,7 @@ def test_a_request_that_ends_in_any_way_leaves_nothing_pinned(model: Path) -> No
 
 
 def test_a_request_that_fails_leaves_nothing_pinned(model: Path) -> None:
-    async def scenario() -> list[GroupRecord]:
+    async def scenario() -> list[GroupResult]:
         async with a_rollout(model) as rollout:
 
             def refuse() -> None:
@@ -142,7 +142,7 @@ def test_new_weights_empty_the_pool(model: Path) -> None:
 
 
 def test_damage_is_noticed_computed_again_and_reported(model: Path) -> None:
-    async def scenario() -> tuple[list[GroupRecord], list[GroupRecord], Any]:
+    async def scenario() -> tuple[list[GroupResult], list[GroupResult], Any]:
         async with a_rollout(model) as rollout:
             expected = await rolled_out(rollout)
             assert rollout.summary is not None
@@ -175,7 +175,7 @@ def mooncake() -> Iterator[ServeState]:
 
 
 def test_a_killed_mooncake_master_costs_time_and_no_token(model: Path, mooncake: ServeState) -> None:
-    async def scenario() -> tuple[list[GroupRecord], list[GroupRecord], Any]:
+    async def scenario() -> tuple[list[GroupResult], list[GroupResult], Any]:
         async with a_rollout(model, pool="mooncake", pool_name=mooncake.name) as rollout:
             expected = await rolled_out(rollout)
             assert rollout.summary is not None

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostOptions, Rollout, Sampling
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError, SeerError
@@ -36,13 +36,13 @@ def a_rollout(model: Path, **settings: Any) -> Rollout:
     return Rollout(model, kv_blocks=128, max_num_seqs=4, hosting=HostOptions(pin=False), **settings)
 
 
-async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
     return [group async for group in rollout.run(PROMPTS, n=4, sampling=SAMPLING, **settings)]
 
 
 @pytest.fixture(scope="module")
-def groups(model: Path) -> list[GroupRecord]:
-    async def scenario() -> list[GroupRecord]:
+def groups(model: Path) -> list[GroupResult]:
+    async def scenario() -> list[GroupResult]:
         async with a_rollout(model) as rollout:
             return await rolled_out(rollout)
 
@@ -73,7 +73,7 @@ def test_a_share_of_the_run_is_verified_against_the_weights_it_used(model: Path,
     asyncio.run(scenario())
 
 
-def test_a_response_is_scored_when_it_ends_and_not_when_the_run_does(model: Path, groups: list[GroupRecord]) -> None:
+def test_a_response_is_scored_when_it_ends_and_not_when_the_run_does(model: Path, groups: list[GroupResult]) -> None:
     async def scenario() -> int:
         verifier = a_verifier(model)
         await verifier.start()
@@ -88,7 +88,7 @@ def test_a_response_is_scored_when_it_ends_and_not_when_the_run_does(model: Path
     assert asyncio.run(scenario()) == 1
 
 
-def test_one_token_that_was_changed_is_found(model: Path, groups: list[GroupRecord]) -> None:
+def test_one_token_that_was_changed_is_found(model: Path, groups: list[GroupResult]) -> None:
     async def scenario() -> bool:
         verifier = a_verifier(model)
         await verifier.start()
@@ -110,7 +110,7 @@ def test_one_token_that_was_changed_is_found(model: Path, groups: list[GroupReco
     assert not asyncio.run(scenario())
 
 
-def test_without_its_process_there_is_no_verification(model: Path, groups: list[GroupRecord]) -> None:
+def test_without_its_process_there_is_no_verification(model: Path, groups: list[GroupResult]) -> None:
     async def scenario() -> None:
         verifier = a_verifier(model)
         await verifier.start()

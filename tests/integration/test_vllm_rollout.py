@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer import GroupRecord, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostOptions, Rollout, Sampling
 from seer.engine.local.models_get import find_model
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError
@@ -83,11 +83,11 @@ def _title(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def tokens_of(groups: list[GroupRecord]) -> Tokens:
+def tokens_of(groups: list[GroupResult]) -> Tokens:
     return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
 
-async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupRecord]:
+async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
     return [group async for group in rollout.run(PROMPTS, n=3, sampling=SAMPLING, **settings)]
 
 
@@ -105,11 +105,11 @@ class Story:
 
     model: Path
     other: Path
-    first: list[GroupRecord] = field(default_factory=list)
-    all_at_once: list[GroupRecord] = field(default_factory=list)
+    first: list[GroupResult] = field(default_factory=list)
+    all_at_once: list[GroupResult] = field(default_factory=list)
     preemptions: dict[str, int] = field(default_factory=dict)
-    updated: list[GroupRecord] = field(default_factory=list)
-    killed: list[GroupRecord] = field(default_factory=list)
+    updated: list[GroupResult] = field(default_factory=list)
+    killed: list[GroupResult] = field(default_factory=list)
     num_lost: int = 0
     segments_with_names: list[str] = field(default_factory=list)
     engine_was_killed: bool = False

@@ -103,7 +103,7 @@ def test_stopping_early_ends_every_request_once_with_what_it_had(
     assert set(ended.values()) == {1}
     whole = 0
     for result in run.results:
-        row = workload.lengths[result.group.id]
+        row = workload.lengths[result.group]
         finished = [response.finish_reason is not FinishReason.CANCELLED for response in result.responses]
         whole += all(finished)
         for response, length, by_itself in zip(result.responses, row, finished, strict=True):

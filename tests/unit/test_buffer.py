@@ -4,7 +4,7 @@ import pytest
 
 from builders import a_buffer, a_group, an_output
 from seer.buffer import RequestState, request_seed
-from seer.types import ChunkEnd, FinishReason, TokenSpan
+from seer.types import ChunkEnd, ChunkOutput, FinishReason, TokenSpan
 
 
 def test_admitting_a_group_makes_its_requests_wait_with_the_first_as_probe() -> None:
@@ -52,6 +52,37 @@ def test_a_request_finishes_when_the_model_stops_or_its_own_limit_is_reached(
     assert result.responses[0].finished_s == 5.0
     assert buffer.drained
     assert buffer.take_complete_groups() == []
+
+
+def test_a_request_has_its_response_from_the_moment_it_ends_and_its_group_hands_out_the_same_one() -> None:
+    buffer = a_buffer(a_group(3, 2), weights_version=4)
+    request = buffer[0]
+    chunk = buffer.start(request, 0, 50, False, 1.0)
+    buffer.apply(ChunkOutput(0, chunk.attempt, 0, 2, TokenSpan([7, 8], [-0.1, -0.2], 4, [-0.3, -0.4])), 2.0)
+    assert request.response is None
+    buffer.apply(ChunkOutput(0, chunk.attempt, 0, 1, TokenSpan([9], [-0.5], 4, [-0.6]), ChunkEnd.STOP), 3.0)
+
+    response = request.response
+    assert response is not None
+    assert (response.group, response.prompt_id, response.index, response.weights_version) == (3, "3", 0, 4)
+    assert (response.token_ids, response.logprobs) == ([7, 8, 9], [-0.1, -0.2, -0.5])
+    assert response.raw_logprobs == [-0.3, -0.4, -0.6]
+    assert (response.seed, response.num_tokens) == (request.seed, 3)
+    assert (response.queued_s, response.started_s, response.finished_s) == (0.0, 1.0, 3.0)
+    buffer.cancel(buffer[1], 4.0)
+    (result,) = buffer.take_complete_groups()
+    assert result.responses[0] is response
+    assert (result.group, result.prompt_id, result.is_complete) == (3, "3", False)
+
+
+def test_a_response_without_raw_log_probabilities_for_every_token_has_none() -> None:
+    buffer = a_buffer(a_group(0, 1))
+    chunk = buffer.start(buffer[0], 0, 50, False, 0.0)
+    buffer.apply(ChunkOutput(0, chunk.attempt, 0, 1, TokenSpan([7], [-0.1], 0, [-0.3])), 1.0)
+    buffer.apply(ChunkOutput(0, chunk.attempt, 0, 1, TokenSpan([8], [-0.2], 0), ChunkEnd.STOP), 1.0)
+    response = buffer[0].response
+    assert response is not None
+    assert response.raw_logprobs is None
 
 
 def test_outputs_of_a_superseded_attempt_are_ignored() -> None:

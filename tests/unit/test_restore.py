@@ -57,11 +57,11 @@ def rolled_out(scheduler: str, restored: dict[tuple[int, int], Restored]) -> tup
 def test_a_restored_run_gives_the_same_and_repeats_nothing(scheduler: str) -> None:
     whole, _ = rolled_out(scheduler, {})
     responses = {(r.group, r.index): r for group in whole for r in group.responses}
-    half = {key: Restored((a_span(*r.token_ids()[: r.num_tokens // 2]),)) for key, r in responses.items()}
-    half[(0, 0)] = Restored((a_span(*responses[(0, 0)].token_ids()),), responses[(0, 0)].finish_reason)
+    half = {key: Restored((a_span(*r.token_ids[: r.num_tokens // 2]),)) for key, r in responses.items()}
+    half[(0, 0)] = Restored((a_span(*responses[(0, 0)].token_ids),), responses[(0, 0)].finish_reason)
     again, events = rolled_out(scheduler, half)
-    assert {(r.group, r.index): r.token_ids() for g in again for r in g.responses} == {
-        key: response.token_ids() for key, response in responses.items()
+    assert {(r.group, r.index): r.token_ids for g in again for r in g.responses} == {
+        key: response.token_ids for key, response in responses.items()
     }
     assert not any(isinstance(event, Started) and event.request == 0 for event in events)
     assert sum(isinstance(event, Ended) for event in events) == 6
@@ -69,7 +69,7 @@ def test_a_restored_run_gives_the_same_and_repeats_nothing(scheduler: str) -> No
 
 def test_a_run_that_had_finished_is_handed_out_at_once() -> None:
     whole, _ = rolled_out("seer", {})
-    done = {(r.group, r.index): Restored(r.spans, r.finish_reason) for g in whole for r in g.responses}
+    done = {(r.group, r.index): Restored((a_span(*r.token_ids),), r.finish_reason) for g in whole for r in g.responses}
     again, events = rolled_out("seer", done)
     assert len(again) == 2
     assert not any(isinstance(event, Started) for event in events)

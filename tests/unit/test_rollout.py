@@ -121,7 +121,7 @@ def test_groups_are_handed_out_as_they_complete() -> None:
 
     instance = ScriptedInstance(0, answer)
     results = roll([instance], [a_group(0, 2), a_group(1, 2)])
-    assert [result.group.id for result in results] == [1, 0]
+    assert [result.group for result in results] == [1, 0]
     assert [response.finished_s for response in results[0].responses] == [1.0, 1.0]
 
 
@@ -175,7 +175,7 @@ def test_enough_whole_groups_cancel_the_rest_even_if_several_complete_at_once() 
         return stops(chunk) if chunk.group < 3 else None
 
     results = roll([ScriptedInstance(0, answer)], [a_group(id, 2) for id in range(5)], enough_groups=2)
-    reasons = {result.group.id: {response.finish_reason for response in result.responses} for result in results}
+    reasons = {result.group: {response.finish_reason for response in result.responses} for result in results}
     stopped, cancelled = {FinishReason.STOP}, {FinishReason.CANCELLED}
     assert reasons == {0: stopped, 1: stopped, 2: stopped, 3: cancelled, 4: cancelled}
 

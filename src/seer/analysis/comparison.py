@@ -24,8 +24,9 @@ from seer.errors import InputError
 from seer.metrics.events import Event
 from seer.metrics.summary import Summary
 from seer.runs.prompts import EncodedPrompt
-from seer.runs.results import GroupRecord, read_responses
+from seer.runs.results import read_responses
 from seer.runs.run import Lengths
+from seer.types import GroupResult
 
 WARM_UP_TOKENS = 8
 
@@ -110,7 +111,7 @@ async def compare(
     seed: int = 0,
     lengths: Lengths | None = None,
     began: Callable[[int, str], Callable[[Event], None]] | None = None,
-    ended: Callable[[Measured, list[GroupRecord]], None] | None = None,
+    ended: Callable[[Measured, list[GroupResult]], None] | None = None,
 ) -> Comparison:
     """Run everything; the rollout must have been started. `began` may return a sink for the run's events."""
     comparison = Comparison(list(schedulers))

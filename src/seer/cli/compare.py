@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from seer.metrics.events import Event
     from seer.metrics.jsonl import EventLog
     from seer.runs.prompts import EncodedPrompt
-    from seer.runs.results import GroupRecord
+    from seer.types import GroupResult
 
 EXAMPLES = """\
 examples:
@@ -181,7 +181,7 @@ class _Recorder:
         self._say(f"run {repetition + 1} of {self._args.repeat}, {scheduler}")
         return self._log
 
-    def ended(self, measured: Measured, groups: list[GroupRecord]) -> None:
+    def ended(self, measured: Measured, groups: list[GroupResult]) -> None:
         """A run is over."""
         from seer.runs.results import write_responses
 

@@ -99,9 +99,8 @@ class Journal:
         key = (request.group.id, request.index)
         done = self._num_written.get(key, 0)
         fresh = request.spans[done:]
-        finish_reason = (
-            request.finish_reason if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) else None
-        )
+        reason = request.finish_reason
+        finish_reason = reason if reason is not None and reason.is_complete else None
         if not fresh and finish_reason is None:
             return
         line = self._encoder.encode(Line(*key, fresh, finish_reason)) + b"\n"

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from seer.runs.prompts import Prompt
-from seer.runs.results import ResponseRecord
+from seer.types import Response
 
-RewardFunction = Callable[[Prompt, ResponseRecord], Awaitable[float] | float]
+RewardFunction = Callable[[Prompt, Response], Awaitable[float] | float]
 
 MAX_CALLS = 64
 """Rewards computed at once; more wait for a place, within their own deadline."""
@@ -35,12 +35,12 @@ class RewardCalls:
         self._places = asyncio.Semaphore(MAX_CALLS)
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
 
-    def begin(self, prompt: Prompt, response: ResponseRecord) -> None:
+    def begin(self, prompt: Prompt, response: Response) -> None:
         """Start computing a response's reward; it is written into the response."""
         task = asyncio.create_task(self._reward(prompt, response))
         self._tasks[(response.group, response.index)] = task
 
-    async def settle(self, responses: tuple[ResponseRecord, ...]) -> None:
+    async def settle(self, responses: tuple[Response, ...]) -> None:
         """Wait until these responses have their reward or the reason why not."""
         keys = [(response.group, response.index) for response in responses]
         await asyncio.gather(*(self._tasks[key] for key in keys if key in self._tasks))
@@ -53,7 +53,7 @@ class RewardCalls:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _reward(self, prompt: Prompt, response: ResponseRecord) -> None:
+    async def _reward(self, prompt: Prompt, response: Response) -> None:
         who = f"reward {self._name} of prompt {response.prompt_id}, response {response.index}"
         try:
             async with asyncio.timeout(self._deadline_s), self._places:
@@ -63,7 +63,7 @@ class RewardCalls:
         except Exception as error:  # the user's code: named, and kept out of the way
             response.reward_error = f"{who} failed: {type(error).__name__}: {error}"
 
-    async def _call(self, prompt: Prompt, response: ResponseRecord) -> float:
+    async def _call(self, prompt: Prompt, response: Response) -> float:
         if inspect.iscoroutinefunction(self._function):
             return float(await self._function(prompt, response))
         answer = await _in_thread(self._function, prompt, response)

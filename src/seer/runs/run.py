@@ -2,7 +2,7 @@
 
 The loop runs in a task of its own, so a consumer that takes its time (a training step between two groups)
 does not hold generation up. Everything that happens besides generation hangs on the loop's events: a
-response's record is made and its reward begun when it ends, a chunk is journalled when it stops.
+response gets its text and its reward begins when it ends, a chunk is journalled when it stops.
 
 Waits for                                    unblocked by
   the next group (consumer)                    the loop, a reward and its deadline, the fleet's failure
@@ -32,7 +32,7 @@ from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.runs.journal import Journal
 from seer.runs.prompts import EncodedPrompt
-from seer.runs.results import GroupRecord, ResponseRecord, respond
+from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.transfer import TransferEstimate
@@ -95,8 +95,7 @@ class Run:
         self.groups_asked = [_group(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
         self._context = Context(options.length_hints)
         self._summarizer = Summarizer(len(fleet.instances))
-        self._records: dict[tuple[int, int], ResponseRecord] = {}
-        self._queue: asyncio.Queue[GroupRecord | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
         self._deliveries: set[asyncio.Task[None]] = set()
         self._rewards = RewardCalls(options.reward, deadline_s=options.reward_deadline_s) if options.reward else None
         self._failure: SeerError | None = None
@@ -104,9 +103,10 @@ class Run:
         self._began_s = 0.0
         self._pool_before: PoolStats | None = None
         self.loop: RolloutLoop | None = None
+        self._any_complete = False
         self.num_groups_done = 0
 
-    async def groups(self) -> AsyncIterator[GroupRecord]:
+    async def groups(self) -> AsyncIterator[GroupResult]:
         """Groups as they complete. Leaving early cancels the rest."""
         drafts = self._spec.drafts if self._options.speculation == "auto" else "none"
         past = {
@@ -120,8 +120,8 @@ class Run:
         self._began_s = asyncio.get_running_loop().time()
         self._pump_task = pump = asyncio.create_task(self._pump(loop))
         try:
-            while (record := await self._queue.get()) is not None:
-                yield record
+            while (result := await self._queue.get()) is not None:
+                yield result
             if self._failure is not None:
                 raise self._failure
             await pump
@@ -135,7 +135,7 @@ class Run:
 
     def summary(self) -> Summary | None:
         """The numbers of the run, once a request has ended by itself."""
-        return self._summarizer.summary() if any(r.is_complete for r in self._records.values()) else None
+        return self._summarizer.summary() if self._any_complete else None
 
     def length_hints(self) -> dict[str, int]:
         """What this run taught of its prompts' lengths, for a later epoch."""
@@ -178,28 +178,20 @@ class Run:
             self._queue.put_nowait(None)
 
     def _deliver(self, result: GroupResult) -> None:
-        group = result.group
-        prompt = self._prompts[group.id]
-        record = GroupRecord(
-            group=group.id,
-            prompt_id=prompt.prompt.id,
-            prompt_token_ids=prompt.token_ids,
-            responses=tuple(self._records[(group.id, index)] for index in range(group.num_requests)),
-        )
         if self._rewards is None:
-            self._hand_out(record)
+            self._hand_out(result)
             return
-        task = asyncio.create_task(self._deliver_with_rewards(record, self._rewards))
+        task = asyncio.create_task(self._deliver_with_rewards(result, self._rewards))
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 
-    async def _deliver_with_rewards(self, record: GroupRecord, rewards: RewardCalls) -> None:
-        await rewards.settle(record.responses)
-        self._hand_out(record)
+    async def _deliver_with_rewards(self, result: GroupResult, rewards: RewardCalls) -> None:
+        await rewards.settle(result.responses)
+        self._hand_out(result)
 
-    def _hand_out(self, record: GroupRecord) -> None:
+    def _hand_out(self, result: GroupResult) -> None:
         self.num_groups_done += 1
-        self._queue.put_nowait(record)
+        self._queue.put_nowait(result)
 
     async def _finish(self, loop: RolloutLoop, pump: asyncio.Task[None]) -> None:
         """Leave the fleet ready for another run, whatever ended this one."""
@@ -260,22 +252,16 @@ class Run:
             )
 
     def _on_end(self, request: Request) -> None:
-        prompt = self._prompts[request.group.id]
-        record = respond(
-            request,
-            prompt,
-            self._codec,
-            weights_version=self._fleet.weights_version,
-            seed=request_seed(request.group.seed, request.index),
-            began_s=self._began_s,
-        )
-        self._records[(record.group, record.index)] = record
+        response = request.response
+        assert response is not None, f"{request} has not ended"
+        complete(response, self._codec, began_s=self._began_s)
+        self._any_complete |= response.is_complete
         if self._options.verifier is not None:
-            self._options.verifier.consider(record)
+            self._options.verifier.consider(response)
         if self._fleet.pool is not None:
             self._fleet.pool.free(request.id)
-        if self._rewards is not None and record.is_complete:
-            self._rewards.begin(prompt.prompt, record)
+        if self._rewards is not None and response.is_complete:
+            self._rewards.begin(self._prompts[response.group].prompt, response)
 
     def _to_loop(self, output: ChunkOutput) -> None:
         assert self.loop is not None, "an output without a loop"

@@ -21,8 +21,7 @@ from seer.engine.local.model_config import ModelConfig, read_config
 from seer.engine.local.rotary import RotaryTable
 from seer.engine.local.sampling import NEAR_TIE, SampleRow, gumbel, processed
 from seer.engine.local.weights import open_weights
-from seer.runs.results import ResponseRecord
-from seer.types import Sampling
+from seer.types import Response, Sampling
 
 GAP_LIMITS = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 """Largest difference of a log-probability that rounding explains, by the type the engine computed in."""
@@ -118,9 +117,9 @@ def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
 class ResponseToVerify:
     """A response and what it says it was sampled from."""
 
-    prompt_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: Sampling
-    response: ResponseRecord
+    response: Response
     ends_ignored: bool = False
     """The run forced lengths, so the model's end tokens did not count."""
 
@@ -133,8 +132,8 @@ def verify(model: PlainModel, claims: Iterable[ResponseToVerify], *, dtype: str 
         response = claim.response
         if not response.token_ids:
             continue
-        ids = [*claim.prompt_ids, *response.token_ids]
-        start = len(claim.prompt_ids) - 1
+        ids = [*claim.prompt_token_ids, *response.token_ids]
+        start = len(claim.prompt_token_ids) - 1
         logits = model.logits(ids[:-1], start)
         stops = _stop_ids(model.config, claim)
         num_responses += 1

@@ -26,7 +26,7 @@ from seer.errors import ConfigError, DeadlineExceeded, SeerError
 from seer.hosting.channel import Channel
 from seer.hosting.launch import ChildProcess
 from seer.runs.prompts import EncodedPrompt
-from seer.runs.results import ResponseRecord
+from seer.types import Response
 from seer.verification.rescoring import ResponseToVerify, Verification, add_up
 from seer.verification.verifier_process import Begin, Score, Scored
 
@@ -83,7 +83,7 @@ class Verifier:
         self._channel.send(self._begin)
         self._reader = asyncio.create_task(self._read(self._channel))
 
-    def consider(self, response: ResponseRecord) -> None:
+    def consider(self, response: Response) -> None:
         """A response has ended: score it if it was chosen. Never waits."""
         if (response.group, response.index) not in self._chosen or not response.is_complete or not response.token_ids:
             return

@@ -13,8 +13,7 @@ from seer.integrations.trl.on_policy import _comparable, _compare
 from seer.integrations.trl.prompt_memory import MAX_PAST_RESPONSES, PromptMemory
 from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
 from seer.integrations.trl.trainer_weights import refuse_unreadable
-from seer.runs.results import GroupRecord, ResponseRecord
-from seer.types import FinishReason, Sampling
+from seer.types import FinishReason, GroupResult, Response, Sampling
 
 
 def a_trainer(*, training: bool = True, **changes: Any) -> Any:
@@ -41,8 +40,8 @@ def a_trainer(*, training: bool = True, **changes: Any) -> Any:
     return trainer
 
 
-def a_response(index: int, tokens: list[int]) -> ResponseRecord:
-    return ResponseRecord(
+def a_response(index: int, tokens: list[int]) -> Response:
+    return Response(
         group=0,
         prompt_id="p",
         index=index,
@@ -63,9 +62,9 @@ def a_response(index: int, tokens: list[int]) -> ResponseRecord:
     )
 
 
-def a_group(*lengths: int) -> GroupRecord:
+def a_group(*lengths: int) -> GroupResult:
     responses = tuple(a_response(index, list(range(length))) for index, length in enumerate(lengths))
-    return GroupRecord(group=0, prompt_id="p", prompt_token_ids=(1,), responses=responses)
+    return GroupResult(group=0, prompt_id="p", prompt_token_ids=(1,), responses=responses)
 
 
 def test_runs_of_equal_prompts_are_groups() -> None:

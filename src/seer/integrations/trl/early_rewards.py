@@ -27,8 +27,8 @@ from typing import Any
 from seer.errors import ConfigError, InputError
 from seer.integrations.trl.groups import PromptGroup, prompt_key
 from seer.runs.prompts import Prompt
-from seer.runs.results import ResponseRecord
 from seer.runs.rewards import RewardFunction
+from seer.types import Response
 
 REWARDS = "seer_reward"
 """The column that carries computed rewards from the rollout to TRL's reward call."""
@@ -77,16 +77,16 @@ class RewardsByRow:
                 raise InputError(f"a prompt is not in the {mode} dataset: {str(group.prompt)[:80]!r}")
         reward, tokenizer = self._reward, trainer.processing_class
 
-        def arguments(response: ResponseRecord) -> dict[str, Any]:
+        def arguments(response: Response) -> dict[str, Any]:
             group = groups[response.group]
             text = tokenizer.decode(response.token_ids, skip_special_tokens=True)
             completion = text if isinstance(group.prompt, str) else [{"role": "assistant", "content": text}]
             return known[group.key] | {"prompt": group.prompt, "completion": completion}
 
-        async def begin(prompt: Prompt, response: ResponseRecord) -> float:
+        async def begin(prompt: Prompt, response: Response) -> float:
             return float(await reward.function(**arguments(response)))
 
-        def compute(prompt: Prompt, response: ResponseRecord) -> float:
+        def compute(prompt: Prompt, response: Response) -> float:
             return float(reward.function(**arguments(response)))
 
         chosen: RewardFunction = begin if inspect.iscoroutinefunction(reward.function) else compute

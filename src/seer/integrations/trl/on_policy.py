@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seer.runs.results import ResponseRecord
-from seer.types import Sampling
+from seer.types import Response, Sampling
 
 MAX_MEAN_GAP_FLOAT32 = 1e-3
 """Where both sides compute in float32. The noise was measured at 1e-7 on tiny models and 1e-5 on 135 M parameters."""
@@ -64,7 +63,7 @@ class OnPolicyCheck:
         self,
         trainer: Any,
         prompts: Sequence[Sequence[int]],
-        responses: Sequence[ResponseRecord],
+        responses: Sequence[Response],
         sampling: Sampling,
         *,
         dtype: str,
@@ -106,7 +105,7 @@ def _spread(num_all: int, num_wanted: int) -> list[int]:
     return [place * num_all // wanted for place in range(wanted)]
 
 
-def _comparable(response: ResponseRecord, sampling: Sampling) -> Sequence[float] | None:
+def _comparable(response: Response, sampling: Sampling) -> Sequence[float] | None:
     """The log-probabilities that the trainer's own would equal: temperature applied, nothing cut."""
     is_cut = sampling.top_p < 1 or sampling.top_k is not None or sampling.min_p > 0 or sampling.min_tokens > 0
     if not is_cut:

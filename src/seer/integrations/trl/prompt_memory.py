@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seer.runs.results import GroupRecord
+from seer.types import GroupResult
 
 MAX_PROMPTS = 100_000
 MAX_PAST_RESPONSES = 4
@@ -35,17 +35,17 @@ class PromptMemory:
         self._keeps_words = words
         self._prompts: OrderedDict[str, _Memory] = OrderedDict()
 
-    def learn(self, key: str, record: GroupRecord) -> None:
+    def learn(self, key: str, group: GroupResult) -> None:
         """Take in a prompt's responses; what was known of it before is replaced."""
         if not (self._keeps_lengths or self._keeps_words):
             return
         responses: tuple[tuple[int, ...], ...] = ()
         if self._keeps_words:
-            by_length = sorted(record.responses, key=lambda response: (-response.num_tokens, response.index))
+            by_length = sorted(group.responses, key=lambda response: (-response.num_tokens, response.index))
             # Evenly over the lengths, the longest included: it is what the others are waited with.
             stride = max(1, len(by_length) // MAX_PAST_RESPONSES)
             responses = tuple(tuple(one.token_ids) for one in by_length[::stride][:MAX_PAST_RESPONSES])
-        longest = max(response.num_tokens for response in record.responses)
+        longest = max(response.num_tokens for response in group.responses)
         self._prompts[key] = _Memory(longest, responses)
         self._prompts.move_to_end(key)
         while len(self._prompts) > MAX_PROMPTS:

@@ -23,8 +23,8 @@ from seer.hosting.fleet import HostedFleet
 from seer.integrations.trl.on_policy import OnPolicyNumbers
 from seer.integrations.trl.rollout_settings import RolloutSettings
 from seer.metrics.summary import Summary
-from seer.runs.results import GroupRecord
 from seer.runs.run_folder import RunFolder, machine
+from seer.types import GroupResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RolloutLine:
     on_policy: OnPolicyNumbers | None
 
     @classmethod
-    def of(cls, settings: RolloutSettings, call: int, found: Sequence[GroupRecord], **measured: Any) -> RolloutLine:
+    def of(cls, settings: RolloutSettings, call: int, found: Sequence[GroupResult], **measured: Any) -> RolloutLine:
         """The line of a rollout that is over."""
         responses = [response for group in found for response in group.responses]
         num_tokens = sum(response.num_tokens for response in responses)

@@ -37,8 +37,8 @@ from seer.integrations.trl.trainer_weights import refuse_unreadable
 from seer.metrics.events import EventSink, discard
 from seer.metrics.jsonl import EventLog
 from seer.runs.prompts import Prompt
-from seer.runs.results import GroupRecord, ResponseRecord
 from seer.runs.run_folder import RunFolder
+from seer.types import GroupResult, Response
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class SeerRollouts:
         trainer: Any,
         settings: RolloutSettings,
         call: int,
-    ) -> list[GroupRecord]:
+    ) -> list[GroupResult]:
         """All groups, in the trainer's order, every response whole."""
         token_ids, images, _ = trainer._tokenize_prompts([group.prompt for group in groups])
         if images is not None:
@@ -202,7 +202,7 @@ class SeerRollouts:
         _report_reward_errors(found, settings.step)
         return found
 
-    def _columns(self, prompt_ids: list[list[int]], responses: Sequence[ResponseRecord]) -> Columns:
+    def _columns(self, prompt_ids: list[list[int]], responses: Sequence[Response]) -> Columns:
         columns: Columns = {
             "prompt_ids": prompt_ids,
             "completion_ids": [response.token_ids for response in responses],
@@ -241,7 +241,7 @@ def _event_log(step: RunFolder | None) -> Iterator[EventSink]:
         yield events
 
 
-def _refuse_incomplete(found: Sequence[GroupRecord], step: int) -> None:
+def _refuse_incomplete(found: Sequence[GroupResult], step: int) -> None:
     """A response that was cut short would be trained on as if the model had ended it."""
     for group in found:
         for response in group.responses:
@@ -253,7 +253,7 @@ def _refuse_incomplete(found: Sequence[GroupRecord], step: int) -> None:
                 )
 
 
-def _report_reward_errors(found: Sequence[GroupRecord], step: int) -> None:
+def _report_reward_errors(found: Sequence[GroupResult], step: int) -> None:
     errors = [one.reward_error for group in found for one in group.responses if one.reward_error is not None]
     for error in errors[:3]:
         log.warning("step %d: %s", step, error)
