@@ -250,7 +250,7 @@ def test_a_step_that_breaks_fails_its_chunks_by_name_and_not_the_instance(folder
 
     async def main() -> None:
         await instance.start(inbox)
-        engine = instance._started()
+        engine = instance.engine
         forward = engine.model.forward
         engine.model.forward = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
         instance.submit(a_chunk(0, PROMPT, max_tokens=5))
@@ -273,7 +273,7 @@ def test_instances_of_one_process_share_their_weights_and_agree_on_the_weights_v
     async def main() -> None:
         await first.start(inbox)
         await second.start(inbox)
-        assert first._started().model.weights is second._started().model.weights
+        assert first.engine.model.weights is second.engine.model.weights
         weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
         await second.pause()
         second.submit(a_chunk(0, PROMPT, max_tokens=5))

@@ -191,7 +191,7 @@ def test_steps_tell_what_they_computed_and_what_they_loaded(pair: Pair, load_kv:
 
     num_context, num_loaded = pair.thread.run(scenario())
     num_prefilled = sum(report.num_prefill_tokens for report in reports)
-    seconds = [sum(report.load_s for report in reports), sum(report.load_aside_s for report in reports)]
+    seconds = [sum(report.load_s for report in reports), sum(report.overlapped_load_s for report in reports)]
     assert sum(r.num_batched_tokens - r.num_prefill_tokens for r in reports) == sum(r.num_emitted for r in reports)
     assert sum(report.loaded_bytes for report in reports) == num_loaded * pair.pool["block_bytes"]
     if load_kv:

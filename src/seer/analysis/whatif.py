@@ -165,7 +165,7 @@ def _load_token_s(events: Iterable[Event]) -> float:
     num_tokens, seconds = 0, 0.0
     for event in events:
         if isinstance(event, Stepped):
-            seconds += event.load_s + event.load_aside_s
+            seconds += event.load_s + event.overlapped_load_s
         elif isinstance(event, Prefilling):
             num_tokens += event.num_loaded
     return seconds / num_tokens if num_tokens else 0.0

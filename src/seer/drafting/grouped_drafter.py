@@ -18,13 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seer.drafting.base import DraftAsk, DraftSession, DraftTable, DraftTree
 from seer.drafting.client import ClientConfig, DraftClient, RequestKey
-from seer.drafting.index import DraftOptions
+from seer.drafting.index import LINEAR, DraftOptions
 from seer.drafting.index_session import IndexSession
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.types import DraftMode
@@ -41,6 +42,14 @@ class _Held:
     group: str
     start: int
     tokens: list[int]
+
+
+class LinearAsk(NamedTuple):
+    """A request that could use a linear draft now."""
+
+    group: int
+    request: int
+    max_tokens: int
 
 
 class GroupedDrafter:
@@ -101,6 +110,16 @@ class GroupedDrafter:
             trees.append(DraftTree(tokens[:count], ways, confidence[:count]))
             self._allowed[ask.request] = ask.max_tokens
         return trees
+
+    def draft_linear(self, asks: Sequence[LinearAsk]) -> list[list[int]]:
+        """The likeliest continuation of each request, as plain tokens; for engines that verify no trees."""
+        if self.mode == "none":
+            return [[] for _ in asks]
+        self.learn()
+        keys = [self._key(ask.group, ask.request) for ask in asks]
+        batch = self._client.draft(keys, [ask.max_tokens for ask in asks], options=LINEAR)
+        self._allowed.update((ask.request, ask.max_tokens) for ask in asks)
+        return [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
 
     def open_session(self, asks: Sequence[DraftAsk]) -> DraftSession:
         """Go along with these requests for some steps."""

@@ -14,7 +14,7 @@ def refuse_unfit(
     instance: int,
     weights_version: int,
     limits: InstanceLimits,
-    in_hand: Collection[int],
+    in_flight: Collection[int],
     max_waiting: int,
     vocab_size: int,
 ) -> None:
@@ -26,7 +26,7 @@ def refuse_unfit(
         raise InstanceError(
             f"request {chunk.request} wants weights version {chunk.weights_version}, {who} runs {weights_version}"
         )
-    if chunk.request in in_hand:
+    if chunk.request in in_flight:
         raise InstanceError(f"request {chunk.request} is already in hand on {who}")
     end_tokens = chunk.num_context_tokens + chunk.max_tokens
     if end_tokens > limits.max_model_len:
@@ -39,7 +39,7 @@ def refuse_unfit(
             f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
             hint="give the instance more KV memory or use smaller chunks",
         )
-    if len(in_hand) >= limits.max_num_seqs + max_waiting:
-        raise Overloaded(f"{who} already holds {len(in_hand)} chunks")
+    if len(in_flight) >= limits.max_num_seqs + max_waiting:
+        raise Overloaded(f"{who} already holds {len(in_flight)} chunks")
     if chunk.prompt and not 0 <= min(chunk.prompt) <= max(chunk.prompt) < vocab_size:
         raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")

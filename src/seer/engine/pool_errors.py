@@ -19,7 +19,7 @@ class PoolErrorCounter:
         self._num_missed = 0
         self._num_bad = self._count_bad()
 
-    def news(self, now_s: float, instance: int, num_missed_tokens: int) -> list[PoolTrouble]:
+    def delta(self, now_s: float, instance: int, num_missed_tokens: int) -> list[PoolTrouble]:
         """One event if anything went wrong; `num_missed_tokens` is the engine's count so far."""
         before, self._troubles = self._troubles, self._pool.troubles()
         num_missed, self._num_missed = num_missed_tokens - self._num_missed, num_missed_tokens

@@ -114,7 +114,7 @@ class Stepped(_Event, frozen=True, gc=False):
     num_accepted: int
     load_s: float = 0.0
     """Spent on KV from the pool, beside `duration_s`."""
-    load_aside_s: float = 0.0
+    overlapped_load_s: float = 0.0
     """Spent on KV from the pool while steps went on."""
     loaded_bytes: int = 0
     """In either time."""

@@ -245,7 +245,7 @@ class Run:
         """What KV costs to move and to compute, for the decisions to come."""
         if self._fleet.pool is None:
             return
-        self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.load_aside_s)
+        self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.overlapped_load_s)
         if steps.num_prefill_tokens:
             self._fleet.pool.transfer.saw_prefill(
                 steps.num_prefill_tokens, steps.duration_s * steps.num_prefill_tokens / steps.num_batched_tokens

@@ -24,7 +24,7 @@ class StepReport:
     num_accepted: int
     load_s: float = 0.0
     """Spent on KV from the pool before the step."""
-    load_aside_s: float = 0.0
+    overlapped_load_s: float = 0.0
     """Spent on KV from the pool while steps went on."""
     loaded_bytes: int = 0
     """In either time."""

@@ -66,7 +66,7 @@ def test_kv_moves_as_fast_as_it_did() -> None:
     few = {"scheduler": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
     assert record(events, **few).load_token_s == 0.0
     loaded = [Prefilling(0.1, 0, 0, 1, 0, 300), Prefilling(0.2, 1, 0, 1, 0, 100)]
-    told = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, load_aside_s=0.1, loaded_bytes=1)]
+    told = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, overlapped_load_s=0.1, loaded_bytes=1)]
     recorded = record([*events, *loaded, *told], **few)
     assert recorded.load_token_s == pytest.approx(1e-3)
     cost = RecordedCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(1.0, 0.0), load_token_s=1e-3)

@@ -55,22 +55,22 @@ def test_a_step_is_what_lies_between_its_end_and_that_of_the_step_before() -> No
     reports: list[StepReport] = []
     counts = StepCounts(on_step=reports.append)
     counts.take(a_state(1, done_s=5.0), an_iteration())
-    counts.take(a_state(1, done_s=None, seer_loaded_bytes=64, seer_load_aside_s=0.5), None)
+    counts.take(a_state(1, done_s=None, seer_loaded_bytes=64, seer_overlapped_load_s=0.5), None)
     counts.take(a_state(1, done_s=6.5, rows=41, prefill=40, seer_load_s=0.5), None)  # part of a context: no output
     counts.take(a_state(2, done_s=6.75, rows=9, prefill=7, emitted=2), an_iteration())
     assert [(r.duration_s, r.num_batched_tokens, r.num_prefill_tokens, r.num_emitted) for r in reports] == [
         (1.0, 41, 40, 0),
         (0.25, 9, 7, 2),
     ]
-    assert [(r.loaded_bytes, r.load_aside_s, r.load_s) for r in reports] == [(64, 0.5, 0.5), (0, 0.0, 0.0)]
+    assert [(r.loaded_bytes, r.overlapped_load_s, r.load_s) for r in reports] == [(64, 0.5, 0.5), (0, 0.0, 0.0)]
 
 
 def test_rows_that_only_fill_memory_are_told_from_those_that_draw_and_from_drafts() -> None:
-    from seer.engine.vllm.step_counting import PREFILL_ROWS, ROWS, count_batched_tokens
+    from seer.engine.vllm.step_counting import BATCHED_TOKENS, PREFILL_TOKENS, count_batched_tokens
 
     step: Any = SimpleNamespace(
         total_num_scheduled_tokens=105,
         num_scheduled_tokens={"computes its context": 100, "samples": 1, "drafts": 4},
         scheduled_spec_decode_tokens={"drafts": [7, 8, 9]},
     )
-    assert count_batched_tokens(step) == {ROWS: 105, PREFILL_ROWS: 99}
+    assert count_batched_tokens(step) == {BATCHED_TOKENS: 105, PREFILL_TOKENS: 99}

@@ -1,22 +1,29 @@
-"""The embedded engine as a child process makes it: with drafter, budget, its share of the pool, and events.
+"""The embedded engine as a child process makes it: with drafter, draft budget, pool and events.
 
-The engine steps in a thread of its own. What its steps did is gathered there and handed to the event loop a
-few times a second, so that watching costs next to nothing.
+The engine steps in a worker thread. Events are collected there and handed to the event loop every
+`step_events.REPORT_S`, and with the last step of a batch.
+
+Invariants
+  1. Events of a step are handed over before the step's outputs, so a run's last event precedes its last output.
+  2. Drafter and pool belong to the hosted instance: `close` closes them after the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.live_budget import MeasuredBudget
+from seer.engine.base import OutputSink
+from seer.engine.instance_wrapper import InstanceWrapper
 from seer.engine.local import LocalInstance
 from seer.engine.local.active import ActiveChunk
 from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.pool_errors import PoolErrorCounter
-from seer.engine.step_events import REPORT_S, add_up
+from seer.engine.step_events import StepTally
 from seer.kvpool.base import Pool
 from seer.kvpool.open_pool import open_pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
@@ -24,11 +31,12 @@ from seer.speculation.step_report import StepReport
 from seer.types import DraftMode
 
 TREE_PATHS = 2
-"""Children of a fork in a draft. A tree costs what a line of as many tokens does to verify, and is right more often."""
+"""Children of a fork in a draft tree. Verifying a tree costs the same as a line of as many tokens, and more of its
+tokens are accepted."""
 
 
-class HostedLocal(LocalInstance):
-    """`LocalInstance` that owns its drafter and pool, and can be told which drafts the next run wants."""
+class HostedLocal(InstanceWrapper[LocalInstance]):
+    """A `LocalInstance` with its own drafter and pool, whose steps are reported as events."""
 
     def __init__(
         self,
@@ -41,87 +49,76 @@ class HostedLocal(LocalInstance):
         **settings: Any,
     ) -> None:
         on_gpu = str(settings.get("device", "cpu")).startswith("cuda")
-        self._own_budget = (
+        self._drafter, self._pool, self._emit = drafter, pool, events
+        self._budget = (
             MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS if on_gpu else None)
             if drafter is not None
             else None
         )
-        super().__init__(
-            id,
-            model_dir,
-            drafter=drafter,
-            pool=pool,
-            budget=self._own_budget,
-            on_step=self._watch_step,
-            **settings,
+        instance = LocalInstance(
+            id, model_dir, drafter=drafter, pool=pool, budget=self._budget, on_step=self._on_step, **settings
         )
-        self._own_drafter, self._own_pool = drafter, pool
-        self._emit = events
-        # Worker's side
-        self._gathered: list[Event] = []
-        self._steps: list[StepReport] = []
-        self._running: dict[tuple[int, int], bool] = {}  # chunk and attempt -> whether it decodes
-        self._troubles = PoolErrorCounter(pool) if pool is not None else None
-        self._reported_s = 0.0
+        super().__init__(instance)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Worker thread only
+        self._tally = StepTally(id)
+        self._events: list[Event] = []
+        self._running: dict[tuple[int, int], bool] = {}  # (request, attempt) -> whether it decodes
+        self._pool_errors = PoolErrorCounter(pool) if pool is not None else None
+
+    async def start(self, sink: OutputSink) -> None:
+        """Start the engine; events go to the loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+        await super().start(sink)
 
     async def begin_run(
-        self,
-        run: str,
-        drafts: DraftMode,
-        weights_version: int,
-        past: Mapping[int, Sequence[Sequence[int]]] | None = None,
+        self, run: str, drafts: DraftMode, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]]
     ) -> None:
-        """Forget what other runs drafted and left unreported, and draft as this one asks."""
-        self._steps, self._gathered = [], []  # nothing steps between two runs
-        if self._own_drafter is not None:
-            self._own_drafter.begin_run(run, drafts, weights_version)
-            self._own_drafter.seed_from(past or {})
+        """Drop drafts and unreported steps of earlier runs, and draft as this run asks."""
+        self._tally.clear()  # safe from this thread: the engine does not step between two runs
+        self._events = []
+        if self._drafter is not None:
+            self._drafter.begin_run(run, drafts, weights_version)
+            self._drafter.seed_from(past)
 
     async def close(self) -> None:
-        """Free the engine, then what it used."""
+        """Close the engine, then its drafter and pool."""
         await super().close()
-        if self._own_drafter is not None:
-            self._own_drafter.close()
-        if self._own_pool is not None:
-            self._own_pool.close()
+        if self._drafter is not None:
+            self._drafter.close()
+        if self._pool is not None:
+            self._pool.close()
 
-    def _watch_step(self, report: StepReport) -> None:
-        """After each step, in the worker's thread."""
-        if self._own_budget is not None:
-            self._own_budget.on_step(report)
+    def _on_step(self, report: StepReport) -> None:
+        """Runs after each step, in the worker thread."""
+        if self._budget is not None:
+            self._budget.on_step(report)
         now_s = time.monotonic()  # the clock of the event loops, in every process of this machine
         self._note_chunks(now_s)
-        self._steps.append(report)
-        if now_s - self._reported_s >= REPORT_S or self._is_last_step():
-            self._reported_s = now_s
-            # Apart, so that what a plain decoding step costs can be read off the log.
-            plain = [step for step in self._steps if not step.num_prefill_tokens]
-            mixed = [step for step in self._steps if step.num_prefill_tokens]
-            self._gathered.extend(add_up(now_s, self.id, steps) for steps in (plain, mixed) if steps)
-            self._steps = []
-            if self._troubles is not None and self._engine is not None:
-                self._gathered.extend(self._troubles.news(now_s, self.id, self._engine.num_missed_tokens))
-            gathered, self._gathered = self._gathered, []
+        self._tally.add(report)
+        if self._tally.is_due(now_s) or self._is_last_step():
+            self._events.extend(self._tally.take(now_s))
+            if self._pool_errors is not None:
+                self._events.extend(self._pool_errors.delta(now_s, self.id, self.inner.engine.num_missed_tokens))
+            events, self._events = self._events, []
             assert self._loop is not None, "steps come after start"
-            self._loop.call_soon_threadsafe(self._deliver_events, gathered)
+            self._loop.call_soon_threadsafe(self._deliver_events, events)
 
     def _is_last_step(self) -> bool:
-        """Whether everything in hand ends with this step: its report must not come after the last output."""
-        assert self._engine is not None, "steps come after start"
-        scheduler = self._engine.scheduler
+        """Whether every chunk ends with this step: its events must not come after the last output."""
+        scheduler = self.inner.engine.scheduler
         return not scheduler.waiting and all(active.end is not None for active in scheduler.running)
 
     def _note_chunks(self, now_s: float) -> None:
-        assert self._engine is not None, "steps come after start"
         running = {}
-        for active in self._engine.scheduler.running:
+        for active in self.inner.engine.scheduler.running:
             chunk = active.chunk
             key = (chunk.request, chunk.attempt)
             running[key] = active.decoding
             if key not in self._running:
-                self._gathered.append(_prefilling(now_s, self.id, active))
+                self._events.append(_prefilling(now_s, self.id, active))
             if active.decoding and not self._running.get(key, False):
-                self._gathered.append(Decoding(now_s, chunk.request, self.id))
+                self._events.append(Decoding(now_s, chunk.request, self.id))
         self._running = running
 
     def _deliver_events(self, events: list[Event]) -> None:
@@ -131,13 +128,13 @@ class HostedLocal(LocalInstance):
 
 def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
     missing = active.num_context - active.num_found - active.num_loaded
-    # The KV of the newest token has never been computed: the step that samples its successor does so.
+    # The newest token's KV has never been computed: the step that samples the next token computes it.
     recomputed = missing - 1 if active.chunk.num_generated_tokens else 0
     return Prefilling(now_s, active.chunk.request, instance, missing, recomputed, active.num_loaded)
 
 
 def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLocal:
-    """For `InstanceSpec.factory`. `pool` and `draft_servers` are ours; the rest is `LocalInstance`'s."""
+    """For `InstanceSpec.factory`: `pool` and `draft_servers` are opened here, the rest goes to `LocalInstance`."""
     own = dict(settings)
     pool_settings = own.pop("pool", None)
     servers = own.pop("draft_servers", None)

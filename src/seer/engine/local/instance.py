@@ -134,12 +134,12 @@ class LocalInstance:
         """Take a chunk in hand; refuses what it could not finish."""
         self._refuse(chunk)
         self._in_hand[chunk.request] = chunk.attempt
-        self._tell(lambda: self._started().add(chunk))
+        self._tell(lambda: self.engine.add(chunk))
 
     def abort(self, request: int) -> None:
         """End a request's chunk between two steps."""
         if request in self._in_hand:
-            self._tell(lambda: self._post(self._started().abort(request)))
+            self._tell(lambda: self._post(self.engine.abort(request)))
 
     def view(self) -> InstanceView:
         """Counters as of now."""
@@ -159,7 +159,7 @@ class LocalInstance:
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """Leading tokens of the chunk's context whose KV is here."""
-        engine = self._started()
+        engine = self.engine
         keys = block_keys(engine.namespace, chunk.token_ids())
         return len(engine.scheduler.blocks.find(key.tobytes() for key in keys)) * self._limits.block_size
 
@@ -174,7 +174,7 @@ class LocalInstance:
             raise InstanceError(
                 f"weights version {weights_version} is not newer than weights version {self._weights_version}"
             )
-        await self._ask(lambda: update(self._started(), weights, weights_version))
+        await self._ask(lambda: update(self.engine, weights, weights_version))
         self._weights_version = weights_version
 
     async def pause(self) -> None:
@@ -194,6 +194,15 @@ class LocalInstance:
         await asyncio.sleep(0)  # outputs posted by the worker are already in the loop's queue; let them through
         self._engine = None
 
+    # Beyond the protocol
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, once started. Only the worker thread may change it; `on_step` runs there."""
+        if self._engine is None:
+            raise InstanceError(f"instance {self._id} is not running", hint="await start() first")
+        return self._engine
+
     # Event loop's side
 
     def _refuse(self, chunk: Chunk) -> None:
@@ -205,7 +214,7 @@ class LocalInstance:
             instance=self._id,
             weights_version=self._weights_version,
             limits=self._limits,
-            in_hand=self._in_hand,
+            in_flight=self._in_hand,
             max_waiting=self._max_waiting,
             vocab_size=self.config.vocab_size,
         )
@@ -285,8 +294,3 @@ class LocalInstance:
         if self._engine is not None:
             self._post(self._engine.end_all(ChunkEnd.ABORTED))
         self._closed = True
-
-    def _started(self) -> Engine:
-        if self._engine is None:
-            raise InstanceError(f"instance {self._id} is not running", hint="await start() first")
-        return self._engine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-LOADED_BYTES, LOAD_S, LOAD_ASIDE_S = "seer_loaded_bytes", "seer_load_s", "seer_load_aside_s"
+LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S = "seer_loaded_bytes", "seer_load_s", "seer_overlapped_load_s"
 
 
 @dataclass

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES
+from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
 
@@ -191,9 +191,9 @@ class BlockTransfer:
             if self._streams is not None:
                 # Steps already launched may still write to the blocks for whom they were before.
                 launched = torch.cuda.current_stream(self._device).record_event()
-            self._loader.submit(self._fill_aside, later, launched)
+            self._loader.submit(self._fill_in_background, later, launched)
 
-    def _fill_aside(self, jobs: Sequence[LoadJob], launched: Any) -> None:
+    def _fill_in_background(self, jobs: Sequence[LoadJob], launched: Any) -> None:
         began_s = time.perf_counter()
         try:
             with contextlib.ExitStack() as on_stream:
@@ -207,7 +207,7 @@ class BlockTransfer:
         except Exception:  # the edge: what cannot be loaded is computed
             with self._lock:
                 self._failed.update(block for job in jobs for block in job.blocks)
-        self._note_load(jobs, LOAD_ASIDE_S, time.perf_counter() - began_s)
+        self._note_load(jobs, OVERLAPPED_LOAD_S, time.perf_counter() - began_s)
         with self._lock:
             self._loaded.update(job.request_id for job in jobs)
 

@@ -1,7 +1,7 @@
-"""vLLM as a child process makes it: with its share of the pool and the draft servers, and events.
+"""vLLM as a child process makes it: with pool, draft servers and events.
 
-When the engine's own process dies, this one ends too: the driver then sees a lost instance, gives its requests
-to others and starts it anew, as it does for every engine.
+When the engine's own process dies, this process ends too. The driver then sees a lost instance, gives its requests
+to other instances and starts it again, as it does for every engine.
 """
 
 from __future__ import annotations
@@ -14,72 +14,70 @@ from typing import Any
 
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.base import OutputSink
-from seer.engine.step_events import REPORT_S, add_up
-from seer.engine.vllm.instance import VllmInstance, settle_process
+from seer.engine.instance_wrapper import InstanceWrapper
+from seer.engine.step_events import StepTally
+from seer.engine.vllm.instance import ContextReady, VllmInstance, settle_process
 from seer.engine.vllm.settings import Speculation, VllmSettings
 from seer.metrics.events import Decoding, EventSink, Prefilling
 from seer.speculation.step_report import StepReport
-from seer.types import Chunk, DraftMode
+from seer.types import DraftMode
 
 
-class HostedVllm(VllmInstance):
-    """`VllmInstance` that tells the driver what its steps do."""
+class HostedVllm(InstanceWrapper[VllmInstance]):
+    """A `VllmInstance` whose steps are reported as events."""
 
     def __init__(self, id: int, settings: VllmSettings, events: EventSink) -> None:
-        super().__init__(id, settings, on_death=_end_process)
+        super().__init__(VllmInstance(id, settings, on_death=_end_process, on_context_ready=self._on_context_ready))
         self._emit = events
-        self._steps: list[StepReport] = []
-        self._reported_s = 0.0
-        self._past: GroupedDrafter | None = None
-        self.counts.on_step = self._watch_step
+        self._speculation = settings.speculation
+        self._tally = StepTally(id)
+        self._seeding: GroupedDrafter | None = None
+        self.inner.counts.on_step = self._on_step
 
     async def start(self, sink: OutputSink) -> None:
-        """Also settle this process: from here on it serves one engine and nothing else."""
+        """Start the engine, then settle this process: from here on it serves one engine and nothing else."""
         await super().start(sink)
         settle_process()
 
     async def begin_run(
-        self, run: str, drafts: str, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]] | None = None
+        self, run: str, drafts: DraftMode, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]]
     ) -> None:
-        """Draft as this run asks; one instance tells the draft servers what an earlier epoch said."""
-        await super().begin_run(run, drafts, weights_version)
-        self._steps = []
-        if self._past is not None:
-            self._past.close()
-            self._past = None
-        speculation = self._settings.speculation
+        """Draft as this run asks. Instance 0 sends `past` to the draft servers, which pass it to the others."""
+        await self.inner.begin_run(run, drafts, weights_version)
+        self._tally.clear()
+        if self._seeding is not None:
+            self._seeding.close()
+            self._seeding = None
+        speculation = self._speculation
         if past and self.id == 0 and speculation is not None and speculation.servers:
-            self._past = GroupedDrafter(speculation.servers, None)
+            self._seeding = GroupedDrafter(speculation.servers, None)
             mode: DraftMode = "grouped" if drafts == "grouped" else "none"
-            self._past.begin_run(run, mode, weights_version)
-            self._past.seed_from(past)
+            self._seeding.begin_run(run, mode, weights_version)
+            self._seeding.seed_from(past)
 
     async def close(self) -> None:
-        """Also stop the thread that tells the draft servers."""
+        """Close the engine, then the client that sends `past`."""
         await super().close()
-        if self._past is not None:
-            self._past.close()
+        if self._seeding is not None:
+            self._seeding.close()
 
-    def _begin_decoding(self, chunk: Chunk, num_cached: int) -> None:
-        super()._begin_decoding(chunk, num_cached)
+    def _on_context_ready(self, ready: ContextReady) -> None:
+        chunk = ready.chunk
         now_s = time.monotonic()  # the clock of the event loops, in every process of this machine
-        missing = max(0, chunk.num_context_tokens - num_cached)
+        missing = max(0, chunk.num_context_tokens - ready.num_cached_tokens)
         recomputed = max(0, missing - 1) if chunk.num_generated_tokens else 0
-        # vLLM does not say what it found where. What no chunk here computed of the response came from the pool.
-        loaded = max(0, num_cached - max(self._known_tokens.get(chunk.request, 0), chunk.num_prompt_tokens))
+        # vLLM does not say where it found cached tokens. Response tokens that this engine never computed came from
+        # the pool.
+        loaded = max(0, ready.num_cached_tokens - max(ready.num_known_tokens, chunk.num_prompt_tokens))
         self._emit(Prefilling(now_s, chunk.request, self.id, missing, recomputed, loaded))
         self._emit(Decoding(now_s, chunk.request, self.id))
 
-    def _watch_step(self, report: StepReport) -> None:
+    def _on_step(self, report: StepReport) -> None:
         now_s = time.monotonic()
-        self._steps.append(report)
-        if now_s - self._reported_s >= REPORT_S or not self.counts.num_running:
-            self._reported_s = now_s
-            steps, self._steps = self._steps, []
-            for kind in (False, True):  # apart, so that what a plain decoding step costs can be read off the log
-                chosen = [step for step in steps if bool(step.num_prefill_tokens) is kind]
-                if chosen:
-                    self._emit(add_up(now_s, self.id, chosen))
+        self._tally.add(report)
+        if self._tally.is_due(now_s) or not self.inner.counts.num_running:
+            for event in self._tally.take(now_s):
+                self._emit(event)
 
 
 def _end_process(reason: str) -> None:
@@ -89,7 +87,7 @@ def _end_process(reason: str) -> None:
 
 
 def make_vllm(id: int, settings: dict[str, Any], events: EventSink) -> HostedVllm:
-    """For `InstanceSpec.factory`. `draft_servers` and `speculation` are put together; the rest is `VllmSettings`'."""
+    """For `InstanceSpec.factory`: `draft_servers` joins `speculation`, the rest is `VllmSettings`."""
     own = dict(settings)
     servers = own.pop("draft_servers", None)
     wanted = own.pop("speculation", None)

@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ABORT_DEADLINE_S = 5.0
+"""How long an aborted chunk may take to send its last output; a step on a CPU takes well under a second."""
 MakeEngine = Callable[[dict[str, Any], StepCounts], AsyncLLM]
 
 
@@ -107,6 +108,16 @@ class _Active:
     is_begun: bool = False
 
 
+class ContextReady(NamedTuple):
+    """A chunk's context has KV: computed, cached or loaded."""
+
+    chunk: Chunk
+    num_cached_tokens: int
+    """Tokens of the context that vLLM did not compute for this chunk."""
+    num_known_tokens: int
+    """Tokens of the request that this engine had computed before this chunk."""
+
+
 class VllmInstance:
     """One vLLM engine. Implements `seer.engine.base.Instance`."""
 
@@ -118,6 +129,7 @@ class VllmInstance:
         weights_version: int = 0,
         max_waiting: int = 1024,
         on_death: Callable[[str], None] | None = None,
+        on_context_ready: Callable[[ContextReady], None] | None = None,
         make_engine: MakeEngine = start_engine,
     ) -> None:
         require_vllm()
@@ -125,7 +137,7 @@ class VllmInstance:
         self.folder = read_folder(Path(settings.model_dir))
         self._settings = self._fit(settings)
         self._weights_version, self._max_waiting = weights_version, max_waiting
-        self._on_death, self._make_engine = on_death, make_engine
+        self._on_death, self._on_context_ready, self._make_engine = on_death, on_context_ready, make_engine
         self._limits: InstanceLimits | None = None
         self._llm: AsyncLLM | None = None
         self._sink: OutputSink | None = None
@@ -134,7 +146,7 @@ class VllmInstance:
         self._identity = ""
         self._is_closed = False
         self._run, self._drafts = "", "none"
-        self._side: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self.counts = StepCounts()
         self.num_recomputed_tokens = 0
         """Of contexts that had been computed before, elsewhere or here, and were computed again."""
@@ -192,7 +204,7 @@ class VllmInstance:
             return
         active.is_aborted = True
         if active.is_begun:
-            self._aside(self._abort(active))
+            self._in_background(self._abort(active))
 
     def view(self) -> InstanceView:
         """As of the newest step."""
@@ -250,7 +262,7 @@ class VllmInstance:
         if self._is_closed:
             return
         self._is_closed = True
-        tasks = list(self._side)
+        tasks = list(self._background)
         for active in list(self._active.values()):
             self._end(active, ChunkEnd.ABORTED)
             if active.task is not None:
@@ -286,7 +298,7 @@ class VllmInstance:
             instance=self._id,
             weights_version=self._weights_version,
             limits=self.limits,
-            in_hand=self._active,
+            in_flight=self._active,
             max_waiting=self._max_waiting,
             vocab_size=self.folder.vocab_size,
         )
@@ -335,10 +347,12 @@ class VllmInstance:
         )
 
     def _begin_decoding(self, chunk: Chunk, num_cached: int) -> None:
-        """The first token is there, so its context was computed or found."""
+        """The chunk's first token has arrived, so its context has KV."""
         if chunk.num_generated_tokens:
             # All but the last token had been computed when its token was sampled.
             self.num_recomputed_tokens += max(0, chunk.num_context_tokens - 1 - num_cached)
+        if self._on_context_ready is not None:
+            self._on_context_ready(ContextReady(chunk, num_cached, self._known_tokens.get(chunk.request, 0)))
 
     def _end(self, active: _Active, end: ChunkEnd, *, error: str | None = None) -> None:
         if self._active.pop(active.chunk.request, None) is None:
@@ -409,10 +423,10 @@ class VllmInstance:
             raise InstanceError(f"instance {self._id} is not running", hint="await start() first")
         return self._llm
 
-    def _aside(self, work: Any) -> None:
+    def _in_background(self, work: Any) -> None:
         task = asyncio.create_task(work)
-        self._side.add(task)
-        task.add_done_callback(self._side.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:

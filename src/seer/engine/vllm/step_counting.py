@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
 
-ROWS, PREFILL_ROWS = "seer_batched_tokens", "seer_prefill_tokens"
+BATCHED_TOKENS, PREFILL_TOKENS = "seer_batched_tokens", "seer_prefill_tokens"
 """Tokens the step computed; of them, those that only fill KV memory: parts of contexts, but for the row a token is
 sampled from."""
 EMITTED = "seer_emitted"
@@ -38,7 +38,10 @@ def count_batched_tokens(output: SchedulerOutput) -> dict[str, int]:
     """The rows of one step."""
     num_batched_tokens = output.total_num_scheduled_tokens
     num_drafted = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-    return {ROWS: num_batched_tokens, PREFILL_ROWS: num_batched_tokens - num_drafted - len(output.num_scheduled_tokens)}
+    return {
+        BATCHED_TOKENS: num_batched_tokens,
+        PREFILL_TOKENS: num_batched_tokens - num_drafted - len(output.num_scheduled_tokens),
+    }
 
 
 class CountingScheduler(Scheduler):

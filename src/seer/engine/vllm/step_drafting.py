@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from seer.drafting.grouped_drafter import GroupedDrafter
-from seer.drafting.index import LINEAR
+from seer.drafting.grouped_drafter import GroupedDrafter, LinearAsk
 from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.vllm.settings import Padding
 from seer.speculation.step_report import StepReport
@@ -32,20 +31,6 @@ FILLER_TOKEN = 0
 """Stands where a draft is shorter than the others; verified like any token, and all but always refused."""
 PLACEHOLDER = -1
 """vLLM's own filler, no token: it gives them to a request that arrives with one token left to compute."""
-
-
-class StepDrafter(GroupedDrafter):
-    """`GroupedDrafter` for linear drafts, a whole step in one call."""
-
-    def draft_step(self, asks: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-        """The likeliest continuation of each (group, request, most tokens)."""
-        self.learn()
-        keys = [self._key(group, request) for group, request, _ in asks]
-        batch = self._client.draft(keys, [most for _, _, most in asks], options=LINEAR)
-        drafts = [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
-        for _, request, most in asks:
-            self._allowed[request] = most
-        return drafts
 
 
 @dataclass(slots=True)
@@ -73,7 +58,7 @@ class StepDrafting:
         self._max_model_len = max_model_len
         self._padding = padding
         self._fixed_tokens = fixed_tokens
-        self._drafter = StepDrafter(tuple(servers), None)
+        self._drafter = GroupedDrafter(tuple(servers), None)
         self._budget = self._new_budget()
         self._tracked: dict[str, _TrackedRequest] = {}
         self._run: tuple[str, str, int] | None = None
@@ -161,9 +146,9 @@ class StepDrafting:
             most = min(allowed, self._room(one))
             if most > 0:
                 rows.append(row)
-                asks.append((one.group, one.id, most))
+                asks.append(LinearAsk(one.group, one.id, most))
         if asks:
-            for row, draft in zip(rows, self._drafter.draft_step(asks), strict=True):
+            for row, draft in zip(rows, self._drafter.draft_linear(asks), strict=True):
                 drafts[row] = draft
         self._pad(drafts, decoding)
         self.host_s += time.perf_counter() - began_s

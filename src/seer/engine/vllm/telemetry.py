@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from seer.engine.vllm.connector_stats import LOAD_ASIDE_S, LOAD_S, LOADED_BYTES
-from seer.engine.vllm.step_counting import DONE_S, EMITTED, PREFILL_ROWS, ROWS
+from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
+from seer.engine.vllm.step_counting import BATCHED_TOKENS, DONE_S, EMITTED, PREFILL_TOKENS
 from seer.speculation.step_report import StepReport
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class StepCounts:
             self.num_drafted += drafted
             self.num_accepted += accepted
         if self.on_step is not None:
-            for name in (LOADED_BYTES, LOAD_S, LOAD_ASIDE_S):
+            for name in (LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S):
                 self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
         if iteration is not None:
             self.num_preemptions += iteration.num_preempted_reqs
@@ -76,14 +76,14 @@ class StepCounts:
                     duration_s=max(0.0, done_s - self._done_s - loads[LOAD_S]),
                     num_steps=1,
                     num_running=was_running,
-                    num_batched_tokens=stats[ROWS],
-                    num_prefill_tokens=stats[PREFILL_ROWS],
+                    num_batched_tokens=stats[BATCHED_TOKENS],
+                    num_prefill_tokens=stats[PREFILL_TOKENS],
                     mean_context_tokens=0,
                     num_emitted=stats[EMITTED],
                     num_drafted=drafted,
                     num_accepted=accepted,
                     load_s=loads[LOAD_S],
-                    load_aside_s=loads[LOAD_ASIDE_S],
+                    overlapped_load_s=loads[OVERLAPPED_LOAD_S],
                     loaded_bytes=int(loads[LOADED_BYTES]),
                     num_preempted=num_preempted,
                 )

@@ -1,0 +1,68 @@
+"""An instance around another one: every method of the protocol is passed on, and subclasses override what they change.
+
+Invariants
+  1. `inner` is used through public names only.
+  2. `start` and `close` are passed on too: the wrapper owns the instance it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from seer.engine.base import Instance, InstanceLimits, InstanceView, OutputSink, Weights
+from seer.types import Chunk
+
+InnerT = TypeVar("InnerT", bound=Instance)
+
+
+class InstanceWrapper(Generic[InnerT]):
+    """Implements `seer.engine.base.Instance` by passing every call to `inner`."""
+
+    def __init__(self, inner: InnerT) -> None:
+        self.inner = inner
+
+    @property
+    def id(self) -> int:
+        """The wrapped instance's id."""
+        return self.inner.id
+
+    @property
+    def limits(self) -> InstanceLimits:
+        """The wrapped instance's limits."""
+        return self.inner.limits
+
+    async def start(self, sink: OutputSink) -> None:
+        """Start the wrapped instance."""
+        await self.inner.start(sink)
+
+    def submit(self, chunk: Chunk) -> None:
+        """Pass the chunk on."""
+        self.inner.submit(chunk)
+
+    def abort(self, request: int) -> None:
+        """Pass the abort on."""
+        self.inner.abort(request)
+
+    def view(self) -> InstanceView:
+        """The wrapped instance's view."""
+        return self.inner.view()
+
+    def cached_prefix_tokens(self, chunk: Chunk) -> int:
+        """What the wrapped instance has cached of the chunk's context."""
+        return self.inner.cached_prefix_tokens(chunk)
+
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        """Update the wrapped instance."""
+        await self.inner.update_weights(weights, weights_version)
+
+    async def pause(self) -> None:
+        """Pause the wrapped instance."""
+        await self.inner.pause()
+
+    async def resume(self) -> None:
+        """Resume the wrapped instance."""
+        await self.inner.resume()
+
+    async def close(self) -> None:
+        """Close the wrapped instance."""
+        await self.inner.close()
