@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seer.engine.base import Weights
 from seer.engine.fake import FakeInstance, make_fake
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
-from seer.types import Chunk
+from seer.types import Chunk, DraftMode
 
 
 class Hanging(FakeInstance):
@@ -32,6 +34,30 @@ class Crashing(FakeInstance):
     def submit(self, chunk: Chunk) -> None:
         print("the last words of instance", self.id, flush=True)
         os._exit(3)
+
+
+class Noting(FakeInstance):
+    """Writes a line for each command into a file."""
+
+    def __init__(self, id: int, notes: str) -> None:
+        super().__init__(id)
+        self._notes = notes
+
+    async def update_weights(self, weights: Weights, weights_version: int) -> None:
+        self._note(f"update_weights {weights} {weights_version}")
+
+    async def begin_run(
+        self, run: str, drafts: DraftMode, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]]
+    ) -> None:
+        self._note(f"begin_run {run} {past}")
+
+    def _note(self, line: str) -> None:
+        with open(self._notes, "a") as notes:
+            notes.write(f"{line}\n")
+
+
+def make_noting(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    return Noting(id, **settings)
 
 
 def make_hanging(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:

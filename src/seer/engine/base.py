@@ -13,14 +13,14 @@ Rules of the protocol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from seer.types import Chunk, ChunkOutput, InstanceLimits
+from seer.types import Chunk, ChunkOutput, DraftMode, InstanceLimits
 
-__all__ = ["Instance", "InstanceLimits", "InstanceView", "OutputSink", "Weights"]
+__all__ = ["DraftingInstance", "Instance", "InstanceLimits", "InstanceView", "OutputSink", "Weights"]
 
 OutputSink = Callable[[ChunkOutput], None]
 
@@ -83,3 +83,13 @@ class Instance(Protocol):
 
     async def close(self) -> None:
         """Free everything; chunks still running end as `ABORTED`."""
+
+
+@runtime_checkable
+class DraftingInstance(Protocol):
+    """An instance that drafts, and must know which run its drafts are for."""
+
+    async def begin_run(
+        self, run: str, drafts: DraftMode, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]]
+    ) -> None:
+        """Forget what earlier runs generated, and draft as this run asks; `past` holds earlier responses by group."""

@@ -27,19 +27,24 @@ from typing import Any
 
 import msgspec
 
-from seer.engine.base import Instance
+from seer.engine.base import DraftingInstance, Instance
+from seer.errors import InstanceError
 from seer.hosting.channel import Channel, receive_blocking
 from seer.hosting.messages import (
     Abort,
+    BeginRun,
     Call,
     CallResult,
     Close,
+    Command,
     Down,
     News,
+    Pause,
     Ready,
     Setup,
     StartFailed,
     Submit,
+    UpdateWeights,
     describe_error,
 )
 from seer.hosting.outbox import Outbox
@@ -77,6 +82,20 @@ def exit_with_driver(sock: socket.socket) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="watch-driver", daemon=True).start()
+
+
+async def carry_out(command: Command, instance: Instance) -> None:
+    """Call the method of the instance that a command names."""
+    if isinstance(command, UpdateWeights):
+        await instance.update_weights(Path(command.path), command.weights_version)
+    elif isinstance(command, BeginRun):
+        if not isinstance(instance, DraftingInstance):
+            raise InstanceError(f"instance {instance.id} is a {type(instance).__name__}, which does not draft")
+        await instance.begin_run(command.run, command.drafts, command.weights_version, command.past)
+    elif isinstance(command, Pause):
+        await instance.pause()
+    else:
+        await instance.resume()
 
 
 class _Server:
@@ -133,11 +152,8 @@ class _Server:
 
     async def _call(self, instance: Instance, call: Call) -> None:
         assert self._channel is not None, "a call before the channel"
-        arguments = dict(call.arguments)
-        if call.method == "update_weights":
-            arguments["weights"] = Path(arguments["weights"])
         try:
-            await getattr(instance, call.method)(**arguments)
+            await carry_out(call.command, instance)
         except Exception as error:  # the driver raises it again
             traceback.print_exc()
             self._channel.send(CallResult(call.number, *describe_error(error)))

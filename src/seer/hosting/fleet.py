@@ -26,8 +26,9 @@ from seer.errors import DeadlineExceeded, SeerError
 from seer.hosting import HostOptions, ProcessInstance, Supervisor
 from seer.hosting.draft_server_process import DraftServerProcess
 from seer.hosting.fleet_pool import FleetPool
+from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.metrics.events import Event, EventSink, discard
-from seer.types import ChunkOutput
+from seer.types import ChunkOutput, DraftMode
 
 log = logging.getLogger(__name__)
 
@@ -122,21 +123,20 @@ class HostedFleet:
         """The loop is over."""
         self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
 
-    async def begin_run(self, run: str, drafts: str, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
-        """Tell the instances which drafts the next run wants; what earlier runs said is forgotten, but for `past`.
+    async def begin_run(self, run: str, drafts: DraftMode, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
+        """Start drafting for a new run; what earlier runs generated is forgotten.
 
-        `past` is what to draft from before the groups have said anything themselves, by group.
+        `past` holds responses of an earlier epoch by group: drafts come from them until the group has its own.
         """
         if self._engine.can_draft:
-            known: dict[str, object] = {"past": dict(past)} if past else {}
-            await self._configure("begin_run", run=run, drafts=drafts, weights_version=self.weights_version, **known)
+            await self._configure(BeginRun(run, drafts, self.weights_version, past))
 
     async def update_weights(self, weights: Weights) -> int:
         """Move every instance to the next weights version; returns it. Tensors are written once, for all of them."""
         weights_version = self.weights_version + 1
         staged = stage_in_place(weights) if self._stay_in_place(weights) else stage(weights)
         try:
-            await self._configure("update_weights", weights=str(staged.path), weights_version=weights_version)
+            await self._configure(UpdateWeights(str(staged.path), weights_version))
         except BaseException:
             staged.discard()
             raise
@@ -194,20 +194,18 @@ class HostedFleet:
             shared["matrices_dir"] = str(self._matrices)
         return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
 
-    async def _configure(self, method: str, **arguments: object) -> None:
-        """Call a method of every instance, now where it is up and after its restart where it is not."""
+    async def _configure(self, command: Command) -> None:
+        """Send a command to every instance: now if it is up, otherwise after its restart."""
         up = [instance for instance in self.instances if instance.is_up]
         for instance in self.instances:
             if instance not in up:
-                instance.configure_after_restart(method, **arguments)
-        results = await asyncio.gather(
-            *(instance.configure(method, **arguments) for instance in up), return_exceptions=True
-        )
+                instance.configure_after_restart(command)
+        results = await asyncio.gather(*(instance.configure(command) for instance in up), return_exceptions=True)
         for instance, result in zip(up, results, strict=True):
             if isinstance(result, BaseException):
                 if instance.is_up:
                     raise result
-                instance.configure_after_restart(method, **arguments)  # lost meanwhile
+                instance.configure_after_restart(command)  # it was lost during the call
 
     def _take_output(self, output: ChunkOutput) -> None:
         if output.end is not None:

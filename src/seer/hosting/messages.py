@@ -1,14 +1,21 @@
-"""What the driver's process and an instance's process say to each other.
+"""The messages between the driver's process and an instance's process.
 
-Every message is one msgpack frame (see channel.py). `Setup` is the first frame downwards, `Ready` or
-`StartFailed` the first one upwards; after that each side speaks when it has something to say.
+Every message is one msgpack frame (see channel.py). The first frame to the instance is `Setup`, the first frame to
+the driver is `Ready` or `StartFailed`. After that either side sends at any time.
 
-    down   Setup, Submit, Abort, Call, Close
-    up     Ready | StartFailed, News (outputs, events and a view; an empty one is a heartbeat), CallResult (to a Call)
+    to the instance   Setup, Submit, Abort, Call, Close
+    to the driver     Ready | StartFailed, News (also the heartbeat), CallResult
+
+A `Call` carries one command: `UpdateWeights`, `BeginRun`, `Pause` or `Resume`.
+
+Invariants
+  1. Every `Call` is answered by exactly one `CallResult` with its number, unless the process ends first.
+  2. Every frame decodes to one of the types here: a field of another type is an error where it is received.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +24,7 @@ import seer.errors
 from seer.engine.base import InstanceView
 from seer.errors import InstanceError, SeerError
 from seer.metrics.events import Event
-from seer.types import Chunk, ChunkOutput, InstanceLimits
+from seer.types import Chunk, ChunkOutput, DraftMode, InstanceLimits
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -28,14 +35,15 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """`module:function`, called with the id, the settings and an event sink."""
     settings: dict[str, Any]
     core: int | None
-    """The CPU core to stay on."""
+    """The CPU core to run on; None for all."""
     flush_s: float
     flush_tokens: int
+    """See `HostOptions`, as for `flush_s` and `heartbeat_s`."""
     heartbeat_s: float
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Take a chunk in hand."""
+    """Run a chunk."""
 
     chunk: Chunk
 
@@ -46,12 +54,40 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request: int
 
 
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """Load the weights at `path` and run under `weights_version` from now on."""
+
+    path: str
+    weights_version: int
+
+
+class BeginRun(msgspec.Struct, frozen=True, tag=True):
+    """A new run starts: forget what earlier runs generated, and draft as this run asks."""
+
+    run: str
+    """Names the run; no two runs of a fleet share a name."""
+    drafts: DraftMode
+    weights_version: int
+    past: Mapping[int, Sequence[Sequence[int]]] = {}
+    """Responses of an earlier epoch to the same prompts, by group."""
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Stop stepping."""
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Step again."""
+
+
+Command = UpdateWeights | BeginRun | Pause | Resume
+
+
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """Await one of the instance's coroutine methods; answered by an `CallResult` with the same number."""
+    """Carry out a command; answered by a `CallResult` with the same number."""
 
     number: int
-    method: str
-    arguments: dict[str, Any]
+    command: Command
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +110,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class News(msgspec.Struct, frozen=True, tag=True):
-    """What happened since the last news."""
+    """Outputs and events since the last news, and a view of now; sent empty as a heartbeat."""
 
     outputs: list[ChunkOutput]
     events: list[Event]
@@ -82,7 +118,7 @@ class News(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, tag=True):
-    """A call has returned, or raised."""
+    """A command was carried out, or raised."""
 
     number: int
     error: str | None = None
@@ -95,7 +131,7 @@ Up = Ready | StartFailed | News | CallResult
 
 
 def describe_error(error: BaseException) -> tuple[str, str, str | None]:
-    """Message, class name and hint of an error, to be raised again on the other side."""
+    """Message, class name and hint of an error, so that the other side can raise it."""
     if isinstance(error, SeerError):
         return str(error), type(error).__name__, error.hint
     return f"{type(error).__name__}: {error}", InstanceError.__name__, None

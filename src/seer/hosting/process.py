@@ -20,7 +20,6 @@ import asyncio
 import enum
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,12 +34,16 @@ from seer.hosting.messages import (
     Call,
     CallResult,
     Close,
+    Command,
     News,
+    Pause,
     Ready,
+    Resume,
     Setup,
     StartFailed,
     Submit,
     Up,
+    UpdateWeights,
     revive_error,
 )
 from seer.hosting.options import HostOptions
@@ -95,7 +98,7 @@ class ProcessInstance:
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that have been through this instance
         self._calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
-        self._replayed: dict[str, dict[str, Any]] = {}  # the newest arguments of each call a restart must repeat
+        self._configuration: dict[type[Command], Command] = {}  # the newest of each kind; a restart repeats them
         self._staged = StagedWeights(Path())
         self._is_paused = False
         self._is_restarting = False
@@ -152,7 +155,7 @@ class ProcessInstance:
             )
         staged = stage(weights)
         try:
-            await self.configure("update_weights", weights=str(staged.path), weights_version=weights_version)
+            await self.configure(UpdateWeights(str(staged.path), weights_version))
         except BaseException:
             staged.discard()
             raise
@@ -162,11 +165,11 @@ class ProcessInstance:
     async def pause(self) -> None:
         """Stop stepping."""
         self._is_paused = True
-        await self.call("pause")
+        await self.call(Pause())
 
     async def resume(self) -> None:
         """Step again."""
-        await self.call("resume")
+        await self.call(Resume())
         self._stepped_s = self._now_s()
         self._is_paused = False
 
@@ -199,29 +202,29 @@ class ProcessInstance:
         """Of the child, while there is one."""
         return self._child.pid if self._child is not None else None
 
-    async def call(self, method: str, **arguments: Any) -> None:
-        """Await a coroutine method of the real instance, within the call deadline."""
+    async def call(self, command: Command) -> None:
+        """Have the child carry out a command, and wait for it within the call deadline."""
+        name = type(command).__name__
         if self._state is not State.UP or self._channel is None:
-            raise InstanceError(f"instance {self._id} is {self._state.value}; {method} was not called")
+            raise InstanceError(f"instance {self._id} is {self._state.value}; {name} was not sent")
         self._num_calls += 1
         number = self._num_calls
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
-        self._channel.send(Call(number, method, arguments))
+        self._channel.send(Call(number, command))
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
                 await answer
         except TimeoutError:
-            what = f"{method} of instance {self._id}"
-            raise DeadlineExceeded(what, self._options.call_deadline_s) from None
+            raise DeadlineExceeded(f"{name} of instance {self._id}", self._options.call_deadline_s) from None
         finally:
             self._calls.pop(number, None)
 
-    async def configure(self, method: str, **arguments: Any) -> None:
-        """`call`, and again after every restart."""
-        await self.call(method, **arguments)
-        self._replayed[method] = arguments
-        if method == "update_weights":
+    async def configure(self, command: Command) -> None:
+        """`call` now, and again after every restart until a newer command of its kind replaces it."""
+        await self.call(command)
+        self._configuration[type(command)] = command
+        if isinstance(command, UpdateWeights):
             self._known_tokens.clear()
 
     async def restart(self) -> None:
@@ -238,17 +241,17 @@ class ProcessInstance:
         finally:
             self._is_restarting = False
 
-    def configure_after_restart(self, method: str, **arguments: Any) -> None:
-        """What `configure` would have done, for an instance that is down or on its way back."""
-        self._replayed[method] = arguments
+    def configure_after_restart(self, command: Command) -> None:
+        """`configure` for an instance that is down or restarting: the command is sent once it is up."""
+        self._configuration[type(command)] = command
 
     async def _repeat_configuration(self) -> None:
-        done: dict[str, dict[str, Any]] = {}
-        while done != self._replayed:  # it may change while we wait
-            for method, arguments in list(self._replayed.items()):
-                if done.get(method) != arguments:
-                    await self.call(method, **arguments)
-                    done[method] = arguments
+        done: dict[type[Command], Command] = {}
+        while done != self._configuration:  # it may change during the calls
+            for kind, command in list(self._configuration.items()):
+                if done.get(kind) != command:
+                    await self.call(command)
+                    done[kind] = command
 
     # The child
 

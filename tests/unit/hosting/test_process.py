@@ -14,6 +14,7 @@ import pytest
 from seer.engine.prepare import InstanceSpec
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.hosting import HostOptions, ProcessInstance
+from seer.hosting.messages import BeginRun, UpdateWeights
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
 
 DEADLINE_S = 60.0
@@ -194,3 +195,23 @@ def test_closing_leaves_no_process() -> None:
 def test_heartbeats_must_be_denser_than_the_silence_they_disprove() -> None:
     with pytest.raises(ConfigError, match="silence_deadline_s"):
         HostOptions(heartbeat_s=1.0, silence_deadline_s=2.0)
+
+
+def test_a_restart_repeats_the_newest_command_of_each_kind_also_one_that_came_while_it_was_down(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_noting", notes=str(tmp_path / "notes"))
+        instance = watched.instance
+        await instance.start(watched.take)
+        for version in (1, 2):
+            await instance.configure(UpdateWeights("/weights", version))
+            await instance.configure(BeginRun(f"run-{version}", "grouped", version))
+        assert instance.pid is not None
+        os.kill(instance.pid, signal.SIGKILL)
+        await watched.loss()
+        instance.configure_after_restart(BeginRun("run-3", "grouped", 2, {4: [[5]]}))
+        (tmp_path / "notes").unlink()
+        await instance.restart()
+        await instance.close()
+
+    play(scenario())
+    assert (tmp_path / "notes").read_text().splitlines() == ["update_weights /weights 2", "begin_run run-3 {4: [[5]]}"]
