@@ -1,7 +1,8 @@
-"""What every instance promises (seer/engine/base.py), over the fake, the hosted fake, the local engine and vLLM.
+"""The rules of every instance (seer/engine/base.py), over every implementation.
 
-An implementation joins by adding a maker to `MAKERS`; nothing here knows which one it tests, but for one thing:
-vLLM's noise depends on where chunks begin, so there tokens are compared where they are drawn without noise.
+An implementation joins by adding a maker to `MAKERS`. The tests do not know which one they run, except for two facts
+about it: vLLM's samples depend on where chunks begin, so its tokens are compared at temperature 0, and the simulator
+counts tokens without having any.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from builders import a_cost
 from inbox import OutputInbox
 from seer.engine.base import Instance
 from seer.engine.fake import FakeInstance
+from seer.engine.forced import ForcedLengths
 from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError
 from seer.hosting import HostOptions, ProcessInstance
-from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling, TokenSpan
+from seer.sim import virtual_time
+from seer.sim.instance import SimulatedInstance
+from seer.types import Chunk, ChunkEnd, ChunkOutput, InstanceLimits, Sampling, TokenSpan
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
+
+FORCED_TOKENS = 10_000
+"""Longer than any chunk here, so that a length given to an instance ends none of them."""
 
 
 def a_chunk(request: int = 0, *, max_tokens: int = 20, spans: tuple[TokenSpan, ...] = (), **changes: object) -> Chunk:
@@ -49,12 +58,24 @@ class Inbox(OutputInbox):
     def of(self, request: int, attempt: int = 1) -> list[ChunkOutput]:
         return [o for o in self.outputs if (o.request, o.attempt) == (request, attempt)]
 
+    def num_tokens(self, request: int, attempt: int = 1) -> int:
+        return sum(output.num_tokens for output in self.of(request, attempt))
+
     def tokens(self, request: int, attempt: int = 1) -> list[int]:
         return [token for output in self.of(request, attempt) if output.span for token in output.span.ids]
 
 
 def fake(tmp_path: Path) -> Instance:
     return FakeInstance(0)
+
+
+def forced_lengths(tmp_path: Path) -> Instance:
+    return ForcedLengths(FakeInstance(0), lambda request: FORCED_TOKENS)
+
+
+def simulated(tmp_path: Path) -> Instance:
+    limits = InstanceLimits(kv_blocks=256, block_size=16, max_num_seqs=32, max_model_len=2048)
+    return SimulatedInstance(0, a_cost(kv_tokens=limits.kv_tokens), limits, lambda request: FORCED_TOKENS)
 
 
 def hosted_fake(tmp_path: Path) -> Instance:
@@ -91,7 +112,7 @@ def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngi
     thread.close()
 
 
-MAKERS = [fake, hosted_fake, local, hosted_local, pytest.param("vllm", marks=needs_vllm)]
+MAKERS = [fake, forced_lengths, simulated, hosted_fake, local, hosted_local, pytest.param("vllm", marks=needs_vllm)]
 Scenario = Callable[[Instance, Inbox], Awaitable[None]]
 
 
@@ -99,11 +120,18 @@ class Play:
     """Plays a scenario on a fresh instance."""
 
     def __init__(
-        self, make: Callable[[], Instance], run: Callable[[Coroutine[Any, Any, None]], None], temperature: float
+        self,
+        make: Callable[[], Instance],
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        temperature: float = 1.0,
+        has_tokens: bool = True,
     ) -> None:
         self._make, self._run = make, run
         self.temperature = temperature
         """At which tokens do not depend on how a request is cut into chunks."""
+        self.has_tokens = has_tokens
+        """Whether outputs carry tokens, not only their number."""
 
     def __call__(self, scenario: Scenario) -> Inbox:
         inbox = Inbox()
@@ -122,8 +150,10 @@ class Play:
 
 @pytest.fixture(params=MAKERS, ids=lambda maker: getattr(maker, "__name__", maker))
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+    if request.param is simulated:
+        return Play(lambda: simulated(tmp_path), virtual_time.run, has_tokens=False)
     if request.param != "vllm":
-        return Play(lambda: request.param(tmp_path), asyncio.run, temperature=1.0)
+        return Play(lambda: request.param(tmp_path), asyncio.run)
     engine: SharedEngine = request.getfixturevalue("vllm_engine")
     (tmp_path / "tiny").symlink_to(engine.folder)  # weights that a test may update to
     return Play(engine.instance, engine.thread.run, temperature=0.0)
@@ -140,7 +170,8 @@ def test_a_chunk_yields_exactly_its_tokens_and_one_end(play: Play) -> None:
         outputs = inbox.of(request)
         assert [o.end for o in outputs if o.end] == [ChunkEnd.LIMIT]
         assert outputs[-1].end is ChunkEnd.LIMIT
-        assert len(inbox.tokens(request)) == 10 + request
+        assert inbox.num_tokens(request) == 10 + request
+        assert len(inbox.tokens(request)) == (10 + request if play.has_tokens else 0)
 
 
 def test_every_token_has_its_log_probability_and_weights_version(play: Play) -> None:
@@ -149,7 +180,7 @@ def test_every_token_has_its_log_probability_and_weights_version(play: Play) -> 
         await inbox.ends(0)
 
     spans = [output.span for output in play(scenario).of(0) if output.span]
-    assert spans
+    assert bool(spans) is play.has_tokens
     for span in spans:
         assert len(span.ids) == len(span.logprobs)
         assert span.weights_version == 0
@@ -167,11 +198,13 @@ def test_tokens_do_not_depend_on_company_or_on_chunking(play: Play) -> None:
             instance.submit(a_chunk(other, max_tokens=30))
         await inbox.ends(1)
         spans = tuple(o.span for o in inbox.of(1) if o.span)
-        instance.submit(a_chunk(1, seed=100, max_tokens=15, spans=spans, attempt=2, sampling=sampling))
+        rest = a_chunk(1, seed=100, max_tokens=15, spans=spans, attempt=2, sampling=sampling)
+        instance.submit(replace(rest, num_generated_tokens=inbox.num_tokens(1)))
         await inbox.until(lambda: any(o.end for o in inbox.of(1, 2)))
         await inbox.ends(2, 3, 4)
 
     inbox = play(scenario)
+    assert inbox.num_tokens(1) + inbox.num_tokens(1, 2) == inbox.num_tokens(0) == 24
     assert inbox.tokens(1) + inbox.tokens(1, 2) == inbox.tokens(0)
 
 
@@ -192,7 +225,26 @@ def test_abort_ends_a_chunk_once_and_unknown_requests_are_ignored(play: Play) ->
     assert not inbox.of(77)
 
 
-def test_closing_ends_what_is_in_hand(play: Play) -> None:
+def test_a_request_that_runs_already_is_refused_and_runs_on(play: Play) -> None:
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        await instance.pause()
+        instance.submit(a_chunk(0))
+        try:
+            instance.submit(a_chunk(0, attempt=2))
+        except InstanceError:
+            pass
+        else:
+            await inbox.until(lambda: bool(inbox.of(0, 2)))
+            assert [o.end for o in inbox.of(0, 2)] == [ChunkEnd.FAILED]
+        await instance.resume()
+        await inbox.until(lambda: any(o.end for o in inbox.of(0)))
+
+    inbox = play(scenario)
+    assert [o.end for o in inbox.of(0) if o.end] == [ChunkEnd.LIMIT]
+    assert inbox.num_tokens(0) == 20
+
+
+def test_closing_aborts_the_chunks_that_still_run(play: Play) -> None:
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.pause()
         instance.submit(a_chunk(0))
@@ -216,8 +268,24 @@ def test_weights_change_only_between_chunks_and_move_the_weights_version(play: P
         instance.submit(chunk)
         await inbox.ends(1)
 
+        assert instance.view().weights_version == 1
+
     inbox = play(scenario)
-    assert {o.span.weights_version for o in inbox.of(1) if o.span} == {1}
+    assert {o.span.weights_version for o in inbox.of(1) if o.span} == ({1} if play.has_tokens else set())
+
+
+def test_weights_and_chunks_of_another_version_are_refused(play: Play, tmp_path: Path) -> None:
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        with pytest.raises(InstanceError):
+            await instance.update_weights(tmp_path / "tiny", 0)
+        try:
+            instance.submit(a_chunk(0, weights_version=1))
+        except InstanceError:
+            return
+        await inbox.ends(0)
+        assert inbox.of(0)[-1].end is ChunkEnd.FAILED
+
+    play(scenario)
 
 
 def test_a_chunk_it_could_never_finish_is_refused_or_fails_by_name(play: Play) -> None:

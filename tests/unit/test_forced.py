@@ -31,14 +31,13 @@ def outputs_at(length: int, *chunks: Chunk) -> list[ChunkOutput]:
             if output.end is not None:
                 ended.set()
 
-        inner = FakeInstance(0)
-        forced = ForcedLengths(inner, lambda request: length, take)
-        await inner.start(forced.on_output)
+        forced = ForcedLengths(FakeInstance(0), lambda request: length)
+        await forced.start(take)
         for chunk in chunks:
             ended.clear()
             forced.submit(chunk)
             await ended.wait()
-        await inner.close()
+        await forced.close()
 
     asyncio.run(play())
     return outputs
@@ -60,3 +59,27 @@ def test_a_chunk_before_the_end_reaches_its_limit_as_usual() -> None:
 
 def test_a_length_at_the_chunk_s_own_limit_is_a_stop() -> None:
     assert outputs_at(10, CHUNK)[-1].end is ChunkEnd.STOP
+
+
+def test_an_aborted_last_chunk_does_not_count_as_a_stop_and_its_next_attempt_does() -> None:
+    ends: list[ChunkEnd | None] = []
+
+    async def play() -> None:
+        forced = ForcedLengths(FakeInstance(0), lambda request: 5)
+        stopped = asyncio.Event()
+
+        def take(output: ChunkOutput) -> None:
+            if output.end is not None:
+                ends.append(output.end)
+            if output.end is ChunkEnd.STOP:
+                stopped.set()
+
+        await forced.start(take)
+        forced.submit(CHUNK)
+        forced.abort(0)
+        forced.submit(replace(CHUNK, attempt=2))
+        await stopped.wait()
+        await forced.close()
+
+    asyncio.run(play())
+    assert ends == [ChunkEnd.ABORTED, ChunkEnd.STOP]

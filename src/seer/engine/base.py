@@ -1,14 +1,17 @@
-"""What an instance is: one running inference engine with its own KV memory.
+"""The protocol of an instance: one running inference engine with its own KV memory.
 
-The rollout loop talks to instances through this protocol only, be they our PyTorch engine, vLLM or a cost
-model in virtual time. tests/contract holds the suite that every implementation passes.
+The rollout loop talks to every instance through this protocol: the embedded PyTorch engine, vLLM, an instance in
+another process, the fake, the simulator, and wrappers of them. All of them pass
+tests/contract/test_instance_contract.py.
 
 Rules of the protocol
   1. `submit` either raises (nothing was started) or leads to exactly one output with `end` set for that attempt.
   2. Outputs of one request arrive in order; their tokens are disjoint, gapless and at most `chunk.max_tokens` in all.
-  3. Every token comes with its log-probability and the weights version of the weights it was sampled under.
+  3. Every token comes with its log-probability and the weights version it was sampled under. The simulator has no
+     tokens: its outputs carry only their number.
   4. What an instance computes for one request does not depend on the other requests it runs.
   5. All methods are called from the event loop's thread, and the sink is called there.
+  6. A paused instance generates nothing until `resume`; chunks and aborts are still accepted.
 """
 
 from __future__ import annotations
@@ -27,14 +30,14 @@ OutputSink = Callable[[ChunkOutput], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceView:
-    """What an instance says of itself at one moment; for people and metrics, never trusted for admission."""
+    """The state of an instance at one moment, for people and metrics; admission does not read it."""
 
     num_running: int = 0
     num_waiting: int = 0
     used_kv_blocks: int = 0
     """Held by running requests."""
     cached_kv_blocks: int = 0
-    """Held by nobody, kept for reuse until the room is needed."""
+    """Held by no running request, kept for reuse until the memory is needed."""
     num_preemptions: int = 0
     num_steps: int = 0
     num_drafted: int = 0
@@ -58,22 +61,22 @@ class Instance(Protocol):
         """What it can hold."""
 
     async def start(self, sink: OutputSink) -> None:
-        """Get ready to take chunks; outputs go to `sink` from now on."""
+        """Get ready for chunks; outputs go to `sink` from now on."""
 
     def submit(self, chunk: Chunk) -> None:
-        """Take a chunk in hand. Raises `Overloaded` or `InstanceError`, and then nothing was started."""
+        """Start a chunk. If it raises `Overloaded` or `InstanceError`, nothing was started."""
 
     def abort(self, request: int) -> None:
         """Stop working on a request soon; its last output has `end=ABORTED`. Unknown requests are ignored."""
 
     def view(self) -> InstanceView:
-        """Say how it is doing, without waiting."""
+        """Its current state, without waiting."""
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """How many leading tokens of the chunk's context are in this instance's own KV memory."""
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """Switch to a newer weights version; refused while chunks run. KV of the old one is unreachable afterwards."""
+        """Switch to a newer weights version; refused while chunks run. KV of the old version is never used again."""
 
     async def pause(self) -> None:
         """Stop stepping; chunks stay where they are."""

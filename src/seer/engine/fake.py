@@ -88,6 +88,8 @@ class FakeInstance:
             raise InstanceError(
                 f"chunk of weights version {chunk.weights_version}, instance {self._id} has {self._weights_version}"
             )
+        if chunk.request in self._runs:
+            raise InstanceError(f"request {chunk.request} already runs on instance {self._id}")
         self._runs[chunk.request] = (chunk, 0)
         self._step_soon()
 
@@ -116,7 +118,12 @@ class FakeInstance:
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """There are none; only the weights version changes."""
         if self._runs:
-            raise InstanceError(f"{len(self._runs)} chunks run; weights change between rollouts")
+            raise InstanceError(f"instance {self._id} runs {len(self._runs)} chunks; weights change between runs")
+        if weights_version <= self._weights_version:
+            raise InstanceError(
+                f"weights version {weights_version} is not newer than {self._weights_version}",
+                hint="versions only go up",
+            )
         self._weights_version = weights_version
         self._cached.clear()
 

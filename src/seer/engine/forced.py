@@ -1,8 +1,12 @@
-"""An instance whose responses have lengths given beforehand, for comparisons that lengths must not decide.
+"""An instance whose responses have given lengths, to compare schedulers on equal lengths.
 
-Sits between the rollout loop and a real instance. The model's end tokens are ignored, and a response ends,
-as if the model had stopped, at its given length. Only the instance side knows the lengths: the loop and its
-scheduler see chunks limited by `max_tokens` and responses that stop, exactly as with natural lengths.
+Wraps another instance. The model's end tokens are ignored, and a response stops at its given length. The rollout
+loop and its scheduler do not see the lengths: they see chunks limited by `max_tokens` and responses that stop, as
+with natural lengths.
+
+Invariants
+  1. A response has exactly its given length, however it is cut into chunks, and its last chunk ends with STOP.
+  2. A chunk that ends before the given length ends as the wrapped instance says.
 """
 
 from __future__ import annotations
@@ -12,71 +16,48 @@ from dataclasses import replace
 
 import msgspec
 
-from seer.engine.base import Instance, InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.base import Instance, OutputSink
+from seer.engine.instance_wrapper import InstanceWrapper
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 
-class ForcedLengths:
-    """Wraps an instance that has been started; `on_output` must be given its outputs."""
+class ForcedLengths(InstanceWrapper[Instance]):
+    """Implements `seer.engine.base.Instance` over an instance whose responses may have any length.
 
-    def __init__(self, instance: Instance, length_of: Callable[[int], int], sink: OutputSink) -> None:
-        self._instance = instance
+    For an instance that is not started yet, `start` starts it. For one that runs already, call `attach` instead,
+    and pass its outputs to `on_output`.
+    """
+
+    def __init__(self, instance: Instance, length_of: Callable[[int], int]) -> None:
+        super().__init__(instance)
         self._length_of = length_of
-        self._sink = sink
-        self._ends_here: set[int] = set()
-
-    @property
-    def id(self) -> int:
-        """The wrapped instance's."""
-        return self._instance.id
-
-    @property
-    def limits(self) -> InstanceLimits:
-        """The wrapped instance's."""
-        return self._instance.limits
+        self._sink: OutputSink | None = None
+        self._stops_at_limit: set[tuple[int, int]] = set()  # (request, attempt) of chunks that reach the length
 
     async def start(self, sink: OutputSink) -> None:
-        """It has been started before."""
+        """Start the wrapped instance."""
+        self.attach(sink)
+        await self.inner.start(self.on_output)
+
+    def attach(self, sink: OutputSink) -> None:
+        """Send outputs to `sink` from now on."""
+        self._sink = sink
 
     def submit(self, chunk: Chunk) -> None:
         """Pass the chunk on, cut at the response's length."""
         left = self._length_of(chunk.request) - chunk.num_generated_tokens
         assert left >= 1, f"request {chunk.request} has nothing left to generate"
         sampling = replace(chunk.sampling, ignore_eos=True, stop_token_ids=(), min_tokens=0)
-        self._instance.submit(msgspec.structs.replace(chunk, sampling=sampling, max_tokens=min(left, chunk.max_tokens)))
-        self._ends_here.discard(chunk.request)
+        self.inner.submit(msgspec.structs.replace(chunk, sampling=sampling, max_tokens=min(left, chunk.max_tokens)))
         if left <= chunk.max_tokens:
-            self._ends_here.add(chunk.request)
+            self._stops_at_limit.add((chunk.request, chunk.attempt))
 
     def on_output(self, output: ChunkOutput) -> None:
-        """A chunk that reached its response's length has stopped, as far as the loop can tell."""
-        if output.end is ChunkEnd.LIMIT and output.request in self._ends_here:
-            output = msgspec.structs.replace(output, end=ChunkEnd.STOP)
+        """Take an output of the wrapped instance; a chunk that reached the response's length has stopped."""
+        assert self._sink is not None, "outputs come after start or attach"
+        chunk = (output.request, output.attempt)
+        if output.end is not None and chunk in self._stops_at_limit:
+            self._stops_at_limit.remove(chunk)
+            if output.end is ChunkEnd.LIMIT:
+                output = msgspec.structs.replace(output, end=ChunkEnd.STOP)
         self._sink(output)
-
-    def abort(self, request: int) -> None:
-        """The wrapped instance's."""
-        self._instance.abort(request)
-
-    def view(self) -> InstanceView:
-        """The wrapped instance's."""
-        return self._instance.view()
-
-    def cached_prefix_tokens(self, chunk: Chunk) -> int:
-        """The wrapped instance's."""
-        return self._instance.cached_prefix_tokens(chunk)
-
-    async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """The wrapped instance's."""
-        await self._instance.update_weights(weights, weights_version)
-
-    async def pause(self) -> None:
-        """The wrapped instance's."""
-        await self._instance.pause()
-
-    async def resume(self) -> None:
-        """The wrapped instance's."""
-        await self._instance.resume()
-
-    async def close(self) -> None:
-        """Whoever started it closes it."""

@@ -36,7 +36,7 @@ from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.transfer import TransferEstimate
-from seer.types import ChunkOutput, Group, GroupResult, InstanceLimits
+from seer.types import Group, GroupResult, InstanceLimits
 
 if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
@@ -146,7 +146,7 @@ class Run:
         instances: list[Instance] = list(fleet.instances)
         forced: list[ForcedLengths] = []
         if options.lengths is not None:
-            forced = [ForcedLengths(one, self._length_of, self._to_loop) for one in fleet.instances]
+            forced = [ForcedLengths(one, self._length_of) for one in fleet.instances]
             instances = list(forced)
         longest = max(prompt.sampling.max_tokens for prompt in self._prompts)
         transfer = fleet.pool.transfer if fleet.pool is not None else None
@@ -160,6 +160,8 @@ class Run:
             events=self._on_event,
             stall_deadline_s=options.stall_deadline_s,
         )
+        for one in forced:
+            one.attach(loop.on_output)
         fleet.attach(
             loop,
             events=self._on_event,
@@ -262,10 +264,6 @@ class Run:
             self._fleet.pool.free(request.id)
         if self._rewards is not None and response.is_complete:
             self._rewards.begin(self._prompts[response.group].prompt, response)
-
-    def _to_loop(self, output: ChunkOutput) -> None:
-        assert self.loop is not None, "an output without a loop"
-        self.loop.on_output(output)
 
     def _length_of(self, request: int) -> int:
         assert self.loop is not None, "lengths are asked for while running"

@@ -14,6 +14,7 @@ the instance jumps from change to change. Steps are continuous quantities here; 
 Invariants
   1. KV of running requests never exceeds the capacity: preemption comes first.
   2. Every submitted chunk gets exactly one output with an end.
+  3. Nothing is generated while paused: steps start again where they stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.errors import InstanceError
 from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
 from seer.sim.costs import InstanceCost, StepTime
 from seer.sim.kv_memory import KVMemory
@@ -103,6 +105,9 @@ class SimulatedInstance:
         self._sink: OutputSink | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
+        self._weights_version = 0
+        self._is_paused = False
+        self._in_flight: set[int] = set()  # requests
         self._waiting: deque[_Run] = deque()
         self._loading: list[tuple[float, int, _Run]] = []  # heap by arrival of the KV they pull; others overtake
         self._prefilling: deque[_Run] = deque()
@@ -148,9 +153,11 @@ class SimulatedInstance:
     def submit(self, chunk: Chunk) -> None:
         """Queue the chunk."""
         assert self._loop is not None, "submit before start"
+        self._refuse(chunk)
         left = self._true_length(chunk.request) - chunk.num_generated_tokens
         run = _Run(chunk, min(left, chunk.max_tokens), left <= chunk.max_tokens)
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
+        self._in_flight.add(chunk.request)
         self._progress.started(chunk.group)
         if chunk.load_kv:
             missing = chunk.num_context_tokens - self.cached_prefix_tokens(chunk)
@@ -195,6 +202,8 @@ class SimulatedInstance:
             used_kv_blocks=int(self._used_tokens()) // self._limits.block_size,
             cached_kv_blocks=self._memory.resting_tokens // self._limits.block_size,
             num_preemptions=self._num_preemptions,
+            num_steps=int(self._steps),
+            weights_version=self._weights_version,
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
@@ -203,14 +212,30 @@ class SimulatedInstance:
         return self._memory.resting(chunk.request) or shared
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """All KV is of the old weights version now."""
+        """Only the weights version changes; KV of the old one is dropped."""
+        if self._in_flight:
+            raise InstanceError(f"instance {self._id} runs {len(self._in_flight)} chunks; weights change between runs")
+        if weights_version <= self._weights_version:
+            raise InstanceError(
+                f"weights version {weights_version} is not newer than {self._weights_version}",
+                hint="versions only go up",
+            )
+        self._weights_version = weights_version
         self._memory.forget()
 
     async def pause(self) -> None:
-        """A simulation has no one to pause for."""
+        """Stop stepping; KV that is being loaded still arrives."""
+        self._advance()
+        self._is_paused = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def resume(self) -> None:
-        """A simulation has no one to pause for."""
+        """Step again."""
+        self._advance()
+        self._is_paused = False
+        self._replan_soon()
 
     async def close(self) -> None:
         """End what is left."""
@@ -218,6 +243,20 @@ class SimulatedInstance:
             self.abort(request)
         if self._timer is not None:
             self._timer.cancel()
+
+    def _refuse(self, chunk: Chunk) -> None:
+        if chunk.weights_version != self._weights_version:
+            raise InstanceError(
+                f"request {chunk.request} wants weights version {chunk.weights_version}, "
+                f"instance {self._id} runs {self._weights_version}"
+            )
+        if chunk.request in self._in_flight:
+            raise InstanceError(f"request {chunk.request} already runs on instance {self._id}")
+        end_tokens = chunk.num_context_tokens + chunk.max_tokens
+        if end_tokens > self._limits.max_model_len:
+            raise InstanceError(
+                f"request {chunk.request} could reach {end_tokens} tokens of {self._limits.max_model_len} at most"
+            )
 
     def _not_decoding(self) -> list[_Run]:
         return [*self._waiting, *self._prefilling, *(entry[2] for entry in self._loading)]
@@ -340,7 +379,7 @@ class SimulatedInstance:
         now_s = self._loop.time()
         elapsed_s = now_s - self._at_s
         self._at_s = now_s
-        if elapsed_s <= 0.0 or not (self._running or self._prefilling):
+        if elapsed_s <= 0.0 or self._is_paused or not (self._running or self._prefilling):
             return
         num_steps = self._steps_in(elapsed_s)
         self._steps += num_steps
@@ -363,6 +402,8 @@ class SimulatedInstance:
     def _replan(self) -> None:
         """Apply what is due, let requests in, and set the alarm for the next change of the batch."""
         self._replan_pending = False
+        if self._is_paused:
+            return
         self._advance()
         self._finish_due()
         self._finish_prefill()
@@ -487,6 +528,7 @@ class SimulatedInstance:
     def _emit(self, run: _Run, num_tokens: int, end: ChunkEnd) -> None:
         assert self._sink is not None, "output before start"
         chunk = run.chunk
+        self._in_flight.discard(chunk.request)
         self._progress.stopped(chunk.group, finished=end is ChunkEnd.STOP)
         self._sink(ChunkOutput(chunk.request, chunk.attempt, self._id, num_tokens, end=end))
 

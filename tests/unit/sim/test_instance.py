@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from builders import a_cost, limits
+from seer.errors import InstanceError
 from seer.metrics.events import Decoding, Event, InstanceState, Preempted, Prefilling
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
@@ -169,7 +170,7 @@ def test_when_memory_runs_out_the_last_one_in_is_preempted_and_recomputed() -> N
 
 def test_a_response_that_fills_the_memory_to_the_last_token_is_not_preempted() -> None:
     async def script(bench: Bench) -> None:
-        bench.instance.submit(a_chunk(0, prompt=64))
+        bench.instance.submit(a_chunk(0, prompt=64, max_tokens=9 * 64))
         await bench.finish(1)
 
     bench = Bench({0: 9 * 64}, blocks=10).run(script)
@@ -216,3 +217,29 @@ def test_requests_are_let_in_in_order_and_decode_once_their_context_is_computed(
     bench = Bench(dict.fromkeys(range(4), 10)).run(script)
     assert [event.request for event in bench.of(Prefilling)] == [0, 1, 2, 3]
     assert [event.request for event in bench.of(Decoding)] == [0, 1, 2, 3]
+
+
+def test_a_pause_delays_every_end_by_its_own_length() -> None:
+    def end_s(pause_s: float) -> float:
+        async def script(bench: Bench) -> None:
+            bench.instance.submit(a_chunk(0))
+            await asyncio.sleep(0.5)
+            await bench.instance.pause()
+            bench.instance.submit(a_chunk(1))  # a chunk that arrives now waits as well
+            await asyncio.sleep(pause_s)
+            assert not bench.outputs
+            assert bench.instance.view().num_running == 1
+            await bench.instance.resume()
+            await bench.finish(2)
+
+        return Bench({0: 200, 1: 200}).run(script).outputs[-1][0]
+
+    assert end_s(1000.0) == pytest.approx(end_s(0.0) + 1000.0)
+
+
+def test_a_chunk_beyond_the_longest_context_is_refused_before_it_starts() -> None:
+    async def script(bench: Bench) -> None:
+        with pytest.raises(InstanceError, match="could reach"):
+            bench.instance.submit(a_chunk(0, max_tokens=bench.instance.limits.max_model_len))
+
+    assert not Bench({0: 10}).run(script).outputs
