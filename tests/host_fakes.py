@@ -15,14 +15,14 @@ from seer.types import Chunk, DraftMode
 
 
 class Hanging(FakeInstance):
-    """Its event loop stops at the first chunk: the process lives and says nothing."""
+    """Its event loop stops at the first chunk: the process lives and sends nothing."""
 
     def submit(self, chunk: Chunk) -> None:
         time.sleep(3600)
 
 
 class Stuck(FakeInstance):
-    """Talks, takes chunks and never steps."""
+    """Sends heartbeats, accepts chunks and never steps."""
 
     def _step_soon(self) -> None:
         """Never."""
@@ -32,7 +32,7 @@ class Crashing(FakeInstance):
     """Dies at the first chunk."""
 
     def submit(self, chunk: Chunk) -> None:
-        print("the last words of instance", self.id, flush=True)
+        print(f"instance {self.id} is about to exit", flush=True)
         os._exit(3)
 
 
@@ -77,7 +77,7 @@ def make_refusing(id: int, settings: dict[str, Any], events: EventSink) -> FakeI
 
 
 def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
-    """Instance 0 dies at its first chunk in its first life; the file says which life it is."""
+    """Instance 0 dies at its first chunk, once: the file `mark` remembers that it did."""
     mark = settings.pop("mark")
     if id == 0 and not os.path.exists(mark):
         with open(mark, "w"):

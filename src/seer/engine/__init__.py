@@ -1,1 +1,1 @@
-"""Instances: the protocol, our PyTorch engine, and where an instance lives."""
+"""Instances: the protocol, the embedded PyTorch engine, vLLM, and a fake."""

@@ -1,4 +1,4 @@
-"""What an engine that computes on tokens refuses before it starts anything, in the same words whatever the engine."""
+"""Checks of a chunk before it starts; the same checks and messages for every engine that computes on tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def refuse_unfit(
     max_waiting: int,
     vocab_size: int,
 ) -> None:
-    """Raise if this instance, with these requests in hand, cannot take the chunk."""
+    """Raise if an instance with these requests in flight cannot run the chunk."""
     who = f"instance {instance}"
     if chunk.prompt is None:
-        raise InstanceError(f"request {chunk.request} carries no token ids", hint="only simulation goes without")
+        raise InstanceError(f"request {chunk.request} carries no token ids", hint="only the simulator runs without")
     if chunk.weights_version != weights_version:
         raise InstanceError(
             f"request {chunk.request} wants weights version {chunk.weights_version}, {who} runs {weights_version}"
         )
     if chunk.request in in_flight:
-        raise InstanceError(f"request {chunk.request} is already in hand on {who}")
+        raise InstanceError(f"request {chunk.request} already runs on {who}")
     end_tokens = chunk.num_context_tokens + chunk.max_tokens
     if end_tokens > limits.max_model_len:
         raise InstanceError(

@@ -1,10 +1,9 @@
 """An instance without a model: tokens are a pure function of the request's seed and the token's position.
 
-For whoever builds on Seer and wants tests without weights, and for Seer's own. It keeps every promise of
-the protocol, the local engine's included: chunking, moving or restarting a request changes none of its
-tokens.
+For tests that need no weights, in Seer and in code that uses Seer. As with the local engine, chunking, moving or
+restarting a request changes none of its tokens.
 
-A response's length is sampled from its seed too, between 1 and `max_tokens`, unless its end tokens are ignored.
+The length of a response is a function of its seed too, between 1 and `max_tokens`, unless end tokens are ignored.
 """
 
 from __future__ import annotations
@@ -19,8 +18,11 @@ from seer.metrics.events import EventSink, discard
 from seer.types import Chunk, ChunkEnd, ChunkOutput, TokenSpan
 
 VOCABULARY = 1000
+"""Token ids are below this; large enough that two responses rarely agree by chance."""
 END_TOKEN = 0
+"""Ends a response; no other position has it."""
 _MASK = 0xFFFFFFFFFFFFFFFF
+"""Keeps the hash within 64 bits."""
 
 
 def fake_token(seed: int, position: int, vocabulary: int = VOCABULARY) -> int:
@@ -31,7 +33,7 @@ def fake_token(seed: int, position: int, vocabulary: int = VOCABULARY) -> int:
 
 
 def fake_length(seed: int, max_tokens: int) -> int:
-    """How long the response of a seed is, its end token included: many short ones, few long ones."""
+    """The length of a seed's response, its end token included: many are short, few are long."""
     x = fake_token(seed, -1, 1 << 30) / (1 << 30)
     return max(1, min(max_tokens, math.ceil(max_tokens * x**3)))
 
@@ -81,7 +83,7 @@ class FakeInstance:
         self._sink = sink
 
     def submit(self, chunk: Chunk) -> None:
-        """Take a chunk in hand."""
+        """Start a chunk."""
         if chunk.num_context_tokens + chunk.max_tokens > self._limits.max_model_len:
             raise InstanceError(f"request {chunk.request} may reach more than {self._limits.max_model_len} tokens")
         if chunk.weights_version != self._weights_version:
@@ -100,7 +102,7 @@ class FakeInstance:
             self._emit(ChunkOutput(request, run[0].attempt, self._id, 0, end=ChunkEnd.ABORTED))
 
     def view(self) -> InstanceView:
-        """How it is doing."""
+        """Counts as of now."""
         running = min(len(self._runs), self._limits.max_num_seqs)
         used = sum(self._limits.blocks(chunk.num_context_tokens + done) for chunk, done in self._runs.values())
         return InstanceView(
@@ -112,11 +114,11 @@ class FakeInstance:
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
-        """What it computed for the request before."""
+        """What it has computed of the request."""
         return min(self._cached.get(chunk.request, 0), chunk.num_context_tokens)
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """There are none; only the weights version changes."""
+        """There are no weights; only the version changes."""
         if self._runs:
             raise InstanceError(f"instance {self._id} runs {len(self._runs)} chunks; weights change between runs")
         if weights_version <= self._weights_version:
@@ -137,7 +139,7 @@ class FakeInstance:
         self._step_soon()
 
     async def close(self) -> None:
-        """End everything."""
+        """Abort every chunk."""
         for request in list(self._runs):
             self.abort(request)
         if self._timer is not None:

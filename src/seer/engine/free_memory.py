@@ -1,4 +1,4 @@
-"""How much main memory nobody uses: what sizes that nobody gave are taken from."""
+"""Free system memory, for default sizes."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def free_memory_bytes() -> int:
-    """Of this machine, what others have cached not counted."""
+    """Free memory of this machine; page caches count as used."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

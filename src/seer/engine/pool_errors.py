@@ -1,7 +1,7 @@
-"""What the pool could not do for one instance, told as events.
+"""Errors of the KV pool as one instance meets them, reported as events.
 
-A block that the pool was asked for and did not give is computed again. That is the pool's fault only where it
-failed or found damage since it was last looked at; otherwise it had simply made room for others.
+A block that the pool does not return is computed again. That counts as an error only if the pool failed or found
+damage since the last report; otherwise it had evicted the block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from seer.metrics.events import PoolTrouble
 
 
 class PoolErrorCounter:
-    """Compares the pool's counts with those of the last look."""
+    """Compares the pool's counts with those of the last report."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -20,13 +20,13 @@ class PoolErrorCounter:
         self._num_bad = self._count_bad()
 
     def delta(self, now_s: float, instance: int, num_missed_tokens: int) -> list[PoolTrouble]:
-        """One event if anything went wrong; `num_missed_tokens` is the engine's count so far."""
+        """One event if the counts rose since the last call; `num_missed_tokens` is the engine's total so far."""
         before, self._troubles = self._troubles, self._pool.troubles()
         num_missed, self._num_missed = num_missed_tokens - self._num_missed, num_missed_tokens
         num_failed = self._troubles.num_failed - before.num_failed
         num_corrupt = self._troubles.num_corrupt - before.num_corrupt
         num_recomputed = 0
-        if num_missed:  # the counts of all processes cost a lock, so they are read only then
+        if num_missed:  # counts over all processes take a lock, so they are read only then
             num_bad, self._num_bad = self._num_bad, self._count_bad()
             num_recomputed = num_missed if self._num_bad > num_bad else 0
         if not (num_failed or num_corrupt or num_recomputed):

@@ -1,6 +1,6 @@
-"""Weights on their way to other processes: a path as it is, tensors through a file in shared memory, or in place.
+"""Weights as a path that other processes can open: a given path, tensors in shared memory, or handles of GPU tensors.
 
-Staged weights are kept while their version is the newest: a restarted instance opens them again.
+Staged weights are kept until the next version replaces them: a restarted instance opens them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from seer.errors import MissingExtra
 log = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux mounts shared memory."""
 _PREFIX = "seer-weights"
+"""Starts the folder names, then the process id; `_remove_orphans` looks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class StagedWeights:
 
     path: Path
     home: Path | None = None
-    """A folder of ours, removed by `discard`."""
+    """The folder that `stage` made, removed by `discard`; None for a path of the user's."""
 
     def discard(self) -> None:
         """Remove the files; processes that have opened them keep them."""
@@ -39,7 +41,7 @@ class StagedWeights:
 
 
 def stage_in_place(weights: Mapping[str, Any]) -> StagedWeights:
-    """Make tensors on a GPU something that can be opened elsewhere, without moving them."""
+    """Stage tensors on a GPU without copying them: the file holds handles."""
     home = make_shared_folder(_PREFIX, 0)
     path = home / f"model{SUFFIX}"
     try:
@@ -51,7 +53,7 @@ def stage_in_place(weights: Mapping[str, Any]) -> StagedWeights:
 
 
 def stage(weights: Weights) -> StagedWeights:
-    """Make weights something that can be opened elsewhere."""
+    """Stage a path as it is, and tensors as a file in shared memory."""
     if not isinstance(weights, Mapping):
         return StagedWeights(Path(weights).resolve())
     try:
@@ -65,7 +67,7 @@ def stage(weights: Weights) -> StagedWeights:
 
 
 def make_shared_folder(prefix: str, num_bytes: int) -> Path:
-    """A new folder with room for so many bytes: in shared memory, or with a warning where there is not enough."""
+    """A new folder in shared memory, or on disk with a warning if `num_bytes` do not fit there."""
     if _SHARED_MEMORY.is_dir():
         _remove_orphans(f"{prefix}-")
         free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
@@ -82,12 +84,12 @@ def make_shared_folder(prefix: str, num_bytes: int) -> Path:
 
 
 def has_shared_memory() -> bool:
-    """Whether a folder made here can be one in shared memory."""
+    """Whether this machine has /dev/shm."""
     return _SHARED_MEMORY.is_dir()
 
 
 def _remove_orphans(prefix: str) -> None:
-    """Give back the memory of processes that were killed: their folders carry their process id."""
+    """Free the memory of processes that were killed: a folder's name carries its process id."""
     for folder in _SHARED_MEMORY.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

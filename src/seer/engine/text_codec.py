@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class TextCodec(Protocol):
-    """What encoding needs of a tokenizer."""
+    """Encodes text and messages, and decodes tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text, nothing added."""
+        """Tokens of a text; no special tokens are added."""
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation, ready for the model's answer."""
+        """Tokens of a conversation, up to where the model's answer starts."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""

@@ -1,4 +1,4 @@
-"""Instances in processes of their own: pinned, watched, restarted."""
+"""Runs each instance in its own process: starts it, pins it to a core, watches it, restarts it."""
 
 from seer.engine.prepare import InstanceSpec
 from seer.hosting.options import HostOptions, hosting_for

@@ -1,7 +1,7 @@
 """Frames over a local socket: four bytes of length, then that many bytes of msgpack.
 
-Both ends live on one machine and are of one version: there is no negotiation, and a frame that does not
-decode is a programming error. End of file means that the other process is gone.
+Both processes run on one machine and import the same version of Seer: there is no negotiation, and a frame that does
+not decode is a programming error. End of file means that the other process has ended.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import msgspec
 T = TypeVar("T")
 
 _LENGTH = struct.Struct("<I")
+"""Four bytes hold every length up to MAX_FRAME_BYTES."""
 MAX_FRAME_BYTES = 1 << 30
-"""A frame above this is a broken stream, not a message."""
+"""Far above any batch of outputs: a longer frame means a broken stream, not a message."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -41,17 +42,17 @@ class Channel(Generic[T]):
 
     @classmethod
     async def over(cls, sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> Channel[T]:
-        """Take a connected socket over."""
+        """A channel over a connected socket, which it owns from now on."""
         reader, writer = await asyncio.open_connection(sock=sock)
         return cls(reader, writer, decoder)
 
     def send(self, message: object) -> None:
-        """Queue a message; never waits. What is sent to a process that is gone is lost."""
+        """Queue a message without waiting. A message to a process that has ended is dropped."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
 
     async def receive(self) -> T | None:
-        """The next message, or None when the other process is gone."""
+        """The next message, or None when the other process has ended."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             assert length <= MAX_FRAME_BYTES, f"frame of {length} bytes"
@@ -67,14 +68,14 @@ class Channel(Generic[T]):
             return
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
 
 def receive_blocking(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """The next message of a blocking socket, for the one frame that precedes the event loop."""
+    """The next message of a blocking socket, for the one frame that comes before the event loop runs."""
     (length,) = _LENGTH.unpack(_read_exactly(sock, _LENGTH.size))
     return decoder.decode(_read_exactly(sock, length))
 

@@ -1,12 +1,11 @@
-"""The process of one instance: makes it, feeds it what the driver sends, and sends back what it says.
+"""The process of one instance: makes the instance, passes it the driver's messages, and sends its outputs back.
 
-Started as `python -m seer.hosting.child FD` with one end of a socket pair. It ends when it is told to,
-or when the driver is gone for whatever reason: a thread watches the socket, so even an event loop that
-hangs leaves no orphan.
+Started as `python -m seer.hosting.child FD` with one end of a socket pair. It ends on `Close`, or when the driver
+ends for any reason: a thread watches the socket, so even a process whose event loop hangs does not outlive the driver.
 
 Waits for                                    unblocked by
   the next message                             the driver, or its death (end of file)
-  an instance's coroutine (a `Call`)           the instance; the driver keeps the deadline
+  a command (`Call`)                           the instance; the driver keeps the deadline
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 def main() -> None:
     """Serve one instance over the socket whose descriptor is the only argument."""
-    faulthandler.enable()  # a crash in native code leaves its stack in the log, and so in the driver's message
+    faulthandler.enable()  # a crash in native code writes its stack to the log, which the driver quotes
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
     setup = receive_blocking(sock, _decoder)
@@ -69,15 +68,13 @@ def main() -> None:
 
 
 def exit_with_driver(sock: socket.socket) -> None:
-    """End this process when the other end of the socket closes, whatever the event loop is doing then."""
+    """End this process when the other end of the socket closes, even if the event loop hangs."""
 
     def watch() -> None:
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLRDHUP | select.POLLHUP)
         poll.poll()
-        if (
-            os.getpgrp() == os.getpid()
-        ):  # with whatever this process has started, an engine of somebody else's above all
+        if os.getpgrp() == os.getpid():  # also ends what this process has started, such as vLLM's engine process
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
@@ -105,22 +102,22 @@ class _Server:
         self._instance: Instance | None = None
         self._channel: Channel[Down] | None = None
         self._calls: set[asyncio.Task[None]] = set()
-        self._show: asyncio.TimerHandle | None = None
+        self._view_timer: asyncio.TimerHandle | None = None
 
     async def serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._channel = channel = await Channel.over(sock, _decoder)
         try:
             self._instance = instance = await self._make()
-        except Exception as error:  # the driver raises it again, in its own words
+        except Exception as error:  # the driver raises it again
             traceback.print_exc()
             channel.send(StartFailed(*describe_error(error)))
             await channel.flush()
             return
         channel.send(Ready(instance.limits, instance.view()))
-        heartbeat = asyncio.create_task(self._beat())
+        heartbeat = asyncio.create_task(self._send_heartbeats())
         while (message := await channel.receive()) is not None and not isinstance(message, Close):
-            self._obey(instance, message)
+            self._handle(instance, message)
         await instance.close()
         heartbeat.cancel()
         self._outbox.flush()
@@ -133,16 +130,16 @@ class _Server:
         await instance.start(self._outbox.put)
         return instance
 
-    def _obey(self, instance: Instance, message: Down) -> None:
+    def _handle(self, instance: Instance, message: Down) -> None:
         if isinstance(message, Submit):
             chunk = message.chunk
             try:
                 instance.submit(chunk)
-            except Exception as error:  # fails the chunk by name; the instance lives on
+            except Exception as error:  # fails this chunk only; the instance goes on
                 end, why = ChunkEnd.FAILED, describe_error(error)[0]
                 self._outbox.put(ChunkOutput(chunk.request, chunk.attempt, instance.id, 0, end=end, error=why))
             else:
-                self._show_soon()
+                self._send_view_soon()
         elif isinstance(message, Abort):
             instance.abort(message.request)
         elif isinstance(message, Call):
@@ -162,16 +159,16 @@ class _Server:
             self._channel.send(CallResult(call.number))
             self._send_news([], [])
 
-    def _show_soon(self) -> None:
-        """Let the driver see the instance at work, once per burst of chunks."""
-        if self._show is None:
-            self._show = asyncio.get_running_loop().call_later(self._setup.flush_s, self._show_now)
+    def _send_view_soon(self) -> None:
+        """Send one view for all chunks that arrive within `flush_s`."""
+        if self._view_timer is None:
+            self._view_timer = asyncio.get_running_loop().call_later(self._setup.flush_s, self._send_view)
 
-    def _show_now(self) -> None:
-        self._show = None
+    def _send_view(self) -> None:
+        self._view_timer = None
         self._send_news([], [])
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._setup.heartbeat_s)
             self._send_news([], [])

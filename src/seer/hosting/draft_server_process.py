@@ -1,8 +1,8 @@
-"""The draft server of a fleet, in a process of its own on a loopback port the system chooses.
+"""The draft server of a fleet, in its own process on a loopback port the system chooses.
 
-Run as a module it is that process: it says its address over the socket it was given and serves until the
-driver is gone. If it dies it is started again at the same address, a limited number of times; instances go on
-with the drafts they have meanwhile, and tell the new one what they know.
+Run as a module this file is that process: it sends its address over the socket it was given and serves until the
+driver ends. If it dies it is started again at the same address, at most `max_restarts` times. Until then instances
+draft from what they already have; afterwards they send it to the new server.
 
 Waits for                                    unblocked by
   its address, after launch                    the process, its death, START_DEADLINE_S
@@ -24,8 +24,11 @@ from seer.hosting.launch import ChildProcess
 log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 60.0
+"""From launch to its address: one interpreter with numpy, on a machine that may be starting every instance too."""
 CLOSE_DEADLINE_S = 5.0
+"""The process is killed before this wait begins, so only the system can hold it up."""
 ANY_PORT = "tcp://127.0.0.1:*"
+"""Loopback only: the instances of a fleet run on this machine."""
 
 
 class DraftServerProcess:
@@ -42,20 +45,20 @@ class DraftServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Process id, while there is a process."""
         return self._child.pid if self._child is not None else None
 
     async def start(self) -> None:
-        """Launch it and learn its address."""
+        """Launch the process and receive its address."""
         self.address = await self._launch(ANY_PORT)
         self._watcher = asyncio.create_task(self._watch())
 
     async def wait_until_up(self) -> None:
-        """Wait until it serves, after a death that was noticed; the caller sets the deadline."""
+        """Wait until it serves again after a death; the caller sets the deadline."""
         await self._is_up.wait()
 
     async def close(self) -> None:
-        """End it; it holds nothing that is needed afterwards."""
+        """End the process; it holds nothing that a later run needs."""
         if self._watcher is not None:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -84,10 +87,12 @@ class DraftServerProcess:
         return line.decode()
 
     async def _watch(self) -> None:
-        """Start it again whenever it dies, within the limit."""
+        """Start it again after each death, at most `max_restarts` times."""
         while self._child is not None:
             with contextlib.suppress(ConnectionError):
-                await asyncio.get_running_loop().sock_recv(self._child.socket, 1)  # it says nothing more: its end
+                await asyncio.get_running_loop().sock_recv(
+                    self._child.socket, 1
+                )  # it sends nothing more, so this returns at its end
             self._is_up.clear()
             self._is_down.set()
             await self._end()
@@ -95,10 +100,10 @@ class DraftServerProcess:
                 self.num_restarts += 1
                 try:
                     await self._launch(self.address)
-                    log.warning("the draft server had died and is back")
+                    log.warning("the draft server died and was started again")
                 except SeerError as error:
                     log.warning("the draft server cannot be started again: %s", error)
-        log.warning("no draft server is left: instances draft from what they generate themselves")
+        log.warning("no draft server is left: instances draft from their own responses only")
 
     async def _end(self) -> None:
         child, self._child = self._child, None
@@ -110,7 +115,7 @@ class DraftServerProcess:
 
 
 def main() -> None:
-    """Serve."""
+    """Serve until the driver ends."""
     from seer.drafting.server import DraftServer, ServerConfig
 
     sock = socket.socket(fileno=int(sys.argv[1]))

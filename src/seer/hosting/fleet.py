@@ -3,9 +3,9 @@
 Lives as long as the user's `Rollout`; the rollout loops of successive runs are attached to it one at a time.
 
 Invariants
-  1. At most one loop is attached; outputs and losses go to that one, and to nobody when there is none.
-  2. A loop that is attached knows every instance that is down.
-  3. After `close` no process, socket or shared memory of this fleet is left.
+  1. At most one loop is attached. Outputs and losses go to that loop, and are dropped while there is none.
+  2. An attached loop knows every instance that is down.
+  3. After `close` no process, socket or shared memory of this fleet is left, except a Mooncake store it joined.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 
 
 class InstanceListener(Protocol):
-    """What the fleet tells a rollout loop."""
+    """What the fleet calls on a rollout loop."""
 
     def lose_instance(self, instance: int) -> None:
-        """It is gone, with everything in its hands."""
+        """The instance is down; its chunks end as FAILED."""
 
     def rejoin_instance(self, instance: int) -> None:
-        """It is back, empty."""
+        """The instance is up again, with empty KV memory."""
 
 
 class HostedFleet:
-    """N instances of one engine, each in a process of its own."""
+    """N instances of one engine, each in its own process."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class HostedFleet:
         self._engine = engine
         self._num_instances = num_instances
         self.pool = pool
-        """What the instances share KV through."""
+        """The KV pool that the instances share."""
         self._wants_drafts = drafts and engine.can_draft
         self.draft_server: DraftServerProcess | None = None
         self._supervisor = Supervisor(
@@ -70,8 +70,8 @@ class HostedFleet:
         self._on_failure: Callable[[SeerError], None] | None = None
         self._events: EventSink = discard
         self._failure: SeerError | None = None
-        self._an_end = asyncio.Event()
-        self._a_return = asyncio.Event()
+        self._chunk_ended = asyncio.Event()
+        self._instance_returned = asyncio.Event()
         self._staged = StagedWeights(Path())
         self._matrices: Path | None = None
         self.instances: list[ProcessInstance] = []
@@ -110,8 +110,8 @@ class HostedFleet:
         on_output: Callable[[ChunkOutput], None],
         on_failure: Callable[[SeerError], None],
     ) -> None:
-        """Drive this loop from now on; `on_failure` is called if no instance is left for it."""
-        assert self._loop is None, "another rollout is running"
+        """Serve this loop from now on; `on_failure` is called when no instance is left."""
+        assert self._loop is None, "another loop is attached"
         if self._failure is not None:
             raise self._failure
         self._loop, self._events, self._on_output, self._on_failure = loop, events, on_output, on_failure
@@ -120,7 +120,7 @@ class HostedFleet:
                 loop.lose_instance(instance.id)
 
     def detach(self) -> None:
-        """The loop is over."""
+        """The loop has ended; drop outputs until the next one."""
         self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
 
     async def begin_run(self, run: str, drafts: DraftMode, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
@@ -132,7 +132,7 @@ class HostedFleet:
             await self._configure(BeginRun(run, drafts, self.weights_version, past))
 
     async def update_weights(self, weights: Weights) -> int:
-        """Move every instance to the next weights version; returns it. Tensors are written once, for all of them."""
+        """Move every instance to the next weights version and return it. Tensors are written once for all instances."""
         weights_version = self.weights_version + 1
         staged = stage_in_place(weights) if self._stay_in_place(weights) else stage(weights)
         try:
@@ -153,27 +153,27 @@ class HostedFleet:
 
     @property
     def weights(self) -> Path | None:
-        """Where the newest weights can be read; None for the model's own."""
+        """Where the newest weights can be read; None for the weights of the model's folder."""
         return self._staged.path if self.weights_version else None
 
     async def wait_until_idle(self, deadline_s: float) -> None:
-        """Wait until no instance has a chunk in hand: a new loop must not hear of an old one's requests."""
+        """Wait until no instance runs a chunk, so that a new loop gets no outputs of an earlier one."""
         try:
             async with asyncio.timeout(deadline_s):
-                while any(instance.num_in_hand for instance in self.instances if instance.is_up):
-                    self._an_end.clear()
-                    await self._an_end.wait()
+                while any(instance.num_in_flight for instance in self.instances if instance.is_up):
+                    self._chunk_ended.clear()
+                    await self._chunk_ended.wait()
         except TimeoutError:
             raise DeadlineExceeded("waiting for the last chunks of an earlier run", deadline_s) from None
 
     async def wait_until_up(self) -> None:
-        """Wait until every instance takes chunks again; the caller sets the deadline."""
+        """Wait until every instance is up; the caller sets the deadline."""
         while not all(instance.is_up for instance in self.instances):
-            self._a_return.clear()
-            await self._a_return.wait()
+            self._instance_returned.clear()
+            await self._instance_returned.wait()
 
     async def close(self) -> None:
-        """End every process and give the shared memory back."""
+        """End every process and free the shared memory."""
         await self._supervisor.close()
         await asyncio.gather(*(instance.close() for instance in self.instances))
         if self.draft_server is not None:
@@ -209,7 +209,7 @@ class HostedFleet:
 
     def _take_output(self, output: ChunkOutput) -> None:
         if output.end is not None:
-            self._an_end.set()
+            self._chunk_ended.set()
         if self._on_output is not None:
             self._on_output(output)
 
@@ -223,8 +223,8 @@ class HostedFleet:
             self._loop.lose_instance(instance)
 
     def _back(self, instance: int) -> None:
-        log.warning("instance %d is back", instance)
-        self._a_return.set()
+        log.warning("instance %d was restarted", instance)
+        self._instance_returned.set()
         if self._loop is not None:
             self._loop.rejoin_instance(instance)
 

@@ -1,16 +1,16 @@
-"""The KV pool of a fleet, seen from its driver: what instances are told of it, and the end of what it holds.
+"""The KV pool of a fleet, as its driver uses it: settings for the instances, and freeing what it holds.
 
-A request's blocks are pinned in the pool while the request lives, whichever instance put them there; nobody
-but the driver sees every way in which a request can end. So the driver frees them.
+A request's blocks are pinned in the pool until the request ends, whichever instance saved them. Only the driver sees
+every way a request can end, so the driver frees them.
 
 Invariants
-  1. When a request has ended, however it did, none of its blocks is pinned (`local`; see below).
-  2. After a weight update no block of the old weights version takes up room.
-  3. After `close` nothing of a pool that was made for this fleet is left.
-  4. A pool that fails costs time, never the run: all but opening it is logged and survived.
+  1. No block of a request that has ended is pinned (`local` only).
+  2. After a weight update the pool drops all blocks of the old weights version (`local` only).
+  3. After `close` nothing of a pool that was made for this fleet is left (`local` only).
+  4. A pool that fails after it was opened never fails the run: the error is logged.
 
-With `mooncake` pins belong to the process that put a block and evict like any other, so there 1 is void; the
-store outlives the fleet, so there 3 is void too.
+A Mooncake store outlives the fleet, and its blocks belong to the processes that put them: the driver has no handle of
+it, and its eviction makes room. Keys carry the weights version, so old blocks are never read.
 """
 
 from __future__ import annotations
@@ -33,22 +33,26 @@ log = logging.getLogger(__name__)
 PoolBackend = Literal["local", "mooncake", "none"]
 POOL_BACKENDS = ("local", "mooncake", "none")
 DEADLINE_S = 2.0
+"""Limit of one pool call; after it a block counts as missing and is computed. Short next to a chunk, long enough for a
+busy machine."""
 PREFIX = "rollout"
+"""Pools made by a driver start with this name, then its process id; `remove_orphaned_pools` looks for it."""
 DRAM_DIR = "/dev/shm"
-
+"""Where Linux mounts shared memory."""
 
 UNKNOWN_KV_BYTES = 4 << 30
-"""Of an instance that measures its KV memory only when it starts."""
+"""KV memory assumed for an instance that measures its own only when it starts."""
 PAUSED_SHARE = 1.0
-"""KV of paused requests that the pool has room for, over that of running ones. Blocks of both are in it: one that finds
-no room is computed again when its request is resumed elsewhere, and on a CPU that costs more than pausing gained."""
+"""KV of paused requests that the pool has room for, relative to that of running ones. The pool holds blocks of both. A
+block that finds no room is computed again when its request resumes on another instance."""
 FREE_SHARE = 0.5
+"""Of the free memory: the other half is left to weights, prompts and responses."""
 
 
 def default_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
-    """A size for the pool of instances with so much KV memory each, within what this machine has free.
+    """A pool size for instances with `kv_bytes` of KV memory each, within the machine's free memory.
 
-    Memory is taken when it is first written to, so a pool that stays half empty costs half.
+    Memory is taken when it is first written, so a half-empty pool takes half.
     """
     wanted = int((1.0 + PAUSED_SHARE) * num_instances * (kv_bytes or UNKNOWN_KV_BYTES))
     free = min(shutil.disk_usage(DRAM_DIR).free, free_memory_bytes())
@@ -56,7 +60,7 @@ def default_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
 
 
 class FleetPool:
-    """One pool, from before the instances start until after they ended."""
+    """One pool; it opens before the instances start and closes after they end."""
 
     def __init__(self, settings: dict[str, Any], *, bytes_per_token: int, is_ours: bool) -> None:
         self.settings = settings
@@ -64,11 +68,11 @@ class FleetPool:
         self._is_ours = is_ours
         self._handle: Pool | None = None
         self.transfer = TransferEstimate(TransferCosts(bytes_per_token=bytes_per_token))
-        """What moving KV through it, and computing it instead, have been measured to cost."""
+        """Measured costs of moving KV through the pool and of computing it instead."""
 
     @classmethod
     def local(cls, *, block_bytes: int, block_size: int, dram_bytes: int) -> FleetPool:
-        """A pool of this fleet's own, in shared memory."""
+        """A new pool in shared memory, for this fleet alone."""
         settings = {
             "name": f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}",
             "block_bytes": block_bytes,
@@ -99,39 +103,38 @@ class FleetPool:
         return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=False)
 
     def start(self) -> None:
-        """Make it, or join it."""
+        """Make the pool; a Mooncake store is running already."""
         if self._is_ours:
             remove_orphaned_pools()
-            self._handle = open_pool(self.settings | {"keeper": False})  # instances keep house, they have the time
+            self._handle = open_pool(self.settings | {"keeper": False})  # the instances run the keeper
 
     def free(self, request: int) -> None:
-        """The request has ended: its blocks may make room for others."""
+        """Unpin the blocks of a request that has ended."""
         if self._handle is not None:
             self._handle.free(str(request))
 
     def drop_weights_version(self, weights_version: int) -> None:
-        """The weights changed: what the old ones computed is of no use."""
+        """Drop the blocks of old weights."""
         if self._handle is None:
             return
         try:
             self._handle.drop_weights_version(weights_version)
-        except (
-            PoolError
-        ) as error:  # the keys carry the weights version, so nothing stale can be read; it only takes up room
+        except PoolError as error:
+            # Keys carry the weights version, so stale blocks are never read; they only take up memory.
             log.warning("the pool keeps the KV of weights version %d: %s", weights_version, error)
 
     def stats(self) -> PoolStats | None:
-        """What it holds and did, over all processes; None where only the instances know."""
+        """Counts over all processes; None for a Mooncake store."""
         if self._handle is None:
             return None
         try:
             return self._handle.stats()
         except PoolError as error:
-            log.warning("the pool does not say how it is doing: %s", error)
+            log.warning("the pool's statistics cannot be read: %s", error)
             return None
 
     def close(self) -> None:
-        """Leave it, and remove what was made for this fleet."""
+        """Close the pool, and remove it if it was made for this fleet."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -140,7 +143,7 @@ class FleetPool:
 
 
 def remove_orphaned_pools() -> None:
-    """Give back the shared memory of drivers that were killed: their pools carry their process id."""
+    """Free the shared memory of drivers that were killed: a pool's name carries its driver's process id."""
     from seer.kvpool.local_files import find_pools
 
     for pool in find_pools():
@@ -156,4 +159,4 @@ def _remove(name: str) -> None:
 
     files = PoolFiles.named(name, DRAM_DIR)
     remove_files(files)
-    files.lock.unlink(missing_ok=True)  # the name was ours alone, so nobody waits for it
+    files.lock.unlink(missing_ok=True)  # the name is unique, so no other process waits for the lock

@@ -1,8 +1,7 @@
-"""Start and end one child process: its socket, its log, its exit status.
+"""Starts and ends one child process: its socket, its log, its exit status.
 
-The child is a fresh interpreter (never a fork: torch and threads do not survive one) in a session of its
-own, so that a Ctrl-C in the terminal reaches the driver alone and the driver decides what becomes of the
-instances.
+The child is a new interpreter (not a fork: torch and threads do not survive one) in its own session. A Ctrl-C in the
+terminal reaches the driver only, which then ends its children.
 """
 
 from __future__ import annotations
@@ -19,18 +18,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-LAST_WORDS_BYTES = 2000
+LOG_TAIL_BYTES = 2000
+"""Quoted from a child's log when it dies: about the length of a Python traceback."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+"""Variables that size thread pools; an instance pinned to one core has no use for more than one thread."""
 
 
 def core_for(instance: int) -> int:
-    """The CPU core of an instance: round robin over those this process may use."""
+    """The CPU core of an instance: round robin over the cores this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[instance % len(cores)]
 
 
 class ChildProcess:
-    """One launched child: a module of ours, given its end of the socket as a descriptor."""
+    """One child process: it runs a module of Seer, with its end of the socket as a descriptor."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self._log = _open_log(name, log_dir)
-        # The child finds modules where the driver finds them, its own instance's factory included.
+        # The child must find the same modules as the driver, such as the factory of its instance.
         environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         if single_thread:
             # Before numpy or torch is imported: afterwards their thread pools have been sized.
@@ -64,11 +65,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """For people and for tests that kill it."""
+        """Process id."""
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now, with every process it started: it leads a group of its own."""
+        """End it now, with every process it started: it leads its own process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -89,19 +90,19 @@ class ChildProcess:
             how = f"killed by {signal.Signals(-status).name}"
         else:
             how = f"exit status {status}"
-        words = self.last_words()
-        return f"{how}; its last words:\n{words}" if words else how
+        tail = self.log_tail()
+        return f"{how}; the end of its log:\n{tail}" if tail else how
 
-    def last_words(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """The last LOG_TAIL_BYTES of its log."""
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        start = max(0, size - LAST_WORDS_BYTES)
-        return os.pread(self._log.fileno(), LAST_WORDS_BYTES, start).decode(errors="replace").strip()
+        start = max(0, size - LOG_TAIL_BYTES)
+        return os.pread(self._log.fileno(), LOG_TAIL_BYTES, start).decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Let go of the log; the process must have ended."""
+        """Close the log; the process must have ended."""
         assert self._process.poll() is not None, f"process {self.pid} still runs"
         self._log.close()
 

@@ -1,9 +1,9 @@
-"""What an instance has said and the driver has not been sent: merged, and sent in small batches.
+"""Outputs and events on their way to the driver, merged and sent in small batches.
 
-A step of an instance makes one token for each running request; a frame for each would cost more than the
-step. So outputs of a request are merged for at most `flush_s` or `flush_tokens`, whichever comes first, and
-an output that ends a chunk goes at once: somebody waits for its place. If this process dies, what the
-outbox holds is all that is lost.
+A step makes one token for each running request, and a frame for each token would cost more than the step. So outputs
+of a request are merged for at most `flush_s` or `flush_tokens`, whichever comes first. An output that ends a chunk
+leaves at once, because the scheduler can use the free slot. A process that dies loses what its outbox holds and what
+its socket has not sent.
 
 Invariants
   1. Outputs of one request leave in the order they came, and none is dropped.
@@ -49,7 +49,7 @@ class Outbox:
         self._schedule(now=False)
 
     def flush(self) -> None:
-        """Send what is held, if anything."""
+        """Send everything that waits, if anything."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -63,7 +63,7 @@ class Outbox:
     def _schedule(self, *, now: bool) -> None:
         loop = asyncio.get_running_loop()
         if now and not self._is_soon:
-            # Not in place: whatever else the same step ends goes into the same frame.
+            # With call_soon, other chunks that end with the same step go into the same frame.
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = loop.call_soon(self.flush)
@@ -90,7 +90,7 @@ def merge(first: ChunkOutput, second: ChunkOutput) -> ChunkOutput | None:
             raw,
         )
     elif first.num_tokens and second.num_tokens and span is not None:
-        return None  # one carries its tokens, the other only their number
+        return None  # one carries tokens, the other only their number
     return ChunkOutput(
         second.request,
         second.attempt,

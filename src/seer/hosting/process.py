@@ -1,16 +1,15 @@
-"""An instance in a process of its own, seen from the driver: `seer.engine.base` over a socket.
+"""An instance in its own process, seen from the driver: the protocol of `seer.engine.base` over a socket.
 
     new ──start──> UP ──(exit | silence | no progress)──> DOWN ──restart──> UP ...
                     └──close──> CLOSED                      └──close──> CLOSED
 
-When it goes down, `on_lost` is called once with the reason, and every chunk still in its hands then ends as
-FAILED, so that rule 1 of the protocol holds without a supervisor too. Whoever supervises calls `restart`,
-which brings the instance back with the same weights and settings and an empty KV memory.
+When the process goes down, `on_lost` is called once with the reason, and every chunk in flight then ends as FAILED, so
+rule 1 of the protocol holds. `restart` starts a new process with the same weights and settings and an empty KV memory.
 
 Waits for                                    unblocked by
   ready, after launch                          the child's `Ready` or `StartFailed`, its death, start_deadline_s
   the answer to a call                         the child, its death, call_deadline_s
-  news (the reader task)                       the child, its death; silence and lack of progress are watched
+  news (the reader task)                       the child, its death, silence_deadline_s, progress_deadline_s
   its exit, after close                        the child, close_deadline_s (then it is killed)
 """
 
@@ -57,7 +56,7 @@ _decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
 
 class State(enum.Enum):
-    """Where a hosted instance is in its life."""
+    """The states of a hosted instance."""
 
     NEW = "not started"
     UP = "up"
@@ -66,11 +65,11 @@ class State(enum.Enum):
 
 
 def _ignore_loss(instance: int, reason: str) -> None:
-    """Chunks in hand end as FAILED all the same."""
+    """Chunks in flight end as FAILED in any case."""
 
 
 class ProcessInstance:
-    """Implements `seer.engine.base.Instance`; the real one lives in a child process."""
+    """Implements `seer.engine.base.Instance`; the engine runs in a child process."""
 
     def __init__(
         self,
@@ -94,16 +93,16 @@ class ProcessInstance:
         self._child: ChildProcess | None = None
         self._channel: Channel[Up] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._in_hand: dict[int, int] = {}  # request -> attempt
-        self._known_tokens: dict[int, int] = {}  # request -> tokens of it that have been through this instance
-        self._calls: dict[int, asyncio.Future[None]] = {}
+        self._in_flight: dict[int, int] = {}  # request -> attempt
+        self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this instance has computed
+        self._open_calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
         self._configuration: dict[type[Command], Command] = {}  # the newest of each kind; a restart repeats them
         self._staged = StagedWeights(Path())
         self._is_paused = False
         self._is_restarting = False
-        self._heard_s = 0.0
-        self._stepped_s = 0.0
+        self._last_message_s = 0.0
+        self._last_step_s = 0.0
 
     # The protocol
 
@@ -119,7 +118,7 @@ class ProcessInstance:
         return self._limits
 
     async def start(self, sink: OutputSink) -> None:
-        """Launch the process and wait until it takes chunks."""
+        """Launch the process and wait until it is ready."""
         assert self._state is State.NEW, f"instance {self._id} is {self._state.value}"
         self._sink = sink
         await self._launch()
@@ -128,30 +127,30 @@ class ProcessInstance:
         """Send the chunk; refused while the process is down."""
         if self._state is not State.UP or self._channel is None:
             raise InstanceError(f"instance {self._id} is {self._state.value}")
-        if not self._in_hand:
-            self._stepped_s = self._now_s()  # idle until now: that was not a lack of progress
-        self._in_hand[chunk.request] = chunk.attempt
+        if not self._in_flight:
+            self._last_step_s = self._now_s()  # it was idle until now, which is no lack of progress
+        self._in_flight[chunk.request] = chunk.attempt
         self._known_tokens[chunk.request] = chunk.num_context_tokens
         self._channel.send(Submit(chunk))
 
     def abort(self, request: int) -> None:
-        """Ask for the request's end."""
-        if request in self._in_hand and self._channel is not None:
+        """Send the abort."""
+        if request in self._in_flight and self._channel is not None:
             self._channel.send(Abort(request))
 
     def view(self) -> InstanceView:
-        """As last heard."""
+        """The newest view the child has sent."""
         return self._view
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
-        """What went through this instance since its memory was empty; it may have dropped some."""
+        """What this instance has computed since its KV memory was empty; it may have dropped some of it."""
         return min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """Switch to a newer weights version. Tensors travel through a file in shared memory, kept for a restart."""
-        if self._in_hand:
+        """Switch to a newer weights version. Tensors go through a file in shared memory, kept for a restart."""
+        if self._in_flight:
             raise InstanceError(
-                f"instance {self._id} runs {len(self._in_hand)} chunks; weights change between rollouts"
+                f"instance {self._id} runs {len(self._in_flight)} chunks; weights change between rollouts"
             )
         staged = stage(weights)
         try:
@@ -170,16 +169,16 @@ class ProcessInstance:
     async def resume(self) -> None:
         """Step again."""
         await self.call(Resume())
-        self._stepped_s = self._now_s()
+        self._last_step_s = self._now_s()
         self._is_paused = False
 
     async def close(self) -> None:
-        """End the process, politely within the deadline; chunks in hand end as ABORTED."""
+        """End the process: let it exit within the deadline, then kill it. Chunks in flight end as ABORTED."""
         was, self._state = self._state, State.CLOSED
         if was is State.UP and self._channel is not None and self._child is not None:
             self._channel.send(Close())
             await self._child.wait(self._options.close_deadline_s)
-            # The reader is at the end of the stream now, or will be as soon as it has run.
+            # Let the reader task reach the end of the stream, so that the last outputs are delivered.
             await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
         await self._clean_up()
         self._staged.discard()
@@ -189,17 +188,17 @@ class ProcessInstance:
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes chunks now."""
+        """Whether it accepts chunks now."""
         return self._state is State.UP and not self._is_restarting
 
     @property
-    def num_in_hand(self) -> int:
+    def num_in_flight(self) -> int:
         """Chunks submitted whose end has not arrived."""
-        return len(self._in_hand)
+        return len(self._in_flight)
 
     @property
     def pid(self) -> int | None:
-        """Of the child, while there is one."""
+        """Process id of the child, while there is one."""
         return self._child.pid if self._child is not None else None
 
     async def call(self, command: Command) -> None:
@@ -210,7 +209,7 @@ class ProcessInstance:
         self._num_calls += 1
         number = self._num_calls
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
+        self._open_calls[number] = answer
         self._channel.send(Call(number, command))
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
@@ -218,7 +217,7 @@ class ProcessInstance:
         except TimeoutError:
             raise DeadlineExceeded(f"{name} of instance {self._id}", self._options.call_deadline_s) from None
         finally:
-            self._calls.pop(number, None)
+            self._open_calls.pop(number, None)
 
     async def configure(self, command: Command) -> None:
         """`call` now, and again after every restart until a newer command of its kind replaces it."""
@@ -228,7 +227,7 @@ class ProcessInstance:
             self._known_tokens.clear()
 
     async def restart(self) -> None:
-        """Bring a lost instance back, with the weights and settings it had."""
+        """Start a lost instance again, with the weights and settings it had."""
         assert self._state is State.DOWN, f"instance {self._id} is {self._state.value}"
         await self._clean_up()
         self._is_restarting = True
@@ -291,7 +290,7 @@ class ProcessInstance:
             await self._clean_up()
             raise
         self._limits, self._view = first.limits, first.view
-        self._heard_s = self._stepped_s = self._now_s()
+        self._last_message_s = self._last_step_s = self._now_s()
         self._is_paused = False
         self._state = State.UP
         self._sampler.reset()
@@ -299,11 +298,11 @@ class ProcessInstance:
 
     async def _read(self, channel: Channel[Up]) -> None:
         while (message := await channel.receive()) is not None:
-            self._heard_s = self._now_s()
+            self._last_message_s = self._now_s()
             if isinstance(message, News):
                 self._take_news(message)
             elif isinstance(message, CallResult):
-                answer = self._calls.pop(message.number, None)
+                answer = self._open_calls.pop(message.number, None)
                 if answer is None or answer.done():
                     continue
                 if message.error is None:
@@ -316,35 +315,37 @@ class ProcessInstance:
             self._lose(f"its process ended: {self._child.exit_cause()}")
 
     def _take_news(self, news: News) -> None:
-        if news.view.num_steps != self._view.num_steps or not self._in_hand:
-            self._stepped_s = self._heard_s
+        if news.view.num_steps != self._view.num_steps or not self._in_flight:
+            self._last_step_s = self._last_message_s
         self._view = news.view
         for event in news.events:
             self._events(event)
-        self._sampler.sample(news.view, self._heard_s, self._limits)
+        self._sampler.sample(news.view, self._last_message_s, self._limits)
         assert self._sink is not None, "news before start"
         for output in news.outputs:
-            if output.end is not None and self._in_hand.get(output.request) == output.attempt:
-                del self._in_hand[output.request]
+            if output.end is not None and self._in_flight.get(output.request) == output.attempt:
+                del self._in_flight[output.request]
             self._known_tokens[output.request] = self._known_tokens.get(output.request, 0) + output.num_tokens
             self._sink(output)
 
     async def _watch(self) -> None:
-        """Tell a hung process from a busy one."""
+        """Declare a process lost that is silent, or that does not step although it has chunks."""
         options = self._options
         while True:
             before_s = self._now_s()
             await asyncio.sleep(options.heartbeat_s)
             now_s = self._now_s()
             late_s = now_s - before_s - options.heartbeat_s
-            # If this very loop was held up, news may lie unread: the silence was ours, not the child's.
-            self._heard_s += max(0.0, late_s)
-            self._stepped_s += max(0.0, late_s)
-            if now_s - self._heard_s > options.silence_deadline_s:
-                return self._lose(f"no word from its process in {options.silence_deadline_s:g} s")
-            is_stuck = bool(self._in_hand) and not self._is_paused
-            if is_stuck and now_s - self._stepped_s > options.progress_deadline_s:
-                return self._lose(f"{len(self._in_hand)} chunks in hand, no step in {options.progress_deadline_s:g} s")
+            # If this loop itself was delayed, news may be unread: that silence was not the child's.
+            self._last_message_s += max(0.0, late_s)
+            self._last_step_s += max(0.0, late_s)
+            if now_s - self._last_message_s > options.silence_deadline_s:
+                return self._lose(f"no message from its process for {options.silence_deadline_s:g} s")
+            is_stuck = bool(self._in_flight) and not self._is_paused
+            if is_stuck and now_s - self._last_step_s > options.progress_deadline_s:
+                return self._lose(
+                    f"{len(self._in_flight)} chunks in flight, no step for {options.progress_deadline_s:g} s"
+                )
 
     def _lose(self, reason: str) -> None:
         if self._state is not State.UP:
@@ -353,24 +354,24 @@ class ProcessInstance:
         if self._child is not None:
             self._child.kill()
         self._known_tokens.clear()
-        for answer in self._calls.values():
+        for answer in self._open_calls.values():
             if not answer.done():
                 answer.set_exception(InstanceError(f"instance {self._id} was lost: {reason}"))
-        self._calls.clear()
+        self._open_calls.clear()
         self._view = InstanceView(weights_version=self._view.weights_version)
         self._sampler.sample(self._view, self._now_s(), self._limits)
-        if not self._is_restarting:  # then `restart` itself raises, and nobody has been told that it is back
+        if not self._is_restarting:  # during a restart, `restart` raises instead
             self._on_lost(self._id, reason)
         self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
 
     def _end_all(self, end: ChunkEnd, error: str | None) -> None:
-        in_hand, self._in_hand = self._in_hand, {}
+        in_hand, self._in_flight = self._in_flight, {}
         for request, attempt in in_hand.items():
             if self._sink is not None:
                 self._sink(ChunkOutput(request, attempt, self._id, 0, end=end, error=error))
 
     async def _clean_up(self) -> None:
-        """Leave nothing behind: tasks, socket, process, log. Cut short by a cancellation, it can be called again."""
+        """End the tasks, the socket, the process and its log. After a cancellation it can be called again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

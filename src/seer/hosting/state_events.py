@@ -1,7 +1,7 @@
-"""Turn an instance's successive views of itself into `InstanceState` events.
+"""Turns the views of an instance into `InstanceState` events.
 
-Views come with every batch of outputs; an event is emitted only when something it shows has changed, so an
-idle instance adds nothing to the log.
+A view comes with every batch of outputs. An event is emitted only when one of its fields changed, so an idle instance
+adds nothing to the log.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class StateSampler:
         self._last_state: InstanceState | None = None
 
     def reset(self) -> None:
-        """The instance's counters start from zero again."""
+        """Expect counters from zero: the instance was restarted."""
         self._last = InstanceView()
 
     def sample(self, view: InstanceView, now_s: float, limits: InstanceLimits | None) -> None:
-        """Take the newest view into account."""
+        """Emit an event if the newest view differs from the last one."""
         request_steps = max(0, view.num_steps - self._last.num_steps) * max(1, view.num_running)
         drafted = max(0, view.num_drafted - self._last.num_drafted)
         accepted = max(0, view.num_accepted - self._last.num_accepted)

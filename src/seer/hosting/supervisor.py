@@ -1,10 +1,10 @@
-"""Brings lost instances back, a limited number of times, and says when none is left.
+"""Restarts lost instances, at most `max_restarts` times each, and reports when none is left.
 
-Knows nothing of rollouts: whoever drives is told `lost` and `back`, and hands the news to its loop.
+Knows nothing of rollouts: it calls `lost` and `back`, and the fleet passes them to the rollout loop.
 
 Invariants
   1. Each loss leads to one `lost`, and to at most one `back`, in that order.
-  2. When no instance is up and none is being brought back, `given_up` is called, once.
+  2. When no instance is up and none is being restarted, `given_up` is called once, unless `close` came first.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from seer.errors import InstanceError, SeerError
 
 
 class Restartable(Protocol):
-    """What is supervised."""
+    """An instance that can be restarted."""
 
     @property
     def id(self) -> int:
-        """Dense within the fleet."""
+        """Index within the fleet."""
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes chunks."""
+        """Whether it accepts chunks."""
 
     async def restart(self) -> None:
-        """Bring it back after a loss."""
+        """Start it again after a loss."""
 
 
 class Supervisor:
@@ -52,17 +52,17 @@ class Supervisor:
         self._is_over = False
 
     def watch(self, instances: list[Restartable]) -> None:
-        """The fleet; `on_lost` of each is this supervisor's."""
+        """Supervise these instances; each must call `on_lost` when it goes down."""
         self._instances = instances
 
     def on_lost(self, instance: int, reason: str) -> None:
-        """An instance went down."""
+        """Report the loss and restart the instance."""
         self._lost(instance, reason)
         if not self._is_over:
             self._restarting[instance] = asyncio.create_task(self._restart(instance, reason))
 
     async def close(self) -> None:
-        """Stop bringing instances back."""
+        """Stop restarting instances."""
         self._is_over = True
         tasks = list(self._restarting.values())
         for task in tasks:
@@ -82,9 +82,9 @@ class Supervisor:
         if is_back:
             self._back(instance)
         else:
-            self._check_hope(f"the last to go was instance {instance}: {reason}")
+            self._give_up_if_none_left(f"the last one lost was instance {instance}: {reason}")
 
-    def _check_hope(self, last: str) -> None:
+    def _give_up_if_none_left(self, last: str) -> None:
         if self._is_over or self._restarting or any(instance.is_up for instance in self._instances):
             return
         self._is_over = True

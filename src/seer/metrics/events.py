@@ -115,7 +115,7 @@ class Stepped(_Event, frozen=True, gc=False):
     load_s: float = 0.0
     """Spent on KV from the pool, beside `duration_s`."""
     overlapped_load_s: float = 0.0
-    """Spent on KV from the pool while steps went on."""
+    """Spent on KV from the pool while steps ran."""
     loaded_bytes: int = 0
     """In either time."""
     num_preempted: int = 0

@@ -25,11 +25,11 @@ class StepReport:
     load_s: float = 0.0
     """Spent on KV from the pool before the step."""
     overlapped_load_s: float = 0.0
-    """Spent on KV from the pool while steps went on."""
+    """Spent on KV from the pool while steps ran."""
     loaded_bytes: int = 0
     """In either time."""
     has_captured: bool = False
-    """A graph was captured meanwhile, so that the duration says nothing of other steps'."""
+    """A CUDA graph was captured during the step, so its duration does not represent other steps."""
     num_preempted: int = 0
     """Requests whose KV was dropped for others since the last report."""
 

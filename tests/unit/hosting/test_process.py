@@ -98,14 +98,14 @@ def test_a_killed_process_is_noticed_and_its_chunks_end_after_their_tokens() -> 
     play(scenario())
 
 
-def test_a_crash_is_reported_with_its_last_words() -> None:
+def test_a_crash_is_reported_with_the_end_of_its_log() -> None:
     async def scenario() -> None:
         watched = Watched("host_fakes:make_crashing")
         await watched.instance.start(watched.take)
         watched.instance.submit(a_chunk())
         reason = await watched.loss()
         assert "exit status 3" in reason
-        assert "the last words of instance 0" in reason
+        assert "instance 0 is about to exit" in reason
         await watched.instance.close()
 
     play(scenario())
@@ -118,25 +118,25 @@ def test_a_process_that_falls_silent_is_killed() -> None:
         pid = watched.instance.pid
         assert pid is not None
         watched.instance.submit(a_chunk())
-        assert "no word" in await watched.loss()
+        assert "no message" in await watched.loss()
         await watched.instance.close()
         assert not is_alive(pid)
 
     play(scenario())
 
 
-def test_an_instance_that_talks_and_never_steps_is_stuck() -> None:
+def test_an_instance_that_sends_heartbeats_and_never_steps_is_lost() -> None:
     async def scenario() -> None:
         watched = Watched("host_fakes:make_stuck")
         await watched.instance.start(watched.take)
         watched.instance.submit(a_chunk())
-        assert "no step" in await watched.loss()
+        assert "no step for" in await watched.loss()
         await watched.instance.close()
 
     play(scenario())
 
 
-def test_it_comes_back_with_the_same_weights_version_and_the_same_tokens() -> None:
+def test_a_restarted_instance_has_the_same_weights_version_and_the_same_tokens() -> None:
     async def scenario() -> None:
         watched = Watched("seer.engine.fake:make_fake")
         await watched.instance.start(watched.take)
@@ -158,7 +158,7 @@ def test_it_comes_back_with_the_same_weights_version_and_the_same_tokens() -> No
     play(scenario())
 
 
-def test_what_the_factory_refuses_is_raised_here_in_its_own_class() -> None:
+def test_an_error_of_the_factory_is_raised_in_the_driver_with_its_own_class() -> None:
     async def scenario() -> None:
         watched = Watched("host_fakes:make_refusing")
         with pytest.raises(ConfigError, match="no such model") as caught:
@@ -192,7 +192,7 @@ def test_closing_leaves_no_process() -> None:
     play(scenario())
 
 
-def test_heartbeats_must_be_denser_than_the_silence_they_disprove() -> None:
+def test_heartbeats_must_be_more_frequent_than_the_silence_deadline() -> None:
     with pytest.raises(ConfigError, match="silence_deadline_s"):
         HostOptions(heartbeat_s=1.0, silence_deadline_s=2.0)
 

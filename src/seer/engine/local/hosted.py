@@ -4,7 +4,7 @@ The engine steps in a worker thread. Events are collected there and handed to th
 `step_events.REPORT_S`, and with the last step of a batch.
 
 Invariants
-  1. Events of a step are handed over before the step's outputs, so a run's last event precedes its last output.
+  1. When the last chunks end, their events reach the event loop before their outputs.
   2. Drafter and pool belong to the hosted instance: `close` closes them after the engine.
 """
 
