@@ -1,4 +1,4 @@
-"""Real vLLM engines for tests: started once per module, in an event loop of their own, and lent to many instances.
+"""Real vLLM engines for tests: started once per module, in an event loop of their own, and shared by many instances.
 
 An engine takes half a minute to start on a CPU, so tests share one: each test makes a fresh `VllmInstance` over it.
 vLLM is imported only when an engine is asked for.
@@ -120,7 +120,7 @@ class SharedEngine:
     def _lend(self, arguments: dict[str, Any], counts: Any) -> Any:
         if self._engine is None:
             self._engine = self._start(arguments, self._counts)
-        # The engine's own feed goes to whoever has the engine now.
+        # The engine's statistics go to the instance that has the engine now.
         self._counts.take = counts.take
         return _Lent(self._engine)
 

@@ -179,7 +179,7 @@ def test_overload_is_refused_and_the_rest_goes_on(play: Play) -> None:
             instance.submit(a_chunk(i, PROMPT, max_tokens=10))
         with pytest.raises(Overloaded, match="already holds 3"):
             instance.submit(a_chunk(3, PROMPT, max_tokens=10))
-        with pytest.raises(InstanceError, match="already in hand"):
+        with pytest.raises(InstanceError, match="already runs"):
             instance.submit(a_chunk(0, PROMPT, max_tokens=10))
         with pytest.raises(InstanceError, match="weights version 5"):
             instance.submit(a_chunk(7, PROMPT, weights_version=5))

@@ -145,7 +145,7 @@ def raw(spans: list[TokenSpan]) -> list[float]:
     return [value for span in spans for value in span.raw_logprobs or ()]
 
 
-def test_a_moving_group_with_drafts_says_what_one_uninterrupted_run_says(pair: Pair) -> None:
+def test_a_moving_group_with_drafts_has_the_tokens_of_one_uninterrupted_run(pair: Pair) -> None:
     # Without noise siblings say the same, and would find each other's KV in place of their own: so four pairs, each
     # with a last prompt token of its own, draft for each other as one group.
     variants = [i // 2 for i in range(8)]
@@ -168,7 +168,7 @@ def test_a_moving_group_with_drafts_says_what_one_uninterrupted_run_says(pair: P
 
 
 @pytest.mark.parametrize("load_kv", [True, False])
-def test_steps_tell_what_they_computed_and_what_they_loaded(pair: Pair, load_kv: bool) -> None:
+def test_steps_report_what_they_computed_and_what_they_loaded(pair: Pair, load_kv: bool) -> None:
     reports: list[StepReport] = []
     # Said in no other test: what an instance still holds of one need not be loaded.
     own, others = (11, 12) if load_kv else (13, 14)
@@ -181,7 +181,7 @@ def test_steps_tell_what_they_computed_and_what_they_loaded(pair: Pair, load_kv:
         first = await pair.chunk(0, request, (), max_tokens=100, variant=own, load_kv=False)
         await pair.instances[0].settle_saves()
         spans = tuple(o.span for o in first if o.span)
-        beside = pair.request()  # somebody else decodes there, so that every step is one of a row and is timed
+        beside = pair.request()  # another request decodes there, so that steps are consecutive and are timed
         task = asyncio.create_task(pair.chunk(1, beside, (), max_tokens=RESPONSE_TOKENS, variant=others, load_kv=False))
         await pair.inbox.until(lambda: sum(o.num_tokens for o in pair.inbox.outputs if o.request == beside) > 8)
         await pair.chunk(1, request, spans, max_tokens=8, variant=own, load_kv=load_kv)
@@ -204,7 +204,7 @@ def test_steps_tell_what_they_computed_and_what_they_loaded(pair: Pair, load_kv:
         assert num_context - len(GROUP) - BLOCK_SIZE <= num_prefilled < num_context
 
 
-def test_an_abort_in_the_middle_goes_on_elsewhere(pair: Pair) -> None:
+def test_a_request_aborted_in_the_middle_continues_on_another_instance(pair: Pair) -> None:
     async def scenario() -> tuple[list[TokenSpan], list[TokenSpan]]:
         await pair.begin("grouped")
         request = pair.request()
@@ -295,7 +295,7 @@ def test_drafts_do_not_change_the_distribution_of_sampled_tokens(pair: Pair, fol
 
 
 async def sampled_pairs(pair: Pair) -> Counter[tuple[int, ...]]:
-    """Three tokens each; the first is drawn alone, the others are drafted for."""
+    """Three tokens each; the first is sampled alone, the others are drafted for."""
     await pair.begin("grouped")
     sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
     permits = asyncio.Semaphore(48)
@@ -333,7 +333,7 @@ def exact_pairs(folder: Path, least: float = 1e-3) -> dict[tuple[int, ...], floa
     return known
 
 
-def test_a_request_with_one_token_to_compute_draws_from_its_own_distribution(pair: Pair, folder: Path) -> None:
+def test_a_request_with_one_token_to_compute_samples_from_its_own_distribution(pair: Pair, folder: Path) -> None:
     # vLLM fills the step of such a request with as many placeholders as a draft may have. Where they are verified by
     # the kernel for a CPU, one is taken as often as the row before it holds the last token of the vocabulary, and the
     # response goes on from it unseen. So: a prompt after which, and after its fillers, that token is likely.

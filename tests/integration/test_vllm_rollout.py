@@ -1,6 +1,6 @@
 """Whole rollouts on hosted vLLM instances: tokens, new weights, engines and hosts that are killed.
 
-One rollout is played once, as a story; each test looks at one part of it. Tokens are compared with the embedded
+One rollout runs once; each test checks one part of it. Tokens are compared with the embedded
 engine's, which computes the same model in another way.
 """
 
@@ -101,7 +101,7 @@ def by_the_local_engine(model: Path) -> Tokens:
 
 @dataclass
 class Story:
-    """What the rollout came to."""
+    """The results of the rollout."""
 
     model: Path
     other: Path
@@ -120,13 +120,13 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     home = tmp_path_factory.mktemp("rollout")
-    told = Story(
+    story = Story(
         make_tiny_model(home / "tiny", head_dim=HEAD_DIM), make_tiny_model(home / "other", head_dim=HEAD_DIM, seed=5)
     )
 
     async def tell() -> None:
         rollout = Rollout(
-            told.model,
+            story.model,
             engine="vllm",
             instances=2,
             chunk_tokens=24,
@@ -136,39 +136,41 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             hosting=HostOptions(pin=False, max_restarts=0, log_dir=home / "logs"),
         )
         async with rollout:
-            told.first = await rolled_out(rollout)
+            story.first = await rolled_out(rollout)
             assert rollout.summary is not None
-            told.preemptions["seer"] = rollout.summary.preemptions
-            told.all_at_once = await rolled_out(rollout, scheduler="verl-sync")
-            told.preemptions["verl-sync"] = rollout.summary.preemptions
-            await rollout.update_weights(told.other)
-            told.updated = await rolled_out(rollout)
+            story.preemptions["seer"] = rollout.summary.preemptions
+            story.all_at_once = await rolled_out(rollout, scheduler="verl-sync")
+            story.preemptions["verl-sync"] = rollout.summary.preemptions
+            await rollout.update_weights(story.other)
+            story.updated = await rolled_out(rollout)
             host = rollout.fleet.instances[1].pid
             assert host is not None
             everything = descendants(host)
-            told.segments_with_names = [line for pid in everything for line in segments(pid) if "(deleted)" not in line]
+            story.segments_with_names = [
+                line for pid in everything for line in segments(pid) if "(deleted)" not in line
+            ]
             kill = KillEngine(host, 1)
-            told.killed = await rolled_out(rollout, events=kill)
-            told.engine_was_killed = kill.killed is not None
-            told.num_lost = rollout.fleet.num_lost
-            told.rest_of_the_lost_ended = await gone([host, *everything])
+            story.killed = await rolled_out(rollout, events=kill)
+            story.engine_was_killed = kill.killed is not None
+            story.num_lost = rollout.fleet.num_lost
+            story.rest_of_the_lost_ended = await gone([host, *everything])
             survivor = rollout.fleet.instances[0].pid
             assert survivor is not None
             engine = descendants(survivor)
             assert engine, "the engine is a process below its host"
             os.kill(survivor, signal.SIGKILL)
-            told.engine_followed_its_host = await gone(engine)
+            story.engine_followed_its_host = await gone(engine)
 
     asyncio.run(tell())
-    return told
+    return story
 
 
-def test_a_rollout_says_what_the_local_engine_says(story: Story) -> None:
+def test_a_rollout_has_the_tokens_of_the_local_engine(story: Story) -> None:
     assert tokens_of(story.first) == by_the_local_engine(story.model)
     assert {r.weights_version for g in story.first for r in g.responses} == {0}
 
 
-def test_memory_that_was_never_promised_is_preempted_and_counted(story: Story) -> None:
+def test_requests_beyond_the_memory_are_preempted_and_counted(story: Story) -> None:
     assert story.preemptions["verl-sync"] > 0
     assert story.preemptions["seer"] == 0
     assert tokens_of(story.all_at_once) == tokens_of(story.first)
@@ -179,7 +181,7 @@ def test_new_weights_take_effect_in_the_next_weights_version(story: Story) -> No
     assert {r.weights_version for g in story.updated for r in g.responses} == {1}
 
 
-def test_requests_of_a_killed_engine_finish_elsewhere_nothing_lost_or_doubled(story: Story) -> None:
+def test_requests_of_a_killed_engine_finish_on_others_with_nothing_lost_or_doubled(story: Story) -> None:
     assert story.engine_was_killed
     assert story.num_lost == 1
     assert tokens_of(story.killed) == by_the_local_engine(story.other)
@@ -194,7 +196,7 @@ def test_an_engine_ends_with_its_host(story: Story) -> None:
     assert story.engine_followed_its_host
 
 
-def test_a_real_model_says_what_the_local_engine_says() -> None:
+def test_a_real_model_has_the_tokens_of_the_local_engine() -> None:
     try:
         model = find_model("smollm2")
     except InputError:

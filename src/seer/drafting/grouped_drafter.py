@@ -1,15 +1,14 @@
-"""Drafts inside an instance's process: the drafter over a draft client, and the budget that prices them.
+"""Drafts for the requests of one instance, from the responses of their groups.
 
-The engine asks `budget` how much to draft, `draft` for the drafts, and tells `observe` what became final.
-Seeing both the drafts and what index_session, this is also where acceptance is measured, depth by depth.
+The engine calls `draft` for drafts and `observe` with the tokens that became final. Acceptance is measured here, by
+depth, because both are known here. How much to draft is decided in `live_budget`.
 
 Invariants
-  1. Nothing here waits: the draft client does its talking in a thread of its own.
-  2. Groups of two runs never share an index: their names carry the run. What `seed_from` brings along is all they know.
-  3. What was observed is in the index before the next draft, and within HOLD_S while the engine steps; an engine that
-     waits for its device has it learned meanwhile, and one that is followed (`run_drafted`) step by step.
-  4. Where measured step costs and acceptance say that drafting does not pay, nothing is drafted but for a
-     small, regular trial that keeps the measurement alive.
+  1. Nothing here waits: the draft client talks to the draft servers in its own thread.
+  2. Groups of two runs never share an index: their names carry the run. A run starts with nothing but what `seed_from`
+     gives it.
+  3. Observed tokens are in the index before the next draft. Without drafts they are indexed by the first `observe`
+     after HOLD_S, when a request leaves, or when the engine calls `learn`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from seer.speculation.acceptance import AcceptanceTracker
 from seer.types import DraftMode
 
 HOLD_S = 0.02
-"""Tokens wait this long for others to be learned with them: learning a token by itself costs a thousand times what it
-costs among many, which shows where steps take two milliseconds and draft nothing."""
+"""Observed tokens wait up to this long and are then indexed in one call. One call per token costs more than indexing
+it, which matters where steps take a few milliseconds."""
 
 
 @dataclass(slots=True)
@@ -62,12 +61,12 @@ class GroupedDrafter:
         self._run = ""
         self.mode: DraftMode = "none"
         self.acceptance = _fresh_acceptance()
-        self._allowed: dict[int, int] = {}  # request -> tokens its newest draft might have had
+        self._allowed: dict[int, int] = {}  # request -> most tokens its newest draft could have
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
 
     def begin_run(self, run: str, mode: DraftMode, weights_version: int) -> None:
-        """Start from an empty memory: what another run said is not known to this one."""
+        """Start with an empty index: responses of other runs are not drafted from."""
         self._client.close()
         self._client = DraftClient(
             ClientConfig(servers=self._servers, secret=self._secret, weights_version=weights_version)
@@ -78,14 +77,14 @@ class GroupedDrafter:
         self._held.clear()
 
     def seed_from(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
-        """Draft from what an earlier epoch said to these groups' prompts, until they have more to say themselves."""
+        """Also draft from an earlier epoch's responses to the same prompts, given by group."""
         for group, responses in past.items():
             for number, tokens in enumerate(responses):
                 name = f"{self._run}/past/{group}/{number}"
                 self._client.observe(f"{self._run}/{group}", name, tokens, previous_count=0)
 
     def observe(self, group: int, request: int, tokens: Sequence[int], *, start: int) -> None:
-        """Learn final tokens, and what became of the draft that preceded them."""
+        """Index final tokens, and count how many of the last draft were accepted."""
         if self.mode == "none":
             return
         allowed = self._allowed.pop(request, None)
@@ -104,10 +103,10 @@ class GroupedDrafter:
             options=_options(asks),
         )
         trees = []
-        rows = (array.tolist() for array in batch)  # at once: an array of a few values costs more than the values
+        rows = (array.tolist() for array in batch)  # all at once: converting many small arrays costs more
         for ask, tokens, parents, confidence, count in zip(asks, *rows, strict=True):
-            ways = [None if parent < 0 else parent for parent in parents[:count]]
-            trees.append(DraftTree(tokens[:count], ways, confidence[:count]))
+            parent_ids = [None if parent < 0 else parent for parent in parents[:count]]
+            trees.append(DraftTree(tokens[:count], parent_ids, confidence[:count]))
             self._allowed[ask.request] = ask.max_tokens
         return trees
 
@@ -122,19 +121,19 @@ class GroupedDrafter:
         return [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
 
     def open_session(self, asks: Sequence[DraftAsk]) -> DraftSession:
-        """Go along with these requests for some steps."""
-        assert self.mode != "none", "a budget allows nothing then"
+        """Draft for these requests over several steps."""
+        assert self.mode != "none", "the budget allows no drafts in this mode"
         self.learn()
         keys = [self._key(ask.group, ask.request) for ask in asks]
         return _Session(self._client.open_session(keys), _options(asks), self.acceptance)
 
     def forget(self, request: int) -> None:
-        """The request left; its tokens go on serving its siblings."""
+        """The request left this instance; its tokens stay in the index for its siblings."""
         self._allowed.pop(request, None)
         self.learn()
 
     def learn(self) -> None:
-        """Hand the client what is held, all at once."""
+        """Index all tokens that wait, in one call."""
         if not self._held:
             return
         held = list(self._held.values())
@@ -156,7 +155,7 @@ class GroupedDrafter:
         if not self._held:
             self._held_since_s = now_s
         held = self._held.get(request)
-        if held is not None and held.start + len(held.tokens) != start:  # it was elsewhere meanwhile
+        if held is not None and held.start + len(held.tokens) != start:  # it ran on another instance in between
             self.learn()
             held = None
         if held is None:
@@ -170,12 +169,12 @@ class GroupedDrafter:
         return self._name(group, request), f"{self._run}/{request}"
 
     def _name(self, group: int, request: int) -> str:
-        # Plain speculation looks at the request's own words only: a group of one.
+        # In mode "own" a request drafts from its own tokens only: it is a group of one.
         return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
 
 
 class _Session:
-    """Implements `DraftSession` over the client's streams."""
+    """Implements `DraftSession` over the index."""
 
     def __init__(self, index_session: IndexSession, options: DraftOptions, acceptance: AcceptanceTracker) -> None:
         self._index_session, self._options, self._acceptance = index_session, options, acceptance
@@ -195,5 +194,5 @@ def _options(asks: Sequence[DraftAsk]) -> DraftOptions:
 
 
 def _fresh_acceptance() -> AcceptanceTracker:
-    # Low and light: drafts have to earn their depth, and a few good ones are enough to do so.
+    # A low prior with little weight: drafts start shallow, and a few accepted ones are enough to deepen them.
     return AcceptanceTracker(prior_acceptance=0.25, prior_weight=4.0)

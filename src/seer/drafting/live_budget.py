@@ -1,7 +1,8 @@
 """Decides how much to draft, from measured step costs and measured acceptance.
 
 Invariants
-  1. Where drafting does not pay, nothing is drafted except a small, regular trial that keeps the measurement current.
+  1. Where drafting does not pay, nothing is drafted except a trial of TRIAL_TOKENS for TRIAL_STEPS steps now and then,
+     which keeps the measurement current and costs about TRIAL_SHARE of the time at most.
   2. As long as costs are unknown, steps with and without drafts alternate.
 """
 
@@ -17,16 +18,15 @@ from seer.speculation.step_cost import MeasuredCost
 from seer.speculation.step_report import StepReport
 
 TRIAL_TOKENS, TRIAL_STEPS = 2, 2
-"""Where drafting does not pay, a few steps draft a little all the same now and then, so that a change of fortune is
-seen."""
+"""Size and length of a trial: the least that shows whether drafts have started to pay."""
 FIRST_PATIENCE_STEPS = 8
-"""Steps between the first two trials; then twice as many each time."""
+"""Steps between the first two trials; doubled after each trial, so that a long dry spell costs little."""
 TRIAL_SHARE = 0.01
-"""Of the time, at most, that trials take beyond what the same steps would have taken without drafts."""
+"""Most time that trials may add, as a share: small enough not to be seen in a run's duration."""
 
 
 class MeasuredBudget:
-    """A draft budget from what steps have been measured to cost. Implements `DraftBudget`."""
+    """A draft budget from measured step costs. Implements `DraftBudget`."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class MeasuredBudget:
     ) -> None:
         self._drafter = drafter
         self._depths = depths
-        """For engines that pad a step's drafts up to one of these."""
+        """For engines that pad a step's drafts to one of these depths."""
         self._max_paths = max_paths
-        """Of a tree of as many tokens as the budget allows."""
+        """Most paths of a draft tree."""
         self._only_depth = only_depth
-        """For engines whose steps cost the same whatever part of this depth is drafted."""
+        """For engines whose steps cost the same for every draft up to this depth."""
         self._cost = MeasuredCost()
         self._num_idle = 0  # steps since drafts were last asked for
         self._patience_steps = FIRST_PATIENCE_STEPS
@@ -55,7 +55,7 @@ class MeasuredBudget:
         if depth:
             self._num_idle, self._patience_steps = 0, FIRST_PATIENCE_STEPS
             return Allowance(depth, self._max_paths)
-        # As long as costs are unknown, steps with and without drafts take turns.
+        # Unknown costs: alternate steps with and without drafts.
         if self._num_idle < (self._patience_steps if self._cost.is_known else 1):
             return Allowance(0, self._max_paths)
         self._num_idle = 0
@@ -64,13 +64,13 @@ class MeasuredBudget:
         return Allowance(TRIAL_TOKENS, self._max_paths, TRIAL_STEPS)
 
     def on_step(self, report: StepReport) -> None:
-        """Learn what a step cost."""
+        """Take in what a step cost."""
         self._cost.learn(report)
         if not report.num_drafted:
             self._num_idle += report.num_steps
 
     def _longest_patience_steps(self, num_running: int) -> int:
-        """Until trials, should all their drafts be wrong, cost no more than their share."""
+        """Steps between trials at which trials cost TRIAL_SHARE even if all their drafts are rejected."""
         with_s = self._cost.step_s(num_running, 1 + TRIAL_TOKENS) + self._cost.draft_s(num_running, TRIAL_TOKENS)
         lost_steps = TRIAL_STEPS * (with_s / self._cost.step_s(num_running, 1) - 1.0)
         return max(FIRST_PATIENCE_STEPS, math.ceil(lost_steps / TRIAL_SHARE))

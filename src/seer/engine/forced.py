@@ -6,7 +6,7 @@ with natural lengths.
 
 Invariants
   1. A response has exactly its given length, however it is cut into chunks, and its last chunk ends with STOP.
-  2. A chunk that ends before the given length ends as the wrapped instance says.
+  2. A chunk that ends before the given length keeps the end of the wrapped instance.
 """
 
 from __future__ import annotations

@@ -90,9 +90,8 @@ class DraftServerProcess:
         """Start it again after each death, at most `max_restarts` times."""
         while self._child is not None:
             with contextlib.suppress(ConnectionError):
-                await asyncio.get_running_loop().sock_recv(
-                    self._child.socket, 1
-                )  # it sends nothing more, so this returns at its end
+                # After its address it sends nothing, so this returns when it ends.
+                await asyncio.get_running_loop().sock_recv(self._child.socket, 1)
             self._is_up.clear()
             self._is_down.set()
             await self._end()

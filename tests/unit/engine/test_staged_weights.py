@@ -1,4 +1,4 @@
-"""Weights on their way to other processes: what is left behind, and what is not."""
+"""Staged weights: leftovers of killed processes are removed, and weights that do not fit go to disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_folders_of_processes_that_are_gone_are_removed_and_others_are_not(memor
     assert other.exists()
 
 
-def test_weights_that_do_not_fit_go_elsewhere_with_a_warning(
+def test_weights_that_do_not_fit_go_to_disk_with_a_warning(
     memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usage = namedtuple("usage", "total used free")

@@ -1,4 +1,4 @@
-"""A chunk in vLLM's words: what is counted from the response's first token and not from the chunk's."""
+"""Chunks as vLLM's sampling parameters: limits count from the response's first token, not from the chunk's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def params_of(chunk: Any, eos: tuple[int, ...] = (2,)) -> Any:
     return sampling_params(chunk, eos, {"request": chunk.request})
 
 
-def test_min_tokens_counts_what_earlier_chunks_said() -> None:
+def test_min_tokens_counts_the_tokens_of_earlier_chunks() -> None:
     for spans, expected in (((), 5), (SAID, 2), (SAID * 2, 0)):
         assert params_of(a_chunk(0, [1], max_tokens=20, spans=spans, min_tokens=5)).min_tokens == expected
     assert params_of(a_chunk(0, [1], max_tokens=4, min_tokens=9)).min_tokens == 4, "a chunk shorter than what is left"
@@ -81,7 +81,7 @@ def test_each_token_of_an_output_comes_with_its_own_log_probability() -> None:
     assert span_of(chunk, ids, gathered) == TokenSpan(ids, values, 0, values)
     assert span_of(chunk, ids[-3:], gathered[-3:]) == TokenSpan(ids[-3:], values[-3:], 0, values[-3:]), "the newest"
     merged = gathered[-3:]
-    merged.extend(gathered[:2])  # vLLM merges outputs that nobody has taken yet
+    merged.extend(gathered[:2])  # vLLM merges outputs that were not read yet
     expected = TokenSpan(ids[-3:] + ids[:2], values[-3:] + values[:2], 0)
     assert span_of(a_chunk(0, [1], top_k=5), [*ids[-3:], *ids[:2]], merged) == expected
     # vLLM 0.26 hands everything gathered so far to an output without tokens.
@@ -97,12 +97,12 @@ def test_log_probabilities_of_other_tokens_are_refused() -> None:
         span_of(a_chunk(0, [1]), [3], [{3: SimpleNamespace(logprob=-1.5)}])
 
 
-def test_log_probabilities_are_asked_for_flat() -> None:
+def test_log_probabilities_are_requested_flat() -> None:
     params = params_of(a_chunk(0, [1]))
     assert (params.logprobs, params.flat_logprobs) == (0, True)
 
 
-def test_ends_are_told_apart() -> None:
+def test_each_finish_reason_has_its_end() -> None:
     from seer.engine.vllm.chunks import chunk_end
 
     def end(reason: str | None, stop: Any = None) -> Any:

@@ -57,7 +57,7 @@ class MemoryPool(NonePool):
 
 @dataclass
 class ARequest:
-    """As much of vLLM's request as the plan looks at."""
+    """The attributes of vLLM's request that the plan reads."""
 
     request_id: str
     tokens: list[int]
@@ -185,7 +185,7 @@ def test_the_end_of_a_chunk_saves_the_rest_and_the_end_of_a_request_frees_it() -
     assert meta.frees == ["8"]
 
 
-def test_what_the_pool_holds_is_loaded_behind_what_is_computed_and_not_saved_again() -> None:
+def test_blocks_of_the_pool_are_loaded_after_the_computed_ones_and_not_saved_again() -> None:
     pool = MemoryPool()
     plan, first = a_plan(pool), a_request("a", 13)
     steps = [enter(plan, first, [10, 11, 12, 13])]
@@ -204,14 +204,14 @@ def test_what_the_pool_holds_is_loaded_behind_what_is_computed_and_not_saved_aga
     assert plan.matched_tokens(other_weights_version, 0) == (0, False)
 
 
-def test_it_asks_again_for_the_last_blocks_of_a_context_that_was_just_left_elsewhere() -> None:
+def test_it_asks_again_for_the_last_blocks_of_a_context_that_another_instance_still_saves() -> None:
     pool = MemoryPool()
     plan, request = a_plan(pool, near_deadline_s=60.0, ask_again_s=0.0), a_request("a", 13, prompt=4)
     assert plan.matched_tokens(request, BLOCK) == (None, False)
     pool.blocks.update(dict.fromkeys(plan._tracked["a"].keys, b""))
     assert plan.matched_tokens(request, BLOCK) == (2 * BLOCK, False)
     fresh = a_request("b", 13, request=9, model="other")
-    assert plan.matched_tokens(fresh, 0) == (0, False), "a prompt nobody has computed is not waited for"
+    assert plan.matched_tokens(fresh, 0) == (0, False), "a prompt that no instance has computed is not waited for"
 
 
 # Bytes
@@ -240,7 +240,7 @@ def jobs(keys: list[bytes], blocks: list[int], *, is_async: bool = False) -> tup
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_blocks_arrive_in_another_memory_as_they_left(is_async: bool) -> None:
+def test_blocks_are_loaded_with_the_bytes_they_were_saved_with(is_async: bool) -> None:
     pool, here, there = MemoryPool(), kv_memory(seed=1), kv_memory(seed=2)
     keys = [bytes([i]) * 32 for i in range(11)]
     # Buffers of two blocks: several parts on both ways.
@@ -288,7 +288,7 @@ def test_a_block_that_is_missing_is_reported_once() -> None:
     transfer.close()
 
 
-def test_saves_are_let_go_when_the_pool_is_too_slow() -> None:
+def test_saves_are_dropped_when_the_pool_is_too_slow() -> None:
     release = threading.Event()
 
     class SlowPool(MemoryPool):

@@ -1,4 +1,4 @@
-"""vLLM's front end in our process: what is kept out of its way, since it works on every token."""
+"""vLLM's front end in our process: work that it does for every token is removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = needs_vllm
 
 @pytest.fixture
 def busy_process() -> Iterator[None]:
-    """Whatever a test does to its process is undone."""
+    """Undoes what a test changes in its process."""
     yield
     from vllm.envs import disable_envs_cache
 

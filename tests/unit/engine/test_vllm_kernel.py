@@ -1,4 +1,4 @@
-"""Upstream's kernels that verify drafts on a CPU, and what of ours stands in for what is wrong with them."""
+"""vLLM's kernels that verify drafts on a CPU: which of them are wrong, and our replacement."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ def finish() -> Any:
     return FinishReason.LENGTH
 
 
-def test_the_first_token_leaves_at_once_and_then_so_many_together() -> None:
+def test_the_first_token_leaves_at_once_and_later_ones_together() -> None:
     holding = a_holding(4)
     left = [[said(due) for due in holding.pass_on([an_output("a", [token])])] for token in range(10)]
     assert left == [[("a", [0])], [], [], [], [("a", [1, 2, 3, 4])], [], [], [], [("a", [5, 6, 7, 8])], []]
 
 
-def test_an_end_takes_along_what_was_held() -> None:
+def test_an_end_leaves_with_what_was_held() -> None:
     holding = a_holding(16)
     for token in range(3):
         holding.pass_on([an_output("a", [token])])
@@ -63,7 +63,7 @@ def test_an_end_takes_along_what_was_held() -> None:
     assert said(next_first) == ("a", [9]), "nothing is left of it"
 
 
-def test_an_end_without_tokens_takes_along_what_was_held() -> None:
+def test_an_end_without_tokens_leaves_with_what_was_held() -> None:
     from vllm.v1.engine import EngineCoreOutput
 
     holding = a_holding(16)
@@ -73,17 +73,17 @@ def test_an_end_without_tokens_takes_along_what_was_held() -> None:
     assert said(last) == ("a", [1, 2])
 
 
-def test_what_says_more_than_tokens_leaves_at_once_with_what_was_held() -> None:
+def test_an_output_with_more_than_tokens_leaves_at_once_with_what_was_held() -> None:
     holding = a_holding(16)
     for token in range(3):
         holding.pass_on([an_output("a", [token])])
-    (told,) = holding.pass_on([an_output("a", [3], events=["preempted"])])
-    assert said(told) == ("a", [1, 2, 3])
-    assert told.events == ["preempted"]
+    (sent,) = holding.pass_on([an_output("a", [3], events=["preempted"])])
+    assert said(sent) == ("a", [1, 2, 3])
+    assert sent.events == ["preempted"]
     assert holding.pass_on([an_output("a", [4])]) == []
 
 
-def test_a_request_ended_from_outside_leaves_nothing_behind() -> None:
+def test_nothing_is_held_of_a_request_that_was_aborted() -> None:
     holding = a_holding(4)
     for token in range(3):
         holding.pass_on([an_output("a", [token]), an_output("b", [token])])

@@ -1,4 +1,4 @@
-"""Drafts of a step, without vLLM: what is learned, how long drafts are, how they are padded."""
+"""Drafts of a step, without vLLM: what is indexed, how long drafts are, how they are padded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from seer.engine.vllm import step_drafting
 from seer.engine.vllm.settings import Padding
 from seer.engine.vllm.step_drafting import FILLER_TOKEN, StepDrafting
 
-SAID = [11, 12, 13, 14, 15, 16, 17, 18]
+SIBLING = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
 @dataclass
 class ARequest:
-    """As much of vLLM's request as drafting looks at."""
+    """The attributes of vLLM's request that drafting reads."""
 
     request_id: str
     all_token_ids: list[int]
@@ -69,7 +69,7 @@ class Steps:
         return request
 
     def step(self, said: dict[int, list[int]], *, took_s: float = 0.0) -> list[list[int]]:
-        """Every request says these tokens; the drafts that follow, in the order of the requests."""
+        """Every request gets these tokens; returns the drafts that follow, in the order of the requests."""
         self.drafting.begin_step()
         self.drafting._began_s -= took_s
         for number, tokens in said.items():
@@ -82,23 +82,23 @@ class Steps:
         return drafts
 
 
-def test_a_request_drafts_what_its_sibling_has_said() -> None:
+def test_a_request_drafts_the_tokens_of_its_sibling() -> None:
     steps = Steps()
     steps.add(1, [])
     steps.add(2, [])
-    steps.step({1: SAID, 2: [99]})
+    steps.step({1: SIBLING, 2: [99]})
     (_, draft) = steps.step({1: [50], 2: [12]})
     assert draft == [13, 14, 15, 16]
 
 
-def test_what_was_said_on_another_instance_is_learned_on_arrival() -> None:
+def test_tokens_of_another_instance_are_indexed_on_arrival() -> None:
     steps = Steps()
-    steps.add(1, SAID)
+    steps.add(1, SIBLING)
     steps.add(2, [])
     assert steps.step({2: [12]}) == [[13, 14, 15, 16]]
 
 
-def test_a_response_s_last_words_are_learned_with_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_tokens_of_a_response_are_indexed_with_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     learned: list[int] = []
     learn = DraftClient.observe_batch
 
@@ -107,37 +107,37 @@ def test_a_response_s_last_words_are_learned_with_its_end(monkeypatch: pytest.Mo
         learn(client, requests, tokens, *rest, **more)
 
     monkeypatch.setattr(DraftClient, "observe_batch", noted)
-    monkeypatch.setattr("seer.drafting.grouped_drafter.HOLD_S", 1e9)  # nobody drafts and nobody steps after it
+    monkeypatch.setattr("seer.drafting.grouped_drafter.HOLD_S", 1e9)  # no draft and no step follows
     steps = Steps(fixed_tokens=0)
     steps.add(1, []).is_over = True
-    steps.step({1: SAID})
-    assert learned == SAID
+    steps.step({1: SIBLING})
+    assert learned == SIBLING
 
 
 def test_a_draft_ends_with_its_chunk_and_with_the_context() -> None:
     steps = Steps()
-    steps.add(1, SAID)
+    steps.add(1, SIBLING)
     steps.add(2, [], max_tokens=4)
-    assert steps.step({2: [12]}) == [[13, 14]], "4 tokens, 1 said, 1 sampled by the step itself"
+    assert steps.step({2: [12]}) == [[13, 14]], "4 tokens: 1 generated, 1 sampled by the step itself"
     short = Steps(max_model_len=7)
-    short.add(1, SAID)
+    short.add(1, SIBLING)
     short.add(2, [])
     assert short.step({2: [12]}) == [[13, 14]]
 
 
 def test_nothing_is_drafted_where_the_run_wants_none() -> None:
     steps = Steps()
-    steps.add(1, SAID, drafts="none")
+    steps.add(1, SIBLING, drafts="none")
     steps.add(2, [], drafts="none")
     assert steps.step({2: [12]}) == [[]]
 
 
-def test_padding_makes_the_rows_of_a_step_alike() -> None:
+def test_padding_gives_every_decoding_request_as_many_draft_tokens() -> None:
     steps = Steps(padding="drafted")
-    steps.add(1, SAID)
+    steps.add(1, SIBLING)
     for number in (2, 3, 4):
         steps.add(number, [])
-    steps.requests["4"].is_over = True  # ended with this step: nothing is drafted for it, and nobody waits for it
+    steps.requests["4"].is_over = True  # ended with this step: nothing is drafted or padded for it
     drafts = steps.step({2: [16], 3: [77], 4: [12]})
     assert drafts[0] == [17, 18, FILLER_TOKEN, FILLER_TOKEN]
     assert len(drafts[1]) == 4
@@ -153,17 +153,17 @@ def test_without_a_draft_nothing_is_padded_unless_always() -> None:
 
 
 def test_the_budget_stops_drafts_that_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A clock that stands still, so that steps take what they are said to take.
+    # A clock that stands still, so that steps take `took_s`.
     monkeypatch.setattr(step_drafting, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     def num_drafted(fixed_tokens: int | None) -> int:
         steps = Steps(fixed_tokens=fixed_tokens)
         steps.add(1, [])
-        drafted, rows = 0, 1
+        drafted, num_batched = 0, 1
         for token in range(200):  # after 7 never twice the same: whatever is drafted there is wrong
             for said in (7, 1000 + token):
-                (draft,) = steps.step({1: [said]}, took_s=0.001 * rows)  # a step costs what it computes
-                drafted, rows = drafted + len(draft), 1 + len(draft)
+                (draft,) = steps.step({1: [said]}, took_s=0.001 * num_batched)  # a step costs what it computes
+                drafted, num_batched = drafted + len(draft), 1 + len(draft)
         return drafted
 
     assert num_drafted(None) < num_drafted(4) / 4

@@ -1,4 +1,4 @@
-"""What is made of vLLM's own numbers."""
+"""Step reports from vLLM's statistics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_preemption_is_in_one_report_also_those_of_steps_that_computed_not
     assert counts.num_preemptions == 3
 
 
-def test_a_step_is_what_lies_between_its_end_and_that_of_the_step_before() -> None:
+def test_a_step_lasts_from_the_end_of_the_step_before_to_its_own() -> None:
     from seer.engine.vllm.telemetry import StepCounts
 
     reports: list[StepReport] = []
@@ -65,7 +65,7 @@ def test_a_step_is_what_lies_between_its_end_and_that_of_the_step_before() -> No
     assert [(r.loaded_bytes, r.overlapped_load_s, r.load_s) for r in reports] == [(64, 0.5, 0.5), (0, 0.0, 0.0)]
 
 
-def test_rows_that_only_fill_memory_are_told_from_those_that_draw_and_from_drafts() -> None:
+def test_prefill_tokens_are_those_that_neither_sample_nor_draft() -> None:
     from seer.engine.vllm.step_counting import BATCHED_TOKENS, PREFILL_TOKENS, count_batched_tokens
 
     step: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The draft server's process: killed, it comes back where it was, a limited number of times."""
+"""The draft server's process: after a kill it is started again at its address, a limited number of times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEADLINE_S = 60.0
 
 
 async def kill(server: DraftServerProcess, *, expect_return: bool = True) -> None:
-    """Kill it, and wait until its death was noticed and, where that is expected, made good."""
+    """Kill it, and wait until its death was noticed and, where that is expected, it serves again."""
     assert server.pid is not None
     before = server.num_restarts
     os.kill(server.pid, signal.SIGKILL)
@@ -30,7 +30,7 @@ async def kill(server: DraftServerProcess, *, expect_return: bool = True) -> Non
             await asyncio.wait([server._watcher])
 
 
-def test_a_killed_server_returns_to_its_address_and_is_told_what_was_said() -> None:
+def test_a_killed_server_returns_to_its_address_and_gets_the_tokens_again() -> None:
     async def scenario() -> list[int]:
         server = DraftServerProcess(max_restarts=2)
         await server.start()

@@ -1,4 +1,4 @@
-"""How large a rollout makes its pool when nobody says."""
+"""The default size of a pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def free_bytes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return free
 
 
-def test_it_holds_what_runs_and_as_much_again_of_what_is_paused(free_bytes: dict[str, int]) -> None:
+def test_it_holds_the_kv_of_running_requests_and_as_much_of_paused_ones(free_bytes: dict[str, int]) -> None:
     assert fleet_pool.default_pool_bytes(1 << 30, 2) == 4 << 30
     assert fleet_pool.default_pool_bytes(3 << 20, 4) == 24 << 20
     assert fleet_pool.default_pool_bytes(None, 2) == 4 * fleet_pool.UNKNOWN_KV_BYTES

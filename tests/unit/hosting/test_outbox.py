@@ -54,7 +54,7 @@ def sent_by(*actions: object, flush_tokens: int = 100) -> list[tuple[list[ChunkO
     return sent
 
 
-def test_tokens_wait_for_company_and_an_end_takes_everything_along() -> None:
+def test_tokens_wait_for_others_and_an_end_sends_everything() -> None:
     assert sent_by(an_output(1, 5), an_output(2, 6)) == []
     ((outputs, _),) = sent_by(an_output(1, 5), an_output(2, 6), an_output(1, 7, end=ChunkEnd.STOP))
     assert [(o.request, o.num_tokens, o.end) for o in outputs] == [(1, 2, ChunkEnd.STOP), (2, 1, None)]
@@ -65,7 +65,7 @@ def test_enough_tokens_of_one_request_go_at_once() -> None:
     assert [o.num_tokens for o in outputs] == [4]
 
 
-def test_events_travel_with_the_next_batch() -> None:
+def test_events_leave_with_the_next_batch() -> None:
     event = Decoding(0.0, 1, 0)
     ((outputs, events),) = sent_by(event, an_output(1, 5, end=ChunkEnd.STOP))
     assert events == [event]

@@ -1,4 +1,4 @@
-"""An instance in a child process that dies, hangs, refuses or comes back."""
+"""An instance in a child process that dies, hangs, refuses or restarts."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Driver:
             await asyncio.sleep(0)
 
 
-def test_a_lost_instance_comes_back() -> None:
+def test_a_lost_instance_is_restarted() -> None:
     async def scenario() -> list[str]:
         driver = Driver([Restartable(0), Restartable(1)], max_restarts=1)
         await driver.lose(1)
@@ -71,7 +71,7 @@ def test_beyond_the_limit_the_others_go_on_and_the_last_one_ends_it() -> None:
     assert "no instance is left" in str(driver.error)
 
 
-def test_nothing_is_brought_back_after_close() -> None:
+def test_nothing_is_restarted_after_close() -> None:
     async def scenario() -> list[str]:
         driver = Driver([Restartable(0)], max_restarts=5)
         await driver.supervisor.close()

@@ -4,6 +4,6 @@
     VllmInstance  -- chunks -->         scheduler: SeerScheduler (drafts), SeerPoolConnector (which KV blocks move)
                   <- tokens, stats --   worker: SeerPoolConnector (moves them), SeerWorker (weights)
 
-Nothing is patched: classes are handed over by their dotted names. Importing this package does not import
-vLLM; importing its modules does, except `version`, `folder` and `settings`.
+vLLM is not patched: it gets our classes by their dotted names. Importing this package, or its modules
+`version`, `model_folder` and `settings`, does not import vLLM.
 """

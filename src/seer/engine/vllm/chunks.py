@@ -1,12 +1,12 @@
-"""A chunk in vLLM's words and vLLM's answers in ours.
+"""Translates chunks to vLLM's sampling parameters, and vLLM's outputs to token spans.
 
 Invariants
-  1. Nothing about a request is left to vLLM's memory between chunks: limits, stop tokens and what is left of
-     `min_tokens` are counted from the response's first token.
-  2. The seed of a chunk is a function of (request seed, tokens generated before it): vLLM's generators start
-     anew with each chunk and must not repeat their numbers.
-  3. End-of-sequence tokens are ordinary stop tokens to vLLM, so the reason of an end always names its token.
-  4. Log-probabilities come as vLLM's flat lists: an object for every token is half of what its front end can do.
+  1. vLLM keeps no state of a request between chunks: limits, stop tokens and the rest of `min_tokens` are counted from
+     the response's first token.
+  2. The seed of a chunk is a function of (request seed, tokens generated before it): vLLM's generators start again with
+     each chunk and must not repeat their numbers.
+  3. End-of-sequence tokens are ordinary stop tokens to vLLM, so a stop always names its token.
+  4. Log-probabilities come as vLLM's flat lists: one object per token would take much of the front end's time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 EXTRA = "seer"
-"""Under this name `SamplingParams.extra_args` carries what the scheduler and the connector must know."""
+"""Key in `SamplingParams.extra_args` for the facts that the scheduler and the connector need."""
 
 
 def chunk_seed(seed: int, num_generated: int) -> int:
-    """63 bits that stand for (request seed, position)."""
+    """A 63-bit hash of (request seed, tokens generated before the chunk)."""
     digest = chain_hash(b"seer-vllm-seed", f"{seed}/{num_generated}".encode())
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -39,7 +39,7 @@ def stop_tokens(sampling: Sampling, eos: tuple[int, ...]) -> list[int]:
 
 
 def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -> SamplingParams:
-    """How vLLM is to sample this chunk's tokens."""
+    """vLLM's sampling parameters for this chunk."""
     sampling = chunk.sampling
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
     return SamplingParams(
@@ -52,17 +52,17 @@ def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -
         seed=chunk_seed(chunk.seed, chunk.num_generated_tokens) if sampling.temperature > 0 else None,
         stop_token_ids=stop_tokens(sampling, eos),
         ignore_eos=True,
-        logprobs=0,  # of the sampled token alone
+        logprobs=0,  # of the sampled token only
         flat_logprobs=True,
         detokenize=False,
-        skip_clone=True,  # nobody else has these parameters
+        skip_clone=True,  # these parameters are not shared
         output_kind=RequestOutputKind.DELTA,
         extra_args={EXTRA: extra},
     )
 
 
 def request_facts(chunk: Chunk, model: str, run: str, drafts: str) -> dict[str, Any]:
-    """What scheduler and connector must know of a chunk; plain values, for they travel."""
+    """What the scheduler and the connector need of a chunk; plain values, because they go to another process."""
     return {
         "request": chunk.request,
         "group": chunk.group,
@@ -82,12 +82,12 @@ def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> Token
     if not ids:
         return None
     flat = output.logprobs
-    assert isinstance(flat, FlatLogprobs), f"flat log-probabilities were asked for, {type(flat).__name__} came"
-    # One entry a token, since none but the sampled one's was asked for.
+    assert isinstance(flat, FlatLogprobs), f"expected flat log-probabilities, got {type(flat).__name__}"
+    # One entry per token: only the sampled token's was requested.
     assert flat.token_ids == ids, f"request {chunk.request}: log-probabilities of other tokens than those generated"
     values = flat.logprobs
     sampling = chunk.sampling
-    # vLLM reports one number per token. Where nothing was cut from the model's distribution it is both.
+    # vLLM reports one number per token. Where sampling cuts nothing from the model's distribution it serves as both.
     masked = chunk.num_generated_tokens + num_before < sampling.min_tokens
     if sampling.temperature == 0:
         return TokenSpan(ids, [0.0] * len(ids), chunk.weights_version, None if masked else values)
@@ -96,6 +96,7 @@ def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> Token
 
 
 _ENDS = {"stop": ChunkEnd.STOP, "length": ChunkEnd.LIMIT, "abort": ChunkEnd.ABORTED}
+"""By vLLM's finish reasons; any other one is a failure."""
 
 
 def chunk_end(output: CompletionOutput) -> tuple[ChunkEnd | None, int | None, str | None]:

@@ -1,11 +1,10 @@
-"""Our pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.32.
+"""The KV pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.32.
 
-vLLM makes one of these in the scheduler, which decides what moves (connector_plan.py), and one in each worker,
-which moves it (connector_transfer.py); a `PoolMetadata` goes from the first to the second with every step.
+vLLM makes one connector in the scheduler, which decides what moves (connector_plan.py), and one in each worker, which
+moves it (connector_transfer.py). A `PoolMetadata` goes from the first to the second with every step.
 
-Saving costs a request nothing when it ends: a step's saves are read out of KV memory before the step's forward
-pass is launched, and whatever may overwrite a block that was given up is launched later. So no block has to be
-kept back for us.
+A request's blocks are freed as soon as it ends: a step's saves are read from KV memory before the step's forward pass
+is launched, and anything that may overwrite a freed block is launched later.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SeerPoolConnector(KVConnectorBase_V1):
-    """One side of the way between vLLM's KV memory and the pool."""
+    """The scheduler's or the worker's side of moving blocks between vLLM's KV memory and the pool."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -67,88 +66,88 @@ class SeerPoolConnector(KVConnectorBase_V1):
     # Scheduler's side
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens behind the computed ones the pool has, and whether they come while others compute."""
+        """How many tokens after the computed ones the pool has, and whether they are loaded while others compute."""
         return self._planning().matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """The blocks to load into are known."""
+        """Load into these blocks."""
         if num_external_tokens:
             self._planning().load_into(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """What this step's workers are to move."""
+        """What the workers move in this step."""
         return self._planning().step(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Blocks that could not be loaded are not in the pool either."""
+        """Forget blocks that could not be loaded: the pool does not have them."""
         if connector_output.invalid_block_ids:
             self._planning().forget_blocks(connector_output.invalid_block_ids)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Save the rest of a chunk, or let go of a request that is over; its blocks may be freed at once."""
+        """Save the rest of a chunk, or free a request that is complete; vLLM may free its blocks at once."""
         self._planning().finish(request, block_ids)
         return False, None
 
     # Worker's side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """KV memory, by layer."""
+        """Use this KV memory, by layer."""
         self._moving().use(list(kv_caches.values()), self._num_blocks)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """The step begins: read what is to be saved before anything else is launched."""
+        """The step begins: read the blocks to save before anything else is launched."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, PoolMetadata), type(connector_metadata)
         self._moving().save(connector_metadata.saves, connector_metadata.frees)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
-        """Fill blocks from the pool: now, or in a thread where the plan said so."""
+        """Fill blocks from the pool: now, or in a thread for asynchronous loads."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, PoolMetadata), type(metadata)
         if metadata.loads:
             self._moving().load(metadata.loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads that this step needs are complete before it starts."""
+        """Nothing to do: loads that this step needs are complete before it starts."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **_: Any) -> None:
-        """Blocks are saved whole, all layers at once, when they are final."""
+        """Nothing to do: blocks are saved with all layers at once, when they are final."""
 
     def wait_for_save(self) -> None:
-        """Nothing reads KV memory any more once the step's saves have been launched."""
+        """Nothing to do: saves have been read when the step is launched."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """No block is kept back for sending; requests whose loads are complete."""
+        """No request waits for its saves; the second set is requests whose loads are complete."""
         return None, self._moving().take_loaded() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that must be computed after all."""
+        """Blocks that could not be loaded and must be computed."""
         return self._moving().take_failed()
 
     def get_kv_connector_stats(self) -> LoadStats | None:
-        """What was loaded since the last step; the scheduler's side has nothing to add."""
+        """What was loaded since the last step; None on the scheduler's side."""
         loads = self._transfer.take_loads() if self._transfer is not None else None
         return LoadStats(loads) if loads else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LoadStats:
-        """As they arrive where vLLM logs them."""
+        """The statistics as vLLM's front end rebuilds them."""
         return LoadStats(data or {})
 
     def shutdown(self) -> None:
-        """Let go of the pool."""
+        """Close the pool."""
         if self._transfer is not None:
             self._transfer.close()
         self._pool.close()
 
-    # Ours
+    # Beyond vLLM's interface
 
     def counts(self) -> dict[str, float]:
-        """What the worker's side has done so far."""
+        """Counts of the worker's side so far."""
         return self._moving().counts()
 
     def settle(self) -> None:
-        """Wait until every block read so far has been offered to the pool."""
+        """Wait until every block read so far was put to the pool."""
         self._moving().settle()
 
     def _planning(self) -> Plan:

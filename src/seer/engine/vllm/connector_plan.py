@@ -1,21 +1,20 @@
 """Which KV blocks move, decided in the scheduler's process.
 
-A block may be saved when it is final: all its tokens are known and accepted, and their KV has been computed
-or is being computed by a step that was launched before. Blocks gather until a few are worth a transfer, or
-until their request leaves.
+A block may be saved when it is final: all its tokens are accepted, and their KV has been computed or is being computed
+by a step that was launched before. Final blocks are pending until `flush_blocks` of them wait, `flush_steps` steps
+have passed, or their request leaves.
 
-    request enters     -> keys of its context are looked up in the pool and pinned for it
-    a block is full    -> pending            (looked at when it can be full, not at every step)
-    enough are pending -> saved with this step
-    the chunk ends     -> the rest is saved with the next step, before anything can overwrite it
-    the request is over-> freed in the pool
+    request enters      -> keys of its context are looked up in the pool and pinned for it
+    a block is full     -> pending            (checked when it can be full, not at every step)
+    enough are pending  -> saved with this step
+    the chunk ends      -> the rest is saved with the next step, before anything can overwrite it
+    the request is done -> freed in the pool
 
 Invariants
-  1. Only tokens that were accepted are in a saved block: never a draft's.
-  2. A pending block is dropped when its request lost it (preemption) before it was read.
-  3. Every key is made from the request's own weights version and weights: a step under new weights can not save
-     under old
-     keys.
+  1. A saved block holds accepted tokens only, never those of a draft.
+  2. A pending block is dropped when its request loses it (preemption) before it is read.
+  3. Every key is made from the request's own weights and weights version, so a step under new weights cannot save under
+     old keys.
 """
 
 from __future__ import annotations
@@ -44,12 +43,13 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 NEAR_BLOCKS = 2
-"""A context that lacks no more than its last blocks was saved a moment ago, elsewhere: worth a short wait."""
+"""A context of which only so many last blocks are missing was saved a moment ago by another instance, whose last save
+is still under way: worth a short wait."""
 
 
 @dataclass(slots=True)
 class SaveJob:
-    """Blocks of one request on their way to the pool."""
+    """Blocks of one request to save to the pool."""
 
     request: str
     keys: list[bytes]
@@ -58,7 +58,7 @@ class SaveJob:
 
 @dataclass(slots=True)
 class LoadJob:
-    """Blocks of one request on their way from the pool."""
+    """Blocks of one request to load from the pool."""
 
     request_id: str
     """vLLM's name for it."""
@@ -77,7 +77,7 @@ class PoolMetadata(KVConnectorMetadata):
 
 
 def pool_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[KVLayout, str]:
-    """How blocks are laid out, and what else their bytes depend on."""
+    """The layout of blocks, and a salt for what else their bytes depend on."""
     (group,) = kv_cache_config.kv_cache_groups  # connectors like this one switch hybrid KV memory off
     spec: Any = group.kv_cache_spec
     layout = KVLayout(
@@ -93,12 +93,12 @@ def pool_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tupl
 
 @dataclass(slots=True)
 class _Tracked:
-    """A request and how far its blocks have come."""
+    """A request, and which of its blocks are saved or pending."""
 
     request: Request
     name: str
     prefix: bytes
-    """Of every key: its namespace."""
+    """The namespace, which starts every key."""
     parent: bytes
     """Hash of the blocks so far."""
     num_prompt_tokens: int
@@ -107,9 +107,9 @@ class _Tracked:
     keys: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     num_planned: int = 0
-    """Leading blocks that are in the pool, on their way, or pending."""
+    """Leading blocks that are in the pool, being saved, or pending."""
     num_sent: int = 0
-    """Leading blocks that are not pending any more; the pending ones lie between."""
+    """Leading blocks that are in the pool or being saved; those from here to `num_planned` are pending."""
     first_loaded: int = 0
     is_loading: bool = False
     asked_s: float | None = None
@@ -117,7 +117,7 @@ class _Tracked:
 
 
 class Plan:
-    """Decides; one per engine."""
+    """The plan of one engine."""
 
     def __init__(
         self, pool: Pool, layout: tuple[KVLayout, str], *, tokens_per_step: int, options: TransferOptions
@@ -137,10 +137,10 @@ class Plan:
         self._pending_since = 0
         self._next = PoolMetadata()
 
-    # A request's way in
+    # A request enters
 
     def matched_tokens(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
-        """Tokens the pool has behind the computed ones; None to be asked again in a moment."""
+        """Tokens the pool has after the computed ones; None makes vLLM ask again at a later step."""
         tracked = self._track(request)
         if tracked is None or not tracked.may_load:
             return 0, False
@@ -164,7 +164,7 @@ class Plan:
         return held * self._block_size, held > 0 and self._options.load_async
 
     def load_into(self, request: Request, blocks: Sequence[int], num_tokens: int) -> None:
-        """The plan of a load: the blocks are the request's, the loaded ones follow its computed ones."""
+        """Plan a load: `blocks` are all the request's blocks, and the loaded ones follow its computed ones."""
         tracked = self._tracked[request.request_id]
         span = slice(tracked.first_loaded, tracked.first_loaded + num_tokens // self._block_size)
         tracked.is_loading = self._options.load_async
@@ -175,7 +175,7 @@ class Plan:
     # Every step
 
     def step(self, output: SchedulerOutput) -> PoolMetadata:
-        """Take note of what was scheduled; hand out what is to move now."""
+        """Note what was scheduled, and return what moves with this step."""
         self._step += 1
         for new in output.scheduled_new_reqs:
             tracked = self._tracked.get(new.req_id)
@@ -186,7 +186,7 @@ class Plan:
             if blocks:
                 self._grow(cached.req_ids[index], blocks[0], is_resumed=cached.req_ids[index] in cached.resumed_req_ids)
         for tracked in self._due.pop(self._step, ()):
-            self._look_at(tracked)
+            self._check_blocks(tracked)
         waited = self._step - self._pending_since
         if self._num_pending >= self._options.flush_blocks or (
             self._num_pending and waited >= self._options.flush_steps
@@ -206,19 +206,19 @@ class Plan:
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
-        if is_resumed:  # preempted before: every block is another one
+        if is_resumed:  # it was preempted, so all its blocks are new
             tracked.blocks = list(blocks)
             self._drop_pending(tracked)
             self._due[self._step + 1].append(tracked)
         else:
             tracked.blocks.extend(blocks)
 
-    def _look_at(self, tracked: _Tracked) -> None:
-        """Find blocks that became final; look again when the next one can be."""
+    def _check_blocks(self, tracked: _Tracked) -> None:
+        """Find blocks that became final, and schedule the next check for when another one can be."""
         request = tracked.request
         if request.status != RequestStatus.RUNNING:
-            return  # finished, or preempted: then it comes back by `_grow`
-        # Tokens beyond the known ones are drafts or still being sampled.
+            return  # finished, or preempted: then `_grow` tracks it again
+        # Tokens after the known ones are drafts, or still being sampled.
         final = min(request.num_computed_tokens, request.num_tokens)
         full = final // self._block_size
         if full > tracked.num_planned:
@@ -255,10 +255,10 @@ class Plan:
             self._num_pending -= tracked.num_planned - tracked.num_sent
         tracked.num_planned = tracked.num_sent
 
-    # A request's way out
+    # A request leaves
 
     def finish(self, request: Request, blocks: Sequence[int]) -> None:
-        """A chunk ended: the rest of it is saved with the next step, or all of it freed."""
+        """A chunk ended: save the rest of it with the next step, or free all of it."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
@@ -267,12 +267,12 @@ class Plan:
         if is_over:
             self._next.frees.append(tracked.name)
         elif not tracked.is_loading and tracked.blocks:
-            # The last token's own KV has not been computed, or is a rejected draft's.
+            # The last token's KV has not been computed, or belongs to a rejected draft.
             final = min(request.num_computed_tokens, request.num_tokens - 1) // self._block_size
             self._save(tracked, min(final, len(blocks)), blocks)
 
     def forget_blocks(self, blocks: set[int]) -> None:
-        """These could not be loaded, so the pool has lost what we thought it held."""
+        """These blocks could not be loaded: the pool no longer has them."""
         for tracked in self._tracked.values():
             lost = next((at for at, block in enumerate(tracked.blocks) if block in blocks), None)
             if lost is not None and lost < tracked.num_sent:
@@ -287,7 +287,7 @@ class Plan:
             params = request.sampling_params
             facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
             if facts is None:
-                return None  # not one of ours: a warm-up, or somebody else's
+                return None  # not a chunk of ours: a warm-up request
             tracked = self._tracked[request.request_id] = _Tracked(
                 request,
                 str(facts["request"]),
@@ -299,8 +299,8 @@ class Plan:
         return tracked
 
     def _hash(self, tracked: _Tracked) -> None:
-        """Make the keys of the blocks that are full; as `seer.kvpool.keys.KeyChain` does, at a fifth of its cost for
-        one block at a time.
+        """Make the keys of full blocks, equal to those of `seer.kvpool.keys.KeyChain`; cheaper for one block at a
+        time.
         """
         tokens = self._block_size
         request, keys = tracked.request, tracked.keys
@@ -311,7 +311,7 @@ class Plan:
             keys.append(tracked.prefix + tracked.parent)
 
     def _namespace(self, model: str, weights_version: int) -> tuple[bytes, bytes]:
-        """The prefix of its keys, and the parent of every first block."""
+        """The prefix of the keys, and the parent hash of first blocks."""
         found = self._namespaces.get((model, weights_version))
         if found is None:
             namespace = Namespace(model=model, weights_version=weights_version, layout=self._layout, salt=self._salt)

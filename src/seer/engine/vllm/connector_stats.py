@@ -1,4 +1,4 @@
-"""What a step of vLLM loaded, told by the worker that did it; it travels with the step's output to telemetry.py."""
+"""What a step of vLLM loaded from the pool, counted by the worker and sent with the step's output to telemetry.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S = "seer_loaded_bytes", "seer_load_s", "seer_overlapped_load_s"
+"""Names of the counts: bytes loaded, seconds a step waited for them, seconds of loads while steps ran."""
 
 
 @dataclass
@@ -14,17 +15,17 @@ class LoadStats(KVConnectorStats):
     """Sums by name."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start from zero."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> LoadStats:
-        """Add another's."""
+        """Add other counts to these."""
         for name, value in other.data.items():
             self.data[name] = self.data.get(name, 0) + value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Nothing is left to reduce."""
+        """The counts as they are."""
         return dict(self.data)
 
     def is_empty(self) -> bool:

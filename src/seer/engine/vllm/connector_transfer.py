@@ -4,15 +4,15 @@
            a thread hands them to the pool when the copy is complete
     load   threads fill pinned memory from the pool, each a part of it; it is copied and scattered when all is there
 
-A block in the pool is its layers' bytes in order. Host memory is a few fixed buffers: when all are
-busy, saves wait a little and then let blocks go, which costs a recomputation later and nothing else.
+A block in the pool is its layers' bytes in order. Host memory is `num_save_buffers` and `num_load_buffers` fixed
+buffers. When all save buffers are busy for `save_wait_s`, the blocks are not saved; they are computed again if needed.
 
 Invariants
-  1. After `save` returned, whatever is launched on the device next may overwrite the blocks.
-  2. After a synchronous `load` returned, whatever is launched next sees the blocks; blocks of an asynchronous one
-     are complete when its request is among `take_loaded`.
-  3. A block that could not be loaded is among `take_failed`, exactly once.
-  4. Pool calls for saving, and freeing, happen in the order they were asked for.
+  1. After `save` has returned, work launched on the device may overwrite the blocks.
+  2. After a synchronous `load` has returned, work launched on the device sees the blocks. Blocks of an asynchronous
+     load are complete when `take_loaded` returns its request.
+  3. A block that could not be loaded is returned by `take_failed`, exactly once per load.
+  4. Saves and frees reach the pool in the order of their calls.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ class TransferOptions:
     """How blocks are moved."""
 
     buffer_bytes: int = 64 << 20
-    """Size of a pinned buffer; a block larger than that gets one of its own size."""
+    """Size of a pinned buffer on a GPU, an eighth of it on a CPU; at least one block."""
     num_save_buffers: int = 4
     num_load_buffers: int = 2
     load_threads: int = 8
-    """Threads that read the pool at once: one by itself checks and copies no more than a few GB/s."""
+    """Threads that read the pool at once: one thread checks and copies no more than a few GB/s."""
     load_async: bool = False
-    """Let others compute while a request's blocks are loaded. It costs the request three steps more, and made no
-    difference to a rollout on four GPU engines (docs/log.md)."""
+    """Let other requests compute while a request's blocks are loaded. It costs the request three more steps, and made
+    no difference to a rollout on four GPU engines (docs/log.md)."""
     flush_blocks: int = 128
     """Save when so many blocks are pending ..."""
     flush_steps: int = 32
     """... or when the oldest has waited so many steps."""
     save_wait_s: float = 0.02
-    """How long a step may be held up for a free buffer."""
+    """How long a step may wait for a free buffer."""
     near_deadline_s: float = 0.1
-    """How long a request waits for the last blocks of its context, which are on their way to the pool."""
+    """How long a request waits for the last blocks of its context, which another instance is still saving."""
     ask_again_s: float = 0.002
+    """Between two lookups of such a request: vLLM asks at every step, and a lookup takes time of the scheduler."""
 
 
 @dataclass(slots=True)
@@ -88,12 +89,12 @@ class BlockTransfer:
         self._failed: set[int] = set()
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._loads: defaultdict[str, float] = defaultdict(float)  # not told yet
+        self._loads: defaultdict[str, float] = defaultdict(float)  # not reported yet
         self._device = torch.device("cpu")
         self._streams: tuple[Any, Any] | None = None
 
     def use(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
-        """Take KV memory, one tensor per layer, blocks first."""
+        """Use this KV memory: one tensor per layer, blocks first."""
         self._layers = [_block_bytes_view(cache, num_blocks) for cache in caches]
         self._device = self._layers[0].device
         self.block_bytes = sum(layer.shape[1] for layer in self._layers)
@@ -110,7 +111,7 @@ class BlockTransfer:
     # Saving
 
     def save(self, jobs: Sequence[SaveJob], frees: Sequence[str]) -> None:
-        """Read blocks out of KV memory; they reach the pool soon."""
+        """Read blocks from KV memory; a thread puts them to the pool."""
         if jobs:
             began_s = time.perf_counter()
             blocks = [block for job in jobs for block in job.blocks]
@@ -151,9 +152,9 @@ class BlockTransfer:
             start = end
 
     def _put(self, buffer: _HostBuffer, owners: Sequence[tuple[str, bytes]]) -> None:
-        """In the saver's thread: hand a buffer's blocks to the pool, all in one call.
+        """In the saver's thread: put a buffer's blocks to the pool in one call.
 
-        A call for each request would hold this process's interpreter for as long as several steps' scheduling.
+        One call per request would hold the interpreter lock for as long as several steps take to schedule.
         """
         try:
             if buffer.ready is not None:
@@ -163,7 +164,7 @@ class BlockTransfer:
             held = self._pool.put_now(keys, rows[: len(keys)], requests)
             self._counts["saved_blocks"] += sum(held)
             self._counts["refused_blocks"] += len(held) - sum(held)
-        except Exception:  # the edge: a pool that breaks must not take the engine with it
+        except Exception:  # the edge: a pool that fails must not end the engine
             self._counts["save_errors"] += 1
         finally:
             self._save_buffers.put(buffer)
@@ -179,7 +180,7 @@ class BlockTransfer:
     # Loading
 
     def load(self, jobs: Sequence[LoadJob]) -> None:
-        """Fill blocks from the pool; those that may take their time are filled in a thread."""
+        """Fill blocks from the pool; asynchronous jobs are filled in a thread."""
         now = [job for job in jobs if not job.is_async]
         later = [job for job in jobs if job.is_async]
         if now:
@@ -189,7 +190,7 @@ class BlockTransfer:
         if later:
             launched = None
             if self._streams is not None:
-                # Steps already launched may still write to the blocks for whom they were before.
+                # Steps already launched may still write to these blocks for their previous owners.
                 launched = torch.cuda.current_stream(self._device).record_event()
             self._loader.submit(self._fill_in_background, later, launched)
 
@@ -225,13 +226,14 @@ class BlockTransfer:
             part = slice(start, start + self._buffer_blocks)
             if reading and self._load_buffers.empty():
                 self._scatter(*reading.popleft())
-            buffer = self._load_buffers.get()  # in order and here: a reader that waited could wait for one behind it
+            # Here and in order: readers that waited for buffers could block each other.
+            buffer = self._load_buffers.get()
             reading.append((blocks[part], buffer, self._read_all(buffer, keys[part])))
         for read in reading:
             self._scatter(*read)
 
     def _read_all(self, buffer: _HostBuffer, keys: list[bytes]) -> list[Future[list[bool]]]:
-        """Fill a buffer from the pool, by as many threads as there are."""
+        """Fill a buffer from the pool with all reader threads."""
         if buffer.ready is not None:
             buffer.ready.synchronize()
             buffer.ready = None
@@ -246,7 +248,7 @@ class BlockTransfer:
         """In a reader's thread."""
         try:
             return self._pool.get_now(keys, rows[: len(keys)])
-        except Exception:  # the edge: a pool that breaks is a miss
+        except Exception:  # the edge: a pool that fails counts as a miss
             return [False] * len(keys)
 
     def _scatter(self, blocks: list[int], buffer: _HostBuffer, reads: Sequence[Future[list[bool]]]) -> None:
@@ -256,7 +258,7 @@ class BlockTransfer:
             self._counts["missed_blocks"] += len(found) - sum(found)
             with self._lock:
                 self._failed.update(block for block, hit in zip(blocks, found, strict=True) if not hit)
-        # Blocks that were missed get arbitrary bytes and are computed before anyone reads them.
+        # Missed blocks get arbitrary bytes; they are computed before they are read.
         index = torch.tensor(blocks, dtype=torch.int64)
         rows = buffer.host[: len(blocks)]
         if self._streams is not None:
@@ -270,7 +272,7 @@ class BlockTransfer:
             start = end
         self._load_buffers.put(buffer)
 
-    # What vLLM asks
+    # Called by vLLM through the connector
 
     def take_loaded(self) -> set[str]:
         """Requests whose asynchronous loads are complete."""
@@ -289,7 +291,7 @@ class BlockTransfer:
         return failed
 
     def take_loads(self) -> dict[str, float]:
-        """Bytes loaded since the last call and the seconds that took, by whether a step waited for them."""
+        """Bytes loaded since the last call, and the seconds it took with and without a step waiting."""
         if not self._loads:
             return {}
         with self._lock:
@@ -301,7 +303,7 @@ class BlockTransfer:
         return {**self._counts, **self._seconds}
 
     def close(self) -> None:
-        """Finish the saves that were read; drop the rest."""
+        """Finish the saves that were read, and cancel loads that have not begun."""
         self._loader.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._saver.shutdown(wait=True)
@@ -312,9 +314,9 @@ class BlockTransfer:
 
 
 def _block_bytes_view(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """KV memory of a layer as [block, byte], sharing it; whatever the order of heads and tokens inside a block.
+    """A view of a layer's KV memory as [block, byte], for any order of heads and tokens inside a block.
 
-    A block of the scheduler may be several of the attention kernel's, one behind the other.
+    A block of the scheduler may be several consecutive blocks of the attention kernel.
     """
     inner = sorted(zip(cache.stride()[1:], cache.shape[1:], strict=True))
     dense = 1

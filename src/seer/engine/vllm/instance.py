@@ -1,21 +1,20 @@
 """One vLLM engine as an instance: chunks in, tokens out, in the event loop's thread.
 
-The engine is a process of its own that `AsyncLLM` starts and talks to. Each chunk is one request to it and
-one task here, which turns vLLM's outputs into ours.
+`AsyncLLM` starts the engine in its own process and talks to it. Each chunk is one request to the engine and one task
+here, which turns vLLM's outputs into ours.
 
 Waits for                                    unblocked by
   the engine's start                           the engine, or its death
   the next output of a chunk (its task)        the engine, `abort`, its death (`EngineDeadError`)
   an aborted chunk's last output               the engine, ABORT_DEADLINE_S
-  weights, pause, resume                       the engine; whoever hosts the instance keeps the deadline
+  weights, pause, resume                       the engine; the host of the instance keeps the deadline
 
 Invariants
-  1. `submit` refuses whatever can be known to fail, so a chunk taken always ends.
-  2. Every request carries its weights version and the weights' identity: vLLM's own prefix cache (by `cache_salt`)
-     and the
-     pool (by key) tell weights versions apart without being told when they change.
-  3. When the engine process dies, every chunk in hand ends as FAILED and nothing is taken any more; `on_death`,
-     where given, is called first, and may end this process instead.
+  1. `submit` refuses every chunk that is known to fail, so an accepted chunk always ends.
+  2. Every request carries its weights version and the weights' identity. vLLM's prefix cache (by `cache_salt`) and the
+     pool (by key) therefore never mix two versions.
+  3. When the engine process dies, `on_death` is called first and may end this process. Otherwise every chunk in flight
+     ends as FAILED and no further chunk is accepted.
 """
 
 from __future__ import annotations
@@ -62,24 +61,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ABORT_DEADLINE_S = 5.0
-"""How long an aborted chunk may take to send its last output; a step on a CPU takes well under a second."""
+"""How long an aborted chunk may take to send its last output. vLLM sends it with the step in progress; an abort that
+overtook its request gets none."""
 MakeEngine = Callable[[dict[str, Any], StepCounts], AsyncLLM]
 
 
 def start_engine(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
-    """A new engine process, ready to serve; blocks for as long as it takes."""
+    """Start an engine process; blocks until it serves."""
     loggers = [stat_logger(counts), _NoPrometheus]
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
 
 
 def settle_process() -> None:
-    """Once an engine has started, in a process that serves it and nothing else; vLLM's own processes do the same."""
-    enable_envs_cache()  # vLLM asks for one of its variables with every token
-    freeze_gc_heap()  # or the collector walks all of vLLM and PyTorch again and again
+    """Tune a process that serves one engine and nothing else, after its start; vLLM's own processes do the same."""
+    enable_envs_cache()  # vLLM reads one of its environment variables with every token
+    freeze_gc_heap()  # the collector need not walk vLLM's and PyTorch's objects again
 
 
 class _NoPrometheus(PrometheusStatLogger):
-    """Stands where vLLM would put its own Prometheus logger, which observes every token and which nobody reads here."""
+    """Replaces vLLM's Prometheus logger, which would observe every token for metrics that are not read here."""
 
     def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
         """No metrics are made."""
@@ -94,14 +94,14 @@ class _NoPrometheus(PrometheusStatLogger):
         """Nothing is recorded."""
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Nothing is logged."""
 
 
 @dataclass(slots=True)
 class _Active:
     chunk: Chunk
     name: str
-    """What vLLM calls it."""
+    """Its request id in vLLM."""
     task: asyncio.Task[None] | None = None
     num_reported: int = 0
     is_aborted: bool = False
@@ -149,7 +149,7 @@ class VllmInstance:
         self._background: set[asyncio.Task[None]] = set()
         self.counts = StepCounts()
         self.num_recomputed_tokens = 0
-        """Of contexts that had been computed before, elsewhere or here, and were computed again."""
+        """Context tokens that this or another instance had computed before, and that were computed again."""
 
     # The protocol
 
@@ -185,20 +185,20 @@ class VllmInstance:
         await self._warm_up(llm)
 
     async def _warm_up(self, llm: AsyncLLM) -> None:
-        """One token, so that what vLLM puts off until its first request is not put off until ours."""
+        """Generate one token, so that what vLLM delays until its first request happens now."""
         params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True, logprobs=0)
         async for _ in llm.generate({"prompt_token_ids": [0]}, params, f"warm-up-{self._id}"):
             pass
 
     def submit(self, chunk: Chunk) -> None:
-        """Take a chunk in hand; refuses what it could not finish."""
+        """Start a chunk; refuses one that it could not finish."""
         self._refuse(chunk)
         active = _Active(chunk, f"{chunk.request}.{chunk.attempt}")
         self._active[chunk.request] = active
         active.task = asyncio.create_task(self._generate(active))
 
     def abort(self, request: int) -> None:
-        """End a request's chunk; what was generated is reported first."""
+        """End a request's chunk; tokens generated so far are reported first."""
         active = self._active.get(request)
         if active is None or active.is_aborted:
             return
@@ -222,21 +222,19 @@ class VllmInstance:
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
-        """Full blocks of what this engine has computed of the request; it may have dropped some since."""
+        """Full blocks of what this engine has computed of the request; it may have dropped some of them."""
         known = min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
         return known - known % self.limits.block_size
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """Replace the weights in place; what was cached under the old ones can not be found any more."""
+        """Replace the weights in place; what was cached under the old ones is never found again."""
         if self._active:
             raise InstanceError(
-                f"instance {self._id} has {len(self._active)} chunks in hand, so its weights cannot change",
+                f"instance {self._id} has {len(self._active)} chunks in flight, so its weights cannot change",
                 hint="wait for them or abort them",
             )
         if weights_version <= self._weights_version:
-            raise InstanceError(
-                f"weights version {weights_version} is not newer than weights version {self._weights_version}"
-            )
+            raise InstanceError(f"weights version {weights_version} is not newer than {self._weights_version}")
         llm = self._started()
         staged = stage(weights)
         try:
@@ -244,7 +242,7 @@ class VllmInstance:
             await llm.collective_rpc("seer_load_weights", args=(str(staged.path),))
         finally:
             staged.discard()
-        # From here on requests carry the new weights version and identity; resetting only makes room.
+        # From here on requests carry the new version and identity; resetting the cache only frees memory.
         self._weights_version, self._identity = weights_version, identity
         self._known_tokens.clear()
         await llm.reset_prefix_cache()
@@ -258,7 +256,7 @@ class VllmInstance:
         await self._started().resume_generation()
 
     async def close(self) -> None:
-        """End what is in hand, then the engine process."""
+        """Abort the chunks in flight, then end the engine process."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -276,11 +274,11 @@ class VllmInstance:
     # Beyond the protocol
 
     async def begin_run(self, run: str, drafts: str, weights_version: int) -> None:
-        """Draft as this run asks; the scheduler learns of it with the run's first request."""
+        """Draft as this run asks; the run's first request carries it to the scheduler."""
         self._run, self._drafts = run, drafts if self._settings.speculation is not None else "none"
 
     async def pool_counts(self) -> dict[str, float]:
-        """What the connector has moved and failed to move."""
+        """Counts of the connector: blocks moved, missed and dropped, and seconds."""
         (counts,) = await self._started().collective_rpc("seer_pool_counts")
         return dict(counts)
 
@@ -303,17 +301,20 @@ class VllmInstance:
             vocab_size=self.folder.vocab_size,
         )
         if chunk.sampling.min_p > 0 and self._settings.speculation is not None:
-            raise InstanceError("vLLM cannot verify drafts with min_p", hint="set speculation off, or min_p=0")
+            raise InstanceError(
+                f"min_p={chunk.sampling.min_p:g}: vLLM cannot verify drafts with min_p",
+                hint="set speculation off, or min_p=0",
+            )
 
     async def _generate(self, active: _Active) -> None:
-        """Follow one chunk from vLLM's first output to its last."""
+        """Pass on one chunk's outputs, from the first to the last."""
         if active.is_aborted:
             self._end(active, ChunkEnd.ABORTED)
             return
         active.is_begun = True
         chunk = active.chunk
         facts = request_facts(chunk, self._identity, self._run, self._drafts)
-        # As vLLM's renderer would have left it: what is not goes through a thread of vLLM's first, and waits for it.
+        # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
         params = sampling_params(chunk, self.folder.eos_token_ids, facts)
         try:
@@ -324,7 +325,7 @@ class VllmInstance:
         except asyncio.CancelledError:
             self._end(active, ChunkEnd.ABORTED)
             raise
-        except Exception as error:  # the edge: whatever broke, the chunk must end
+        except Exception as error:  # the edge: the chunk must end after any error
             log.exception("instance %d: request %d failed", self._id, chunk.request)
             self._end(active, ChunkEnd.FAILED, error=f"{type(error).__name__}: {error}")
 
@@ -364,7 +365,7 @@ class VllmInstance:
         with contextlib.suppress(EngineDeadError):
             await self._started().abort(active.name)
         assert active.task is not None, "a chunk that has begun has a task"
-        # vLLM may not have heard of it yet when the abort came; then nothing ends it but us.
+        # An abort that reaches vLLM before its request has no effect; then the task is cancelled here.
         done, _ = await asyncio.wait([active.task], timeout=ABORT_DEADLINE_S)
         if not done:
             active.task.cancel()
@@ -381,13 +382,13 @@ class VllmInstance:
     # Set-up
 
     def _fit(self, settings: VllmSettings) -> VllmSettings:
-        """Leave room behind the longest context for the drafts of its last step."""
+        """Leave room after the longest context for the drafts of its last step."""
         speculation = settings.speculation
         lookahead = speculation.max_draft_tokens + 1 if speculation is not None else 0
         most = self.folder.max_model_len - lookahead
         fitting = replace(settings, max_model_len=min(settings.max_model_len, most))
         if settings.device == "cpu":
-            # vLLM would take a share of all memory: say how much, and by the number of blocks where one is given.
+            # vLLM would take a share of all memory: give it bytes, from the number of blocks where that is set.
             tokens = settings.block_size or CPU_BLOCK_SIZE
             block_bytes = self.folder.block_bytes(tokens, CPU_VALUE_BYTES.get(settings.dtype, 4))
             blocks = settings.kv_blocks or (settings.kv_memory_bytes or DEFAULT_CPU_KV_BYTES) // block_bytes
@@ -395,7 +396,7 @@ class VllmInstance:
         return fitting
 
     def _identify(self, weights: Path) -> str:
-        """Name the weights, refusing those that are not this model's."""
+        """The identity of weights; refuses those of another model."""
         if self._settings.engine.get("load_format") == "dummy":
             return weights_identity(self.folder.path, None)
         from seer.engine.local.weights import open_weights
@@ -406,7 +407,7 @@ class VllmInstance:
         return weights_identity(self.folder.path, tensors)
 
     def _refuse_other_weights(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        """Weights in place must have every tensor of the first ones: vLLM would keep the old ones silently."""
+        """Refuse weights that lack a tensor of the model: vLLM would keep the old one silently."""
         spare = {"lm_head.weight"} if self.folder.tied_head else set()
         missing = sorted(set(known) - set(given) - spare)
         if missing:
@@ -430,6 +431,6 @@ class VllmInstance:
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    # Of files only the headers are read: there may be many gigabytes behind them.
+    # Only the headers of files are read; the tensors may have many gigabytes.
     own = getattr(tensors, "shape", None)
     return own(name) if own is not None else tuple(tensors[name].shape)

@@ -1,6 +1,6 @@
-"""What must be known of a Hugging Face model folder before vLLM runs it: shapes, end tokens, identity.
+"""Reads what the adapter needs of a Hugging Face model folder before vLLM runs it: shapes, end tokens, identity.
 
-Unlike the embedded engine's reader this one refuses no architecture: whether a model can run is vLLM's to say.
+It refuses no architecture: vLLM decides which models it can run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seer.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """The facts of a folder that this adapter uses."""
+    """Facts of a model folder."""
 
     path: Path
     num_layers: int
@@ -63,7 +63,7 @@ def read_folder(path: Path) -> ModelFolder:
 
 
 def weights_identity(folder: Path, tensors: Mapping[str, Any] | None) -> str:
-    """A name that two instances share only when they run the same weights; without tensors, of the folder alone."""
+    """A name that two instances share only if they run the same weights. Without tensors, it names the folder only."""
     from seer.engine.local.weights import fingerprint
 
     config = (folder / "config.json").read_bytes()

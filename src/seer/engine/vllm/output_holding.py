@@ -1,13 +1,12 @@
-"""Tokens stay in the engine's process until an output is due: vLLM sends every step's, though it streams every few.
+"""Keeps tokens in the engine's process until `stream_interval` of a request can be sent together.
 
-vLLM's engine sends what each step said, three arrays for every request, and its front end unpacks them all only to let
-them lie until `stream_interval` tokens are there: two thirds of what a token costs that process. Held back here, they
-travel together.
+vLLM's engine sends the tokens of every step, as three arrays per request. Its front end unpacks them all and then waits
+for `stream_interval` tokens anyway. Held back here, they are sent and unpacked once.
 
 Invariants
   1. Tokens leave in the order they came, each with its log-probability, at the latest with the output that ends their
-     request. Only an abort from outside drops what is held: the front end has then ended the request already.
-  2. The first output of a request, and whatever says more than tokens, leaves at once.
+     request. Only an abort drops tokens that are held: the front end has ended the request by then.
+  2. The first output of a request leaves at once, and so does every output that carries more than tokens.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class OutputHolding:
-    """Outputs of requests that have begun, on their way out of the engine."""
+    """Outputs of one engine that were not sent yet, by request."""
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens  # of a request held before they leave
+        self._max_tokens = max_tokens  # of one request, before they are sent
         self._held: dict[str, list[EngineCoreOutput]] = {}
         self._num_tokens: dict[str, int] = {}
 
     def pass_on(self, outputs: Iterable[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Take a step's outputs; what is due now comes back."""
+        """Take a step's outputs and return those that are due."""
         return [due for output in outputs if (due := self._pass_on(output)) is not None]
 
     def drop(self, requests: Iterable[str]) -> None:
-        """These have ended, whoever ended them."""
+        """Drop what is held of requests that have ended."""
         for request in requests:
             self._held.pop(request, None)
             self._num_tokens.pop(request, None)
@@ -50,8 +49,8 @@ class OutputHolding:
             return output
         held.append(output)
         self._num_tokens[request] += len(output.new_token_ids)
-        says_more = is_last or output.events is not None or output.prefill_stats is not None
-        if not says_more and self._num_tokens[request] < self._max_tokens:
+        has_more = is_last or output.events is not None or output.prefill_stats is not None
+        if not has_more and self._num_tokens[request] < self._max_tokens:
             return None
         if is_last:
             self.drop([request])
@@ -61,7 +60,7 @@ class OutputHolding:
 
 
 def _merge(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """One output that says what these said: all but the last say nothing but tokens."""
+    """One output for several; all but the last carry tokens only."""
     last = outputs[-1]
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]

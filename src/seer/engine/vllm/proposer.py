@@ -1,10 +1,10 @@
-"""What vLLM needs beside our scheduler to verify drafts: a proposer that proposes nothing, and a kernel that is right.
+"""A proposer that proposes nothing, and a corrected kernel for CPUs: what vLLM needs in the worker to verify drafts.
 
-Drafts are made in the scheduler (scheduler.py); vLLM's `custom_class` wants a proposer in the worker, and the
-first one made there is also the moment to put things right on a CPU: vLLM 0.22 to 0.32 expands sampling
-parameters there with a kernel that writes its answer to a copy, so that drafts of sampled requests are verified
-under arbitrary temperatures. Its kernel registry is public; we register one that writes where it should.
-tests/unit/engine/test_vllm_kernel.py shows the difference, and tests/integration/test_vllm_migration.py its effect.
+Drafts are made in the scheduler (scheduler.py), but vLLM's `custom_class` needs a proposer in the worker. On a CPU its
+constructor also replaces a kernel: vLLM 0.22 to 0.32 expands sampling parameters there with a kernel that writes to a
+copy, so that drafts of sampled requests are verified under arbitrary temperatures. vLLM's kernel registry is public;
+ours writes to the output. tests/unit/engine/test_vllm_kernel.py shows the difference, and
+tests/integration/test_vllm_migration.py its effect.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 EXPAND_KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
+"""The registry's name of the kernel that is replaced."""
 
 
 class StubProposer:
-    """Implements what vLLM asks of a `custom_class` proposer."""
+    """Implements vLLM's interface of a `custom_class` proposer."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         from vllm.platforms import current_platform

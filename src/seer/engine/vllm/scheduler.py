@@ -1,7 +1,6 @@
-"""vLLM's scheduler with drafts of ours: after each step it replaces what the worker proposed by grouped drafts.
+"""vLLM's scheduler with grouped drafts: after each step they replace what the worker proposed.
 
-Used only where speculation is asked for. Everything else is vLLM's own; what is overridden here has the same
-signature from 0.26 to 0.32.
+Used only with speculation. The methods overridden here have the same signature in vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 HOST_STATS = "seer"
-"""Key of our numbers in `SchedulerStats.kv_connector_stats`, the one field of it that takes any."""
+"""Key of our numbers in `SchedulerStats.kv_connector_stats`, the only field of it that takes any value."""
 
 
 class SeerScheduler(CountingScheduler):
@@ -51,7 +50,7 @@ class SeerScheduler(CountingScheduler):
             self._seer.track(request, facts)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Also note when the step began, and let no placeholder be verified."""
+        """Also note when the step began, and replace placeholders in drafts."""
         self._seer.begin_step()
         output = super().schedule(*args, **kwargs)
         self._seer.fill_placeholders(output.scheduled_spec_decode_tokens)
@@ -60,19 +59,19 @@ class SeerScheduler(CountingScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Also learn what was said."""
+        """Also index the tokens that became final."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_scheduled_tokens:
             self._seer.end_step(scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens)
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Draft here, whatever the worker proposed."""
+        """Replace the worker's proposals by our drafts."""
         keys = draft_token_ids.req_ids
         super().update_draft_token_ids(DraftTokenIds(keys, self._seer.draft(keys)))
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Also say what drafting cost this process."""
+        """Also report the time that drafting took in this process."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             own = {"host_s": self._seer.host_s, "num_filled": self._seer.num_filled}

@@ -1,10 +1,10 @@
-"""How a vLLM instance is set up: our settings, and the engine arguments they become.
+"""Settings of a vLLM instance, and the engine arguments they become.
 
-Plain values: they travel to child processes, and `engine_arguments` can be read without vLLM.
+Plain values, because they go to child processes; nothing here imports vLLM.
 
 Invariants
-  1. Without speculation vLLM runs as it would alone: its own runner, asynchronous scheduling, and its own scheduler,
-     which also counts its steps.
+  1. Without speculation vLLM runs as usual: its own runner, asynchronous scheduling, and its own scheduler, which also
+     counts its steps.
   2. Log-probabilities are those of the distribution a token was sampled from.
   3. Every engine of a fleet hashes blocks alike: PYTHONHASHSEED is fixed.
 """
@@ -20,20 +20,23 @@ Padding = Literal["none", "drafted", "always"]
 CPU_BLOCK_STEP = 32
 """vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
 CPU_BLOCK_SIZE = 128
+"""vLLM's own default on a CPU."""
 
 CPU_VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2}
-"""Of a value in the KV memory, where it is not 4."""
+"""Bytes of a KV value by dtype; 4 for all others."""
 DEFAULT_CPU_KV_BYTES = 1 << 30
+"""Enough for the small models that run on a CPU, and little next to a machine's memory."""
 
 CPU_ARGUMENTS: dict[str, Any] = {
-    "gpu_memory_utilization": 0.02,  # on a CPU the share of memory that must be free; KV memory is given in bytes
+    "gpu_memory_utilization": 0.02,  # on a CPU: the share of memory that must be free; KV memory is given in bytes
     "enforce_eager": True,  # compiling takes longer than most runs on a CPU
-    # A seeded request whose context is computed in pieces ends vLLM's engine on a CPU: it turns the request's generator
-    # back after each piece, which generators of a CPU cannot do.
+    # A seeded request with chunked prefill ends vLLM's engine on a CPU: it rewinds the request's generator after each
+    # piece, which CPU generators cannot do.
     "enable_chunked_prefill": False,
 }
+"""Engine arguments on a CPU, each with its reason."""
 CPU_STEP_TOKENS = 4096
-"""Of one step, unless a single context may be longer."""
+"""Batched tokens of one step; more where one context may be longer, since chunked prefill is off."""
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -41,25 +44,26 @@ ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "8",  # it needs 4; a host is given 10
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # who starts an instance also says on which cores it runs
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "8",  # it needs 4; a host waits 10
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the host pins the instance's cores
 }
-"""Set, where the user has not, before an engine process starts."""
+"""Environment of an engine process, where the user has not set it: equal hashes in every engine, no reports, no
+network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Grouped drafts inside the engine; None of it runs when it is not asked for."""
+    """Grouped drafts inside the engine."""
 
     max_draft_tokens: int = 8
     """Most draft tokens per request and step: vLLM reserves lookahead slots and captures graphs for this many."""
     padding: Padding = "none"
-    """Fill drafts up to `max_draft_tokens` so that all rows are alike and full CUDA graphs apply: in steps that draft
-    anything, or in all steps."""
+    """Fill drafts up to `max_draft_tokens`, so that all requests of a step are equally long and full CUDA graphs apply:
+    in steps that draft anything ("drafted"), or in all steps."""
     servers: tuple[str, ...] = ()
-    """Draft servers; without any, drafts come from what this instance has seen."""
+    """Draft servers; without any, drafts come from this instance's own responses."""
     fixed_tokens: int | None = None
-    """Draft this many tokens always, instead of what the measured budget says; for measurements."""
+    """Always draft this many tokens, instead of the measured budget; for benchmarks."""
 
     def __post_init__(self) -> None:
         """vLLM verifies at most 128 tokens of a request in a step."""
@@ -77,7 +81,7 @@ class VllmSettings:
     max_num_seqs: int = 64
     max_model_len: int
     block_size: int | None = None
-    """None leaves it to vLLM."""
+    """None: vLLM chooses."""
     kv_blocks: int | None = None
     kv_memory_bytes: int | None = None
     dtype: str = "auto"
@@ -88,9 +92,9 @@ class VllmSettings:
     pool: dict[str, Any] | None = None
     """`backend` (local or mooncake) and that pool's settings."""
     pool_options: dict[str, Any] = field(default_factory=dict)
-    """Of the connector: see `connector_transfer.TransferOptions`."""
+    """Fields of `connector_transfer.TransferOptions`."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Further engine arguments, handed to vLLM as they are."""
+    """More engine arguments, passed to vLLM unchanged."""
 
 
 def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": settings.model_dir,
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # sampling comes with each request; the folder's defaults must not leak in
+        "generation_config": "vllm",  # sampling comes with each request, not from the folder's defaults
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len + lookahead,
         "max_num_seqs": settings.max_num_seqs,

@@ -1,12 +1,10 @@
-"""What a step of vLLM computed and when it was done, counted by the scheduler that ordered it.
+"""What each step of vLLM computed and when it was done, counted by the scheduler.
 
-vLLM's own numbers count a context as a whole when its first token is sampled, cached parts included, say nothing of
-what
-a preempted request computes again, and reach the front end when it has time to listen. The scheduler knows the rows of
-every step and is told the moment its output is there; the counts travel with vLLM's statistics of the step to our stat
-logger (telemetry.py).
+vLLM's own statistics count a whole context when its first token is sampled, cached parts included, leave out what a
+preempted request computes again, and are timed when the front end reads them. The scheduler knows the batched tokens
+of every step and when its output arrived. Its counts go to our stat logger (telemetry.py) with vLLM's statistics.
 
-Everything else is vLLM's own; what is overridden here has the same signature from 0.26 to 0.32.
+The methods overridden here have the same signature in vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
@@ -26,26 +24,24 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 BATCHED_TOKENS, PREFILL_TOKENS = "seer_batched_tokens", "seer_prefill_tokens"
-"""Tokens the step computed; of them, those that only fill KV memory: parts of contexts, but for the row a token is
-sampled from."""
+"""Tokens the step computed; of them, prefill: context tokens except the last one of each request, from which a token is
+sampled."""
 EMITTED = "seer_emitted"
-"""Tokens the step added to responses; vLLM's own count is of what has been sent."""
+"""Tokens the step added to responses; vLLM counts only those it has sent."""
 DONE_S = "seer_done_s"
-"""When the step's output was there: what lies between two of these is a step, however late it is heard of."""
+"""When the step's output arrived in the scheduler: two of these bound a step, however late they are read."""
 
 
 def count_batched_tokens(output: SchedulerOutput) -> dict[str, int]:
-    """The rows of one step."""
+    """The batched tokens of one step, and how many of them are prefill."""
     num_batched_tokens = output.total_num_scheduled_tokens
     num_drafted = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-    return {
-        BATCHED_TOKENS: num_batched_tokens,
-        PREFILL_TOKENS: num_batched_tokens - num_drafted - len(output.num_scheduled_tokens),
-    }
+    num_prefill_tokens = num_batched_tokens - num_drafted - len(output.num_scheduled_tokens)
+    return {BATCHED_TOKENS: num_batched_tokens, PREFILL_TOKENS: num_prefill_tokens}
 
 
 class CountingScheduler(Scheduler):
-    """vLLM's scheduler, which also counts, and sends what it has when it is due."""
+    """vLLM's scheduler, which also counts its steps and holds outputs back until they are due."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +50,7 @@ class CountingScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Also count, and hold back what is not due."""
+        """Also count the step, and hold back outputs that are not due."""
         done_s = time.monotonic()
         clients = super().update_from_output(scheduler_output, model_runner_output)
         num_emitted = 0
@@ -66,16 +62,16 @@ class CountingScheduler(Scheduler):
             counted = count_batched_tokens(scheduler_output) | {EMITTED: num_emitted, DONE_S: done_s}
             for client in clients.values():
                 stats = client.scheduler_stats
-                if stats is not None:  # in one of them; in the one field that takes anything
+                if stats is not None:  # only one client gets statistics; this is the only field that takes any value
                     stats.kv_connector_stats = (stats.kv_connector_stats or {}) | counted
         return clients
 
 
 class CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
-    """The same for asynchronous scheduling."""
+    """`CountingScheduler` for asynchronous scheduling."""
 
 
 def counting_scheduler(vllm_config: VllmConfig, **kwargs: Any) -> CountingScheduler:
-    """For `scheduler_cls`, in the place of a class: vLLM settles on asynchronous scheduling after we have named one."""
+    """For `scheduler_cls`: a function, because vLLM decides on asynchronous scheduling after the class was named."""
     is_async = vllm_config.scheduler_config.async_scheduling
     return (CountingAsyncScheduler if is_async else CountingScheduler)(vllm_config=vllm_config, **kwargs)

