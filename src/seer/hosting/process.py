@@ -365,8 +365,8 @@ class ProcessInstance:
         self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
 
     def _end_all(self, end: ChunkEnd, error: str | None) -> None:
-        in_hand, self._in_flight = self._in_flight, {}
-        for request, attempt in in_hand.items():
+        ended, self._in_flight = self._in_flight, {}
+        for request, attempt in ended.items():
             if self._sink is not None:
                 self._sink(ChunkOutput(request, attempt, self._id, 0, end=end, error=error))
 
