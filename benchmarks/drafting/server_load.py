@@ -13,8 +13,10 @@ import multiprocessing as mp
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import numpy as np
 import zmq
 
 from seer.drafting.client import ClientConfig, DraftClient
+from seer.drafting.curve_keys import read_client_keys, write_keys
 from seer.drafting.wire import Ask, Status, decode, encode
 
 STEP_S = 0.01
@@ -32,9 +35,19 @@ WATCHED = 8
 ADDRESS = "tcp://127.0.0.1:15757"
 
 
-def drive(me: int, seconds: float, rate: float, begin: float, out: Connection) -> None:
+@dataclass(frozen=True)
+class Load:
+    """What both clients offer together."""
+
+    seconds: float
+    rate: float
+    keys: Path
+
+
+def drive(me: int, load: Load, begin: float, out: Connection) -> None:
     """One instance: observes, drafts, and watches streams of the other."""
-    client = DraftClient(ClientConfig(servers=(ADDRESS,)))
+    seconds = load.seconds
+    client = DraftClient(ClientConfig(servers=(ADDRESS,), keys=read_client_keys(load.keys)))
     rng = np.random.default_rng(me)
     keys = [(item % GROUPS, 1000 * me + item) for item in range(REQUESTS)]
     other = [(item % GROUPS, 1000 * (1 - me) + item) for item in range(0, REQUESTS, REQUESTS // WATCHED)]
@@ -52,7 +65,7 @@ def drive(me: int, seconds: float, rate: float, begin: float, out: Connection) -
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    per_step = rate * STEP_S / 2 / REQUESTS
+    per_step = load.rate * STEP_S / 2 / REQUESTS
     length, carry, step, steps_s = 0, 0.0, 0, []
     while time.monotonic() < begin:
         time.sleep(0.001)
@@ -88,12 +101,12 @@ def lags(noted: list[tuple[float, int]], seen: list[tuple[float, list[int]]]) ->
     return np.concatenate(result)
 
 
-def start_server() -> subprocess.Popen[str]:
+def start_server(keys: Path) -> subprocess.Popen[str]:
     code = (
         "import argparse, sys; from seer.cli import draft_server; p = argparse.ArgumentParser();"
         "draft_server.register(p.add_subparsers()); a = p.parse_args(sys.argv[1:]); sys.exit(a.run(a))"
     )
-    command = [sys.executable, "-c", code, "draft-server", "--address", ADDRESS]
+    command = [sys.executable, "-c", code, "draft-server", "--address", ADDRESS, "--keys", str(keys)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None, "a pipe was asked for"
     server.stdout.readline()
@@ -107,9 +120,10 @@ def resident_bytes(pid: int) -> int:
     raise ValueError("no resident size")
 
 
-def status() -> Status:
+def status(keys: Path) -> Status:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
+        read_client_keys(keys).secure(socket)
         socket.connect(ADDRESS)
         socket.send(encode(Ask(1)))
         assert socket.poll(5000), "the server does not answer"
@@ -118,15 +132,17 @@ def status() -> Status:
         return reply
 
 
-def run(seconds: float, rate: float, kill: bool) -> dict[str, Any]:
-    server = start_server()
+def run(load: Load, kill: bool) -> dict[str, Any]:
+    seconds, keys = load.seconds, load.keys
+    write_keys(keys)
+    server = start_server(keys)
     empty = resident_bytes(server.pid)
     begin = time.monotonic() + 1.5
     context = mp.get_context("spawn")
     pipes, clients = [], []
     for me in (0, 1):
         here, there = context.Pipe(duplex=False)
-        clients.append(context.Process(target=drive, args=(me, seconds, rate, begin, there)))
+        clients.append(context.Process(target=drive, args=(me, load, begin, there)))
         clients[-1].start()
         pipes.append(here)
     try:
@@ -134,12 +150,12 @@ def run(seconds: float, rate: float, kill: bool) -> dict[str, Any]:
             time.sleep(max(begin + seconds / 2 - time.monotonic(), 0))
             server.kill()
             server.wait()
-            server = start_server()
+            server = start_server(keys)
         results = []
         for pipe in pipes:
             assert pipe.poll(seconds + 60), "a client hangs"
             results.append(pipe.recv())
-        held = status()
+        held = status(keys)
         memory = resident_bytes(server.pid) - empty
         server.send_signal(signal.SIGTERM)
         assert server.wait(10) == 0, "the server did not stop in good order"
@@ -171,4 +187,6 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=200_000.0)
     parser.add_argument("--kill", action="store_true", help="kill and restart the server half-way")
     args = parser.parse_args()
-    print(json.dumps(run(args.seconds, args.rate, args.kill), indent=2))
+    with tempfile.TemporaryDirectory() as folder:
+        load = Load(args.seconds, args.rate, Path(folder) / "keys")
+        print(json.dumps(run(load, args.kill), indent=2))

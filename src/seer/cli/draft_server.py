@@ -1,33 +1,29 @@
 """`seer draft-server`: keep the token logs that let siblings on different instances draft for each other.
 
-Prints one line once it listens, serves until SIGTERM or SIGINT, then answers what has arrived and leaves
-with code 0.
+Prints one line once it listens, serves until SIGTERM or SIGINT, then answers what has arrived and exits with code 0.
 """
 
 import argparse
 import json
-import os
 import signal
 from pathlib import Path
 
+from seer.drafting.curve_keys import CLIENT_FILE, SERVER_FILE, read_server_keys, write_keys
 from seer.drafting.log import LogLimits
 from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig
 from seer.errors import ConfigError
-
-SECRET_VARIABLE = "SEER_DRAFT_SECRET"
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb `draft-server`."""
     parser = subparsers.add_parser("draft-server", help="serve token logs to draft clients")
     parser.add_argument("--address", default=DEFAULT_ADDRESS, help="where to listen (%(default)s)")
-    parser.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help=f"file with the shared secret (or set {SECRET_VARIABLE}); needed off loopback",
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument(
+        "--keys", type=Path, metavar="DIR", help=f"folder with {SERVER_FILE}: only clients with {CLIENT_FILE} get in"
     )
-    parser.add_argument("--open", action="store_true", help="listen off loopback without a secret")
+    access.add_argument("--make-keys", type=Path, metavar="DIR", help="write fresh key files into DIR, and exit")
+    access.add_argument("--open", action="store_true", help="serve without keys, to all who can reach the address")
     parser.add_argument("--memory-gib", type=float, default=8.0, help="limit of the logs (%(default)s)")
     parser.add_argument("--ttl-s", type=float, default=3600.0, help="life of an unused group (%(default)s)")
     parser.add_argument(
@@ -41,12 +37,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
+    if args.make_keys is not None:
+        return _make_keys(args.make_keys, as_json=args.json)
     if args.memory_gib <= 0 or args.ttl_s <= 0:
         raise ConfigError(f"--memory-gib {args.memory_gib:g} and --ttl-s {args.ttl_s:g} must be above 0")
     limits = LogLimits(memory_bytes=int(args.memory_gib * 2**30), default_ttl_s=args.ttl_s, retain=args.retain)
-    server = DraftServer(
-        ServerConfig(address=args.address, secret=_secret(args.secret_file), open_to_network=args.open, limits=limits)
-    )
+    keys = read_server_keys(args.keys) if args.keys is not None else None
+    server = DraftServer(ServerConfig(address=args.address, keys=keys, open_to_all=args.open, limits=limits))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if args.json:
@@ -57,14 +54,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _secret(file: Path | None) -> bytes | None:
-    if file is None:
-        value = os.environ.get(SECRET_VARIABLE)
-        return value.encode() if value else None
-    try:
-        secret = file.read_bytes().strip()
-    except OSError as problem:
-        raise ConfigError(f"cannot read --secret-file {file}: {problem.strerror}") from None
-    if not secret:
-        raise ConfigError(f"--secret-file {file} is empty")
-    return secret
+def _make_keys(folder: Path, *, as_json: bool) -> int:
+    write_keys(folder)
+    if as_json:
+        print(json.dumps({"server": str(folder / SERVER_FILE), "client": str(folder / CLIENT_FILE)}))
+    else:
+        print(f"{folder / SERVER_FILE} is for the server, {folder / CLIENT_FILE} for its clients: keep both secret")
+    return 0

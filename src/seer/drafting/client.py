@@ -26,6 +26,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.ids import Name, mix, number_of
 from seer.drafting.index import LINEAR, DraftIndex, DraftOptions
 from seer.drafting.index_session import DraftBatch, IndexSession
@@ -47,8 +48,8 @@ class ClientConfig:
     servers: tuple[str, ...] = ()
     """Addresses of the draft servers, in the same order on every instance: groups are spread by hash."""
 
-    secret: bytes | None = None
-    """Secret shared with the servers."""
+    keys: ClientKeys | None = None
+    """Keys that the servers know; None for servers that are open to everyone."""
 
     weights_version: int = 0
     """Version of the weights; drafts never mix weights versions."""

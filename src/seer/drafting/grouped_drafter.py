@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from seer.drafting.base import DraftAsk, DraftSession, DraftTable, DraftTree
 from seer.drafting.client import ClientConfig, DraftClient, RequestKey
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.index import LINEAR, DraftOptions
 from seer.drafting.index_session import IndexSession
 from seer.speculation.acceptance import AcceptanceTracker
@@ -54,10 +55,10 @@ class LinearAsk(NamedTuple):
 class GroupedDrafter:
     """Implements `seer.drafting.base.Drafter` over the group's suffix index."""
 
-    def __init__(self, servers: tuple[str, ...], secret: bytes | None) -> None:
+    def __init__(self, servers: tuple[str, ...], keys: ClientKeys | None) -> None:
         self._servers = servers
-        self._secret = secret
-        self._client = DraftClient(ClientConfig(servers=servers, secret=secret))
+        self._keys = keys
+        self._client = DraftClient(ClientConfig(servers=servers, keys=keys))
         self._run = ""
         self.mode: DraftMode = "none"
         self.acceptance = _fresh_acceptance()
@@ -69,7 +70,7 @@ class GroupedDrafter:
         """Start with an empty index: responses of other runs are not drafted from."""
         self._client.close()
         self._client = DraftClient(
-            ClientConfig(servers=self._servers, secret=self._secret, weights_version=weights_version)
+            ClientConfig(servers=self._servers, keys=self._keys, weights_version=weights_version)
         )
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()

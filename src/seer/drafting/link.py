@@ -10,6 +10,7 @@ from typing import Protocol
 
 import zmq
 
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.index import DraftIndex
 from seer.drafting.pace import Pace
 from seer.drafting.replica import Replica
@@ -22,7 +23,7 @@ class LinkConfig(Protocol):
     """What a link needs to know of the client's settings."""
 
     @property
-    def secret(self) -> bytes | None: ...  # noqa: D102
+    def keys(self) -> ClientKeys | None: ...  # noqa: D102
     @property
     def weights_version(self) -> int: ...  # noqa: D102
     @property
@@ -48,6 +49,8 @@ class Link:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if config.keys is not None:
+            config.keys.secure(self._socket)
         self._socket.connect(address)
         self._waiting_since: float | None = None
         self._unreachable_since: float | None = None
@@ -73,7 +76,7 @@ class Link:
             # Not connected: that is normal while a connection is being made, and an outage if it lasts.
             self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
             if now - self._unreachable_since > patience_s and not self._down:
-                self._lost(f"not reachable for {patience_s:g} s")
+                self._lost(f"no connection for {patience_s:g} s (is it running, and do the keys fit?)")
             return
         self._unreachable_since = None
         for notice in self.replica.next_notices():
@@ -119,7 +122,7 @@ class Link:
             except zmq.Again:
                 return
             try:
-                reply = decode(frames[-1], self._config.secret)
+                reply = decode(frames[-1])
             except WireError as problem:
                 self._lost(str(problem))
                 continue
@@ -144,7 +147,7 @@ class Link:
 
     def _send(self, message: Request) -> bool:
         try:
-            self._socket.send(encode(message, self._config.secret), zmq.NOBLOCK)
+            self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -154,4 +157,4 @@ class Link:
         self._waiting_since = None
         if not self._down:
             self._down = True
-            logger.warning("draft server %s: %s; drafting from local history meanwhile", self.address, why)
+            logger.warning("draft server %s: %s; drafting from local history until it is back", self.address, why)

@@ -11,11 +11,10 @@ import os
 import secrets
 import time
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 import zmq
 
+from seer.drafting.curve_keys import ServerKeys
 from seer.drafting.log import LogLimits, LogStore
 from seer.drafting.wire import (
     MAX_MESSAGE_BYTES,
@@ -52,20 +51,22 @@ class ServerConfig:
     address: str = DEFAULT_ADDRESS
     """Where to listen; a port of * lets the system choose."""
 
-    secret: bytes | None = None
-    """Shared secret; frames without its authentication code are refused."""
+    keys: ServerKeys | None = None
+    """The server's own key and the client key it lets in (curve_keys.py)."""
 
-    open_to_network: bool = False
-    """Listen on other than loopback addresses without a secret."""
+    open_to_all: bool = False
+    """Serve without keys: all who can reach the address can read, change and drop logs."""
 
     limits: LogLimits = field(default_factory=LogLimits)
 
     def __post_init__(self) -> None:
-        if self.secret is None and not self.open_to_network and not _is_loopback(self.address):
+        if self.keys is None and not self.open_to_all:
             raise ConfigError(
-                f"draft server would listen on {self.address} without a secret",
-                hint="give it a shared secret (--secret-file), or allow an open port (--open)",
+                f"draft server on {self.address} has no keys",
+                hint="make some with --make-keys DIR and give them with --keys DIR, or serve everyone with --open",
             )
+        if self.keys is not None and self.open_to_all:
+            raise ConfigError("a draft server has keys or is open to all, not both", hint="drop --keys or --open")
 
 
 def answer(store: LogStore, server: int, message: object, now: float) -> Reply:
@@ -92,8 +93,8 @@ def answer(store: LogStore, server: int, message: object, now: float) -> Reply:
 class DraftServer:
     """Listens from construction on; `run` serves until `stop`."""
 
-    def __init__(self, config: ServerConfig | None = None) -> None:
-        self._config = config or ServerConfig()
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
         self._number = secrets.randbits(63)  # tells clients that a restarted server has forgotten
         self._store = LogStore(self._config.limits)
         self._context = zmq.Context()
@@ -101,6 +102,8 @@ class DraftServer:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._wake_read, self._wake_write = os.pipe()
+        keys = self._config.keys
+        self._authenticator = keys.secure(self._socket, self._context) if keys is not None else None
         try:
             self._socket.bind(self._config.address)
         except zmq.ZMQError as problem:
@@ -147,7 +150,7 @@ class DraftServer:
                 return
             reply = self._reply(frames[1:])
             try:
-                self._socket.send_multipart([frames[0], encode(reply, self._config.secret)], zmq.NOBLOCK)
+                self._socket.send_multipart([frames[0], encode(reply)], zmq.NOBLOCK)
             except zmq.ZMQError as problem:
                 logger.debug("answer not delivered: %s", problem)
 
@@ -155,26 +158,18 @@ class DraftServer:
         if len(frames) != 1:
             return Refused(0, self._number, f"a message is one frame, got {len(frames)}")
         try:
-            message = decode(frames[0], self._config.secret)
+            message = decode(frames[0])
         except WireError as problem:
             return Refused(0, self._number, str(problem))
         return answer(self._store, self._number, message, time.monotonic())
 
     def _close(self) -> None:
         self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.term()
         # The wake pipe stays open until the object goes: a late stop() must find its descriptor.
 
     def __del__(self) -> None:
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
-
-
-def _is_loopback(address: str) -> bool:
-    if address.startswith(("ipc:", "inproc:")):
-        return True
-    host = urlsplit(address).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,14 +1,11 @@
 """Messages between draft clients and draft servers, and their bytes.
 
-A frame is two bytes of protocol version, 16 bytes of authentication code (zeros without a shared secret),
-then one MessagePack value: an array whose first item names the message. Tokens travel as little-endian
-int32.
+A frame is two bytes of protocol version, then one MessagePack value: an array whose first item names the message.
+Tokens are little-endian int32. ZeroMQ authenticates and encrypts frames (curve_keys.py).
 
-`decode` accepts only what `encode` could have produced: anything else raises WireError, never something else.
+`decode` accepts only what `encode` can produce: anything else raises WireError, and no other error.
 """
 
-from hashlib import blake2b
-from hmac import compare_digest
 from typing import Annotated
 
 import msgspec
@@ -17,25 +14,24 @@ from numpy.typing import NDArray
 
 from seer.errors import DraftError
 
-VERSION = b"S1"
+VERSION = b"S2"
+"""Changes with every change of a message: a peer of another version is refused instead of misread."""
 MAX_MESSAGE_BYTES = 8 << 20
-"""Largest frame either side accepts."""
+"""Largest frame either side accepts: eight times what a full answer or push carries in tokens."""
 
 CONFLICT = -1
-"""Pushed length: these tokens contradict the log; the stream must get another number."""
+"""Pushed length: these tokens contradict the log; the client must give the stream another number."""
 FULL = -2
-"""Pushed length: no room, not even after evicting what could be evicted."""
+"""Pushed length: no room, even after evicting all that may be evicted."""
 STALE = -3
-"""Pushed length: the weights version is over."""
-
-_CODE_BYTES = 16
+"""Pushed length: the server has moved on to newer weights."""
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack itself stops at 64 bits
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class WireError(DraftError):
-    """A frame is not a message of this protocol, or not from a holder of the secret."""
+    """A frame is not a message of this protocol."""
 
 
 class Tail(msgspec.Struct, array_like=True, frozen=True):
@@ -158,24 +154,19 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
 
 
-def encode(message: Request | Reply, secret: bytes | None = None) -> bytes:
+def encode(message: Request | Reply) -> bytes:
     """Return the frame of a message."""
-    body = _encoder.encode(message)
-    return VERSION + _code(body, secret) + body
+    return VERSION + _encoder.encode(message)
 
 
-def decode(frame: bytes, secret: bytes | None = None) -> Request | Reply:
+def decode(frame: bytes) -> Request | Reply:
     """Return the message of a frame, or raise WireError."""
-    head = len(VERSION) + _CODE_BYTES
     if len(frame) > MAX_MESSAGE_BYTES:
         raise WireError(f"message of {len(frame)} bytes, limit {MAX_MESSAGE_BYTES}")
-    if len(frame) <= head or not frame.startswith(VERSION):
+    if not frame.startswith(VERSION):
         raise WireError("not a message of this protocol version")
-    body = frame[head:]
-    if not compare_digest(frame[len(VERSION) : head], _code(body, secret)):
-        raise WireError("wrong or missing shared secret")
     try:
-        message = _decoder.decode(body)
+        message = _decoder.decode(frame[len(VERSION) :])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
         raise WireError(f"malformed message: {problem}") from None
     _check_arrays(message)
@@ -205,10 +196,3 @@ def _check_arrays(message: Request | Reply) -> None:
         for known in message.known:
             if len(known.requests) % 8 or len(known.requests) != 2 * len(known.lengths):
                 raise WireError("streams and lengths of a group do not match")
-
-
-def _code(body: bytes, secret: bytes | None) -> bytes:
-    if secret is None:
-        return bytes(_CODE_BYTES)
-    key = blake2b(secret, digest_size=32).digest()
-    return blake2b(body, key=key, digest_size=_CODE_BYTES, person=b"seer-drafts").digest()

@@ -1,8 +1,11 @@
 """The draft server of a fleet, in its own process on a loopback port the system chooses.
 
-Run as a module this file is that process: it sends its address over the socket it was given and serves until the
-driver ends. If it dies it is started again at the same address, at most `max_restarts` times. Until then instances
-draft from what they already have; afterwards they send it to the new server.
+Run as a module it is that process: it reads its settings from the driver's socket, answers with its address, and
+serves until the driver is gone. If it dies it is started again at the same address with the same keys, a limited
+number of times. Until it is back instances draft from their own indexes; then they send it what they hold.
+
+Keys are made afresh for every fleet. They travel over socket pairs only, never on a command line or in the
+environment, so that other users of the machine cannot read them.
 
 Waits for                                    unblocked by
   its address, after launch                    the process, its death, START_DEADLINE_S
@@ -17,18 +20,32 @@ import logging
 import socket
 import sys
 
+import msgspec
+
+from seer.drafting.curve_keys import ServerKeys, make_keys
 from seer.errors import DeadlineExceeded, DraftError, SeerError
+from seer.hosting.channel import frame, receive_blocking
 from seer.hosting.child import exit_with_driver
 from seer.hosting.launch import ChildProcess
 
 log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 60.0
-"""From launch to its address: one interpreter with numpy, on a machine that may be starting every instance too."""
+"""A fresh interpreter imports numpy and zmq: seconds on a machine that is busy starting engines."""
 CLOSE_DEADLINE_S = 5.0
-"""The process is killed before this wait begins, so only the system can hold it up."""
+"""It was killed by then: only the kernel can be slow."""
 ANY_PORT = "tcp://127.0.0.1:*"
 """Loopback only: the instances of a fleet run on this machine."""
+
+
+class _Setup(msgspec.Struct, frozen=True):
+    """The one message to the process."""
+
+    address: str
+    keys: ServerKeys
+
+
+_decoder = msgspec.msgpack.Decoder(_Setup)
 
 
 class DraftServerProcess:
@@ -40,6 +57,7 @@ class DraftServerProcess:
         self._watcher: asyncio.Task[None] | None = None
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
+        self._keys, self.client_keys = make_keys()
         self.address = ""
         self.num_restarts = 0
 
@@ -67,9 +85,9 @@ class DraftServerProcess:
         await self._end()
 
     async def _launch(self, address: str) -> str:
-        self._child = child = ChildProcess(
-            "draft-server", None, module=__name__, single_thread=True, arguments=(address,)
-        )
+        self._child = child = ChildProcess("draft-server", None, module=__name__, single_thread=True)
+        with contextlib.suppress(ConnectionError):  # it died at once: no answer comes, and the cause is read below
+            child.socket.sendall(frame(_Setup(address, self._keys)))
         child.socket.setblocking(False)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
@@ -119,7 +137,8 @@ def main() -> None:
 
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
-    server = DraftServer(ServerConfig(address=sys.argv[2]))
+    setup = receive_blocking(sock, _decoder)
+    server = DraftServer(ServerConfig(address=setup.address, keys=setup.keys))
     sock.sendall(server.address.encode())
     server.run()
 

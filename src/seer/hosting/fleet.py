@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
+import msgspec
+
 from seer.engine.base import Weights
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.prepare import InstanceSpec, PreparedEngine
@@ -190,6 +192,7 @@ class HostedFleet:
             shared["pool"] = self.pool.settings
         if self.draft_server is not None:
             shared["draft_servers"] = [self.draft_server.address]
+            shared["draft_keys"] = msgspec.to_builtins(self.draft_server.client_keys)
         if self._matrices is not None:
             shared["matrices_dir"] = str(self._matrices)
         return replace(self._engine.spec, settings=self._engine.spec.settings | shared)

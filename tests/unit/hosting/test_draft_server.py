@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -30,12 +31,13 @@ async def kill(server: DraftServerProcess, *, expect_return: bool = True) -> Non
             await asyncio.wait([server._watcher])
 
 
-def test_a_killed_server_returns_to_its_address_and_gets_the_tokens_again() -> None:
+def test_a_killed_server_returns_to_its_address_and_keys_and_gets_its_logs_back() -> None:
     async def scenario() -> list[int]:
         server = DraftServerProcess(max_restarts=2)
         await server.start()
         address, pid = server.address, server.pid
-        clients = [DraftClient(ClientConfig(servers=(address,), answer_within_s=0.2)) for _ in range(2)]
+        settings = ClientConfig(servers=(address,), keys=server.client_keys, answer_within_s=0.2)
+        clients = [DraftClient(settings) for _ in range(2)]
         try:
             one, two = clients
             two.register("g", ttl_s=60.0)
@@ -70,3 +72,22 @@ def test_beyond_the_limit_it_stays_down(caplog: pytest.LogCaptureFixture) -> Non
 
     asyncio.run(scenario())
     assert "no draft server is left" in caplog.text
+
+
+def what_others_see(pid: int | None) -> bytes:
+    return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+
+
+def test_every_fleet_has_keys_of_its_own_and_shows_none_on_a_command_line() -> None:
+    async def scenario() -> None:
+        server, other = DraftServerProcess(), DraftServerProcess()
+        assert server.client_keys != other.client_keys
+        await server.start()
+        try:
+            shown = what_others_see(server.pid)
+            for keys in (server._keys, server.client_keys):
+                assert keys.secret_key.encode() not in shown
+        finally:
+            await server.close()
+
+    asyncio.run(scenario())

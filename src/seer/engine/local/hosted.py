@@ -15,6 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.base import OutputSink
@@ -134,10 +137,11 @@ def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
 
 
 def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLocal:
-    """For `InstanceSpec.factory`: `pool` and `draft_servers` are opened here, the rest goes to `LocalInstance`."""
+    """For `InstanceSpec.factory`: `pool`, `draft_servers` and `draft_keys` are used here, the rest is `LocalInstance`'s."""
     own = dict(settings)
     pool_settings = own.pop("pool", None)
     servers = own.pop("draft_servers", None)
-    drafter = GroupedDrafter(tuple(servers), None) if servers is not None else None
+    keys = msgspec.convert(own.pop("draft_keys", None), ClientKeys | None)
+    drafter = GroupedDrafter(tuple(servers), keys) if servers is not None else None
     pool = open_pool(pool_settings) if pool_settings is not None else None
     return HostedLocal(id, drafter=drafter, pool=pool, events=events, **own)

@@ -12,6 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.base import OutputSink
 from seer.engine.instance_wrapper import InstanceWrapper
@@ -50,7 +53,7 @@ class HostedVllm(InstanceWrapper[VllmInstance]):
             self._seeding = None
         speculation = self._speculation
         if past and self.id == 0 and speculation is not None and speculation.servers:
-            self._seeding = GroupedDrafter(speculation.servers, None)
+            self._seeding = GroupedDrafter(speculation.servers, speculation.keys)
             mode: DraftMode = "grouped" if drafts == "grouped" else "none"
             self._seeding.begin_run(run, mode, weights_version)
             self._seeding.seed_from(past)
@@ -87,11 +90,12 @@ def _end_process(reason: str) -> None:
 
 
 def make_vllm(id: int, settings: dict[str, Any], events: EventSink) -> HostedVllm:
-    """For `InstanceSpec.factory`: `draft_servers` joins `speculation`, the rest is `VllmSettings`."""
+    """For `InstanceSpec.factory`: `draft_servers` and `draft_keys` join `speculation`, the rest is `VllmSettings`."""
     own = dict(settings)
     servers = own.pop("draft_servers", None)
+    keys = msgspec.convert(own.pop("draft_keys", None), ClientKeys | None)
     wanted = own.pop("speculation", None)
     speculation = None
     if servers is not None and wanted is not None:
-        speculation = Speculation(servers=tuple(servers), **wanted)
+        speculation = Speculation(servers=tuple(servers), keys=keys, **wanted)
     return HostedVllm(id, VllmSettings(speculation=speculation, **own), events)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from vllm.v1.outputs import DraftTokenIds
 
+from seer.drafting.curve_keys import ClientKeys
 from seer.engine.vllm.chunks import EXTRA
 from seer.engine.vllm.step_counting import CountingScheduler
 from seer.engine.vllm.step_drafting import StepDrafting
@@ -38,6 +40,7 @@ class SeerScheduler(CountingScheduler):
             max_model_len=self.vllm_config.model_config.max_model_len,
             padding=own["padding"],
             servers=own["servers"],
+            keys=msgspec.convert(own["keys"], ClientKeys | None),
             fixed_tokens=own["fixed_tokens"],
         )
 

@@ -14,6 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from seer.drafting.curve_keys import ClientKeys
 from seer.errors import ConfigError
 
 Padding = Literal["none", "drafted", "always"]
@@ -62,6 +65,8 @@ class Speculation:
     in steps that draft anything ("drafted"), or in all steps."""
     servers: tuple[str, ...] = ()
     """Draft servers; without any, drafts come from this instance's own responses."""
+    keys: ClientKeys | None = None
+    """Keys that the draft servers know."""
     fixed_tokens: int | None = None
     """Always draft this many tokens, instead of the measured budget; for benchmarks."""
 
@@ -136,6 +141,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
             "seer": {
                 "padding": speculation.padding,
                 "servers": list(speculation.servers),
+                "keys": msgspec.to_builtins(speculation.keys),
                 "fixed_tokens": speculation.fixed_tokens,
             }
         }

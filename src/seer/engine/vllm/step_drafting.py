@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.grouped_drafter import GroupedDrafter, LinearAsk
 from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.vllm.settings import Padding
@@ -53,12 +54,13 @@ class StepDrafting:
         padding: Padding,
         servers: Sequence[str],
         fixed_tokens: int | None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._max_tokens = max_tokens
         self._max_model_len = max_model_len
         self._padding = padding
         self._fixed_tokens = fixed_tokens
-        self._drafter = GroupedDrafter(tuple(servers), None)
+        self._drafter = GroupedDrafter(tuple(servers), keys)
         self._budget = self._new_budget()
         self._tracked: dict[str, _TrackedRequest] = {}
         self._run: tuple[str, str, int] | None = None
