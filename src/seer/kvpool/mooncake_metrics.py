@@ -1,7 +1,7 @@
-"""What a Mooncake master says it holds, tier by tier, read from its metrics page.
+"""What a Mooncake store holds, tier by tier, from the master's Prometheus page.
 
-The page is Prometheus text. Numbers that are missing are 0: another version may name them otherwise, and
-nothing but what people are shown depends on them.
+Numbers that the page lacks are 0, and a page that does not parse is no answer: another version of Mooncake may name
+them differently, and they are only shown to people.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import http.client
 
 import msgspec
 
-_DRAM = "master_allocated_bytes"
-_DRAM_CAPACITY = "master_total_capacity_bytes"
-_SSD = "master_allocated_file_size_bytes"
-_BLOCKS = "master_key_count"
+from seer.errors import MissingExtra
+
+_NAMES = {
+    "master_key_count": "num_blocks",
+    "master_allocated_bytes": "dram_bytes",
+    "master_total_capacity_bytes": "dram_capacity_bytes",
+    "master_allocated_file_size_bytes": "ssd_bytes",
+}
+"""Mooncake 0.3.13's names, and ours."""
 
 
 class MooncakeTiers(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +44,16 @@ def read_tiers(address: str, timeout_s: float) -> MooncakeTiers | None:
     return parse_tiers(text)
 
 
-def parse_tiers(text: str) -> MooncakeTiers:
-    """The numbers of a metrics page."""
-    values: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name in (_DRAM, _DRAM_CAPACITY, _SSD, _BLOCKS):
-            values[name] = int(float(value))
-    return MooncakeTiers(
-        num_blocks=values.get(_BLOCKS, 0),
-        dram_bytes=values.get(_DRAM, 0),
-        dram_capacity_bytes=values.get(_DRAM_CAPACITY, 0),
-        ssd_bytes=values.get(_SSD, 0),
-    )
+def parse_tiers(text: str) -> MooncakeTiers | None:
+    """The numbers of a metrics page, None when it is not Prometheus text."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise MissingExtra("prometheus_client", "mooncake") from None
+
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        values = {sample.name: int(sample.value) for sample in samples if sample.name in _NAMES}
+    except (ValueError, LookupError, OverflowError):  # not this format, or NaN or infinity as a number of bytes
+        return None
+    return MooncakeTiers(**{_NAMES[name]: value for name, value in values.items()})

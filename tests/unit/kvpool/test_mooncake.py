@@ -156,6 +156,10 @@ def test_a_metrics_page_is_read_and_a_silent_master_is_no_error() -> None:
         "master_allocated_file_size_bytes 7\nmaster_key_count 2\nother 1\n"
     )
     assert parse_tiers(page) == MooncakeTiers(num_blocks=2, dram_bytes=5, dram_capacity_bytes=9, ssd_bytes=7)
+    assert parse_tiers(page + "other_s NaN\n") == parse_tiers(page)
+    assert parse_tiers("master_key_count 1.2e+06\n") == MooncakeTiers(num_blocks=1_200_000)
+    for broken in ("<html>no such page</html>", "master_key_count NaN\n", "master_key_count{\n"):
+        assert parse_tiers(broken) is None
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert read_tiers(f"127.0.0.1:{closed.getsockname()[1]}", 1.0) is None
