@@ -13,12 +13,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from seer.cli.pool import parse_bytes, show_bytes
+from seer.cli.size_option import size_option
 from seer.kvpool.bench import PoolSpeed, Spread, fresh_name, measure_pool
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
+from seer.sizes import show_size
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,12 +28,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--backend", choices=["local", "mooncake"], default="local")
     parser.add_argument(
         "--block",
-        type=parse_bytes,
+        type=size_option,
         nargs="+",
         default=[256 << 10, 1 << 20, 4 << 20],
         help="block sizes, e.g. 1MiB",
     )
-    parser.add_argument("--round", type=parse_bytes, default=256 << 20, help="bytes per round; 256MiB by default")
+    parser.add_argument("--round", type=size_option, default=256 << 20, help="bytes per round; 256MiB by default")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per block size; 5 by default")
     parser.add_argument("--batch", type=int, default=16, help="blocks per call; 16 by default")
     parser.add_argument("--json", action="store_true", help="one JSON object per block size on stdout")
@@ -95,13 +96,13 @@ def measure_mooncake(block_bytes: int, round_bytes: int, batch_blocks: int, num_
 
 def _row(speed: PoolSpeed) -> list[str]:
     def rate(spread: Spread) -> str:
-        return f"{show_bytes(spread.median)}/s"
+        return f"{show_size(spread.median)}/s"
 
     def ratio(spread: Spread) -> str:
         return f"{spread.median:.2f} ({spread.least:.2f}..{spread.most:.2f})"
 
     return [
-        show_bytes(speed.block_bytes),
+        show_size(speed.block_bytes),
         rate(speed.memcpy_bytes_s),
         rate(speed.put_bytes_s),
         rate(speed.get_bytes_s),

@@ -8,6 +8,7 @@ import json
 import signal
 from pathlib import Path
 
+from seer.cli.size_option import size_option
 from seer.drafting.curve_keys import CLIENT_FILE, SERVER_FILE, read_server_keys, write_keys
 from seer.drafting.log import LogLimits
 from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig
@@ -24,7 +25,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     access.add_argument("--make-keys", type=Path, metavar="DIR", help="write fresh key files into DIR, and exit")
     access.add_argument("--open", action="store_true", help="serve without keys, to all who can reach the address")
-    parser.add_argument("--memory-gib", type=float, default=8.0, help="limit of the logs (%(default)s)")
+    parser.add_argument("--memory", type=size_option, default=8 << 30, metavar="SIZE", help="limit of the logs (8GiB)")
     parser.add_argument("--ttl-s", type=float, default=3600.0, help="life of an unused group (%(default)s)")
     parser.add_argument(
         "--retain",
@@ -39,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
     if args.make_keys is not None:
         return _make_keys(args.make_keys, as_json=args.json)
-    if args.memory_gib <= 0 or args.ttl_s <= 0:
-        raise ConfigError(f"--memory-gib {args.memory_gib:g} and --ttl-s {args.ttl_s:g} must be above 0")
-    limits = LogLimits(memory_bytes=int(args.memory_gib * 2**30), default_ttl_s=args.ttl_s, retain=args.retain)
+    if args.memory <= 0 or args.ttl_s <= 0:
+        raise ConfigError(f"--memory {args.memory} and --ttl-s {args.ttl_s:g} must be above 0")
+    limits = LogLimits(memory_bytes=args.memory, default_ttl_s=args.ttl_s, retain=args.retain)
     keys = read_server_keys(args.keys) if args.keys is not None else None
     server = DraftServer(ServerConfig(address=args.address, keys=keys, open_to_all=args.open, limits=limits))
     for number in (signal.SIGTERM, signal.SIGINT):

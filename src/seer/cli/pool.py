@@ -7,13 +7,13 @@ Mooncake's processes, and to see or remove what dead runs left in shared memory.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from seer.cli.size_option import size_option
 from seer.errors import PoolError
 from seer.kvpool import supervise
 from seer.kvpool.base import PoolStats
@@ -21,9 +21,9 @@ from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, remove_files
 from seer.kvpool.mooncake_metrics import read_tiers
 from seer.kvpool.serve import ServeSpec, ServeState
+from seer.sizes import show_size
 
 _METRICS_TIMEOUT_S = 2.0
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +47,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
     up = actions.add_parser("up", help="start a pool and leave it running")
     up.add_argument("--backend", choices=["local", "mooncake"], default="local")
-    up.add_argument("--dram", type=parse_bytes, required=True, help="size of the DRAM tier, e.g. 8GiB")
-    up.add_argument("--ssd", type=parse_bytes, default=0, help="size of the SSD tier; none by default")
+    up.add_argument("--dram", type=size_option, required=True, help="size of the DRAM tier, e.g. 8GiB")
+    up.add_argument("--ssd", type=size_option, default=0, help="size of the SSD tier; none by default")
     up.add_argument("--ssd-dir", default="", help="folder of the SSD tier; must exist")
-    up.add_argument("--block", type=parse_bytes, default=1 << 20, help="largest block of KV (local); 1MiB by default")
+    up.add_argument("--block", type=size_option, default=1 << 20, help="largest block of KV (local); 1MiB by default")
     up.add_argument("--run", dest="run_name", default="", help="which run the pool belongs to; the name by default")
     up.add_argument("--host", default="127.0.0.1", help="where Mooncake's master listens; loopback by default")
     up.set_defaults(run=run_up)
@@ -163,22 +163,6 @@ def pool_reports(dram_dir: str) -> list[PoolReport]:
     return reports
 
 
-def parse_bytes(text: str) -> int:
-    """A size as people write it: 4096, 64KiB, 1.5GiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 8GiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-def show_bytes(num_bytes: float) -> str:
-    """A size as people read it."""
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes:.0f} B"
-
-
 def _local_report(found: FoundPool, dram_dir: str) -> PoolReport:
     stats = None
     if not found.problem:
@@ -218,8 +202,8 @@ def _row(report: PoolReport) -> list[str]:
         report.backend,
         used_by,
         str(stats.num_blocks),
-        f"{show_bytes(stats.dram_bytes)} of {show_bytes(stats.dram_capacity_bytes)}",
-        f"{show_bytes(stats.ssd_bytes)} of {show_bytes(stats.ssd_capacity_bytes)}",
+        f"{show_size(stats.dram_bytes)} of {show_size(stats.dram_capacity_bytes)}",
+        f"{show_size(stats.ssd_bytes)} of {show_size(stats.ssd_capacity_bytes)}",
         str(stats.num_hit_dram + stats.num_hit_ssd),
         str(stats.num_miss),
         str(stats.num_spilled),

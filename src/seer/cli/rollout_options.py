@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
+from seer.cli.size_option import size_option
 from seer.errors import ConfigError
 from seer.types import Sampling
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-def bytes_of(text: str) -> int:
-    """`512MiB`, `2G` or a plain number, in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512MiB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def add_prompt_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -61,9 +51,9 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument("--chunk-tokens", type=int, metavar="N", help="(an eighth of --max-tokens)")
     fleet.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="requests at once (%(default)s)")
-    fleet.add_argument("--kv-memory", type=bytes_of, metavar="SIZE", help="KV memory of each instance (1GiB on CPU)")
+    fleet.add_argument("--kv-memory", type=size_option, metavar="SIZE", help="KV memory of each instance (1GiB on CPU)")
     fleet.add_argument(
-        "--pool-memory", type=bytes_of, metavar="SIZE", help="shared memory for KV (twice the instances')"
+        "--pool-memory", type=size_option, metavar="SIZE", help="shared memory for KV (twice the instances')"
     )
     fleet.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     fleet.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
