@@ -17,7 +17,7 @@ help: ## Show this list
 	@echo "Downloading torch (0.2 GB for CPU machines)"
 	$(BIN)/pip install -q torch==2.13.0
 	$(BIN)/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
-	$(BIN)/pip install -q --no-build-isolation -e '.[local,plot]'
+	$(BIN)/pip install -q --no-build-isolation -e '.[local]'
 	touch .venv/light
 
 # vLLM for CPU machines. It brings packages built for CUDA, which break `import transformers`: they go again.
@@ -41,7 +41,7 @@ endef
 .venv/ready: .venv/light .venv/vllm
 	@$(system_packages)
 	@echo "Downloading Mooncake, TRL and the tools of the checks (0.2 GB)"
-	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,plot,trl,dev]'
+	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,trl,dev]'
 	touch .venv/ready
 
 .PHONY: light

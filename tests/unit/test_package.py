@@ -9,7 +9,7 @@ import pytest
 import seer
 from seer import errors
 
-HEAVY = ("torch", "vllm", "ray", "matplotlib", "transformers", "trl", "verl", "mooncake")
+HEAVY = ("torch", "vllm", "ray", "transformers", "trl", "verl", "mooncake")
 
 
 def test_exported_names_are_what_can_be_imported() -> None:

@@ -67,7 +67,6 @@ _PACKAGES = (
     ("torch", "the local engine", (2, 4), "2.4 or newer", "local"),
     ("safetensors", "the local engine", (0, 4), "0.4 or newer", "local"),
     ("tokenizers", "text prompts", (0, 20), "0.20 or newer", "local"),
-    ("matplotlib", "plots of a report", (3, 8), "3.8 or newer", "plot"),
     ("trl", "training with TRL", (1, 16), "1.16", "trl"),
 )
 _MOONCAKE = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")

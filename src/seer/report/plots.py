@@ -1,159 +1,180 @@
-"""Plots of runs: load over time (the paper's Figure 3), finish times, and a timeline of instances.
-
-matplotlib is imported when a plot is made, and only then (extra: plot).
-"""
+"""Pictures of simulated runs, as SVG files: load over time (the paper's Figure 3), instances, finish times."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seer.errors import MissingExtra
-from seer.report.timeline import Timeline
+from seer.report.svg import BOTTOM, LEFT, RIGHT, TOP, Frame, colour, document, mark, moved, steps, words
+from seer.report.timeline import Floats, Timeline
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INK, FAINT, ACCENT, ALARM = "#1b2a41", "#b8c4d6", "#1f6feb", "#c0392b"
+WIDTH = 960
+HEAD = 52
+"""Height of the title and the legend."""
+LEGEND_LINE = 18
+"""Height of a further line of the legend."""
+FOOT = 20
+"""Height of the name of the time axis."""
 POINTS = 600
-"""Samples along the time axis: more than the pixels of a panel would not show."""
+"""Samples along the time axis: about one per pixel and a half."""
 TAIL_SHARE = 0.1
-
-
-def require_matplotlib() -> None:
-    """Refuse before the work rather than after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot")
+"""The tail is the last tenth of the requests to finish, as in the paper."""
+LEVELS = 12
+"""Shades of an instance's load; neighbours can still be told apart."""
+FAINT, ACCENT, ALARM = "#b8c4d6", colour(0), "#c0392b"
+PALE, DARK = (221, 232, 245), (22, 50, 92)
 
 
 def plot_load(timeline: Timeline, kv_capacity_tokens: int, title: str, path: Path) -> None:
     """KV use and running requests over time: each instance faint, their mean bold, preemptions marked."""
-    figure = _figure(9.0, 5.2)
-    kv_axes, running_axes = figure.subplots(2, 1, sharex=True)
     times_s = timeline.grid(POINTS)
-    kv_share = 100.0 * timeline.kv_tokens(times_s) / kv_capacity_tokens
     running = timeline.running(times_s)
-    for axes, rows in ((kv_axes, kv_share), (running_axes, running)):
-        for row in rows:
-            axes.plot(times_s, row, color=FAINT, linewidth=0.6, zorder=1)
-        axes.plot([], [], color=FAINT, linewidth=1.0, label="each instance")
-        axes.plot(times_s, rows.mean(axis=0), color=ACCENT, linewidth=2.0, label="mean", zorder=3)
-        _mark_tail(axes, timeline, named=axes is running_axes)
-        _tidy(axes)
-    preemptions_s = timeline.preemptions_s()
-    if preemptions_s.size:
-        kv_axes.plot(
-            preemptions_s,
-            np.full(preemptions_s.shape, 103.0),
-            "|",
-            color=ALARM,
-            markersize=5,
-            alpha=min(1.0, 200 / preemptions_s.size),
-            clip_on=False,
-        )
-        kv_axes.plot([], [], "|", color=ALARM, label=f"{preemptions_s.size:,} preemptions")
-    kv_axes.set_ylim(0, 106)
-    kv_axes.set_ylabel("KV memory in use (%)")
-    running_axes.set_ylim(bottom=0)
-    running_axes.set_ylabel("running requests")
-    running_axes.set_xlabel("time (s)")
-    running_axes.set_xlim(0, timeline.makespan_s)
-    kv_axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0.0, 1.0))
-    kv_axes.set_title(title, loc="right", color=INK, fontsize=10)
-    _save(figure, path)
+    panels = (
+        ("KV memory in use (%)", 100.0 * timeline.kv_tokens(times_s) / kv_capacity_tokens, 105.0),
+        ("running requests", running, max(1.0, 1.05 * float(running.max(initial=0.0)))),
+    )
+    height, body = 220, []
+    for place, (name, rows, peak) in enumerate(panels):
+        frame = Frame(WIDTH, height, timeline.makespan_s, peak)
+        lines = [frame.axes("", name)]
+        lines += [_line(frame, times_s, row, FAINT, f"instance {i}", width=0.7) for i, row in enumerate(rows)]
+        lines.append(_line(frame, times_s, rows.mean(axis=0), ACCENT, "mean", width=2.2))
+        lines.append(_tail_mark(frame, timeline))
+        if place == 0:
+            lines.append(_preemption_marks(frame, timeline))
+        body.append(moved(HEAD + place * height, "".join(lines)))
+    legend = [("mean of the instances", ACCENT), ("each instance", FAINT)]
+    num_preemptions = timeline.preemptions_s().size
+    if num_preemptions:
+        legend.append((f"preemptions: {num_preemptions:,}", ALARM))
+    total = HEAD + 2 * height + FOOT
+    _save(path, total, title, [*_legend(legend), *body, _time_axis(total)])
 
 
 def plot_instances(timeline: Timeline, title: str, path: Path) -> None:
     """A row per instance, as dark as it is full of requests; white is idle."""
-    figure = _figure(9.0, min(9.0, 1.6 + 0.16 * max(8, timeline.num_instances)))
-    axes = figure.subplots()
-    times_s = timeline.grid(POINTS)
-    running = timeline.running(times_s)
-    picture = axes.imshow(
-        np.where(running == 0, np.nan, running),
-        aspect="auto",
-        interpolation="nearest",
-        cmap="viridis_r",
-        vmin=0,
-        vmax=max(1.0, float(running.max())),
-        extent=(0.0, timeline.makespan_s, timeline.num_instances - 0.5, -0.5),
-    )
-    figure.colorbar(picture, ax=axes, label="running requests", pad=0.02)
-    _mark_tail(axes, timeline)
-    axes.set_ylabel("instance")
-    axes.set_xlabel("time (s)")
-    axes.set_title(f"{title}: white is idle", loc="left", color=INK, fontsize=10)
-    _tidy(axes, grid=False)
-    _save(figure, path)
+    num = timeline.num_instances
+    row_height = min(18.0, max(3.0, 480 / num))
+    frame = Frame(WIDTH, round(num * row_height) + TOP + BOTTOM, timeline.makespan_s, num)
+    running = timeline.running(timeline.grid(POINTS))
+    peak = max(1.0, float(running.max(initial=0.0)))
+    levels = np.ceil(running * LEVELS / peak).astype(int)
+    edges_s = np.linspace(0.0, timeline.makespan_s, POINTS + 1)
+    cells: list[list[str]] = [[] for _ in range(LEVELS + 1)]
+    for instance in range(num):
+        y = TOP + instance * row_height
+        for first, last, level in _stretches(levels[instance]):
+            x, until = frame.x(edges_s[first]), frame.x(edges_s[last])
+            cells[level].append(f"M{x:.1f},{y:.1f}H{until:.1f}V{y + row_height - 0.5:.1f}H{x:.1f}Z")
+    body = [frame.axes("", ""), words(4, 11, "instance")]
+    body += [
+        f'<path fill="{_shade(level)}" shape-rendering="crispEdges" d="{"".join(shapes)}"/>'
+        for level, shapes in enumerate(cells)
+        if level and shapes
+    ]
+    every = max(1, round(12 / row_height))
+    for instance in range(0, num, every):
+        y = TOP + (instance + 0.5) * row_height + 4
+        body.append(f'<text class="tick" x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{instance}</text>')
+    body.append(_tail_mark(frame, timeline))
+    total = HEAD + frame.height + FOOT
+    _save(path, total, title, [_shade_legend(peak), moved(HEAD, "".join(body)), _time_axis(total)])
 
 
 def plot_finish_times(timelines: Mapping[str, Timeline], title: str, path: Path) -> None:
     """Share of requests finished over time, a line per scheduler; the dotted line is where the tail begins."""
-    figure = _figure(9.0, 4.2)
-    axes = figure.subplots()
-    colors = ("#6b7a90", "#e69f00", "#56b4e9", "#009e73", ACCENT, ALARM, "#cc79a7", INK, "#8c6d31", "#7b4173")
+    longest_s = max((timeline.makespan_s for timeline in timelines.values()), default=0.0)
+    frame = Frame(WIDTH, 360, longest_s, 102.0)
+    body = [frame.axes("", "requests finished (%)", num_y_ticks=10)]
     for number, (scheduler, timeline) in enumerate(timelines.items()):
         ends_s = timeline.ends_s()
-        share = 100.0 * np.arange(1, ends_s.size + 1) / ends_s.size
-        color = colors[number % len(colors)]
-        axes.step(ends_s, share, where="post", color=color, linewidth=1.8, label=scheduler)
-        axes.plot(ends_s[-1], 100.0, "o", color=color, markersize=5, clip_on=False, zorder=4)
-    axes.axhline(100.0 * (1 - TAIL_SHARE), color=INK, linewidth=0.8, linestyle=":")
-    axes.annotate(
-        "tail: the last 10% to finish",
-        (1.0, 100.0 * (1 - TAIL_SHARE)),
-        xycoords=("axes fraction", "data"),
-        xytext=(-4, -11),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-        color=INK,
-    )
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 101)
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel("requests finished (%)")
-    axes.set_title(title, loc="left", color=INK, fontsize=10)
-    axes.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1.0, 0.02))
-    _tidy(axes)
-    _save(figure, path)
+        if not ends_s.size:
+            continue
+        times_s = np.append(timeline.grid(POINTS), timeline.makespan_s)
+        share = 100.0 * np.searchsorted(ends_s, times_s, side="right") / ends_s.size
+        body.append(_line(frame, times_s, share, colour(number), scheduler, width=2.0))
+        x, y = frame.x(timeline.makespan_s), frame.y(100.0)
+        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour(number)}"/>')
+    y = frame.y(100.0 * (1 - TAIL_SHARE))
+    body.append(mark(LEFT, y, WIDTH - RIGHT, y))
+    body.append(words(LEFT + 6, y - 5, "above this line: the tail, the last 10% to finish"))
+    names = [
+        (f"{scheduler} ({timeline.makespan_s:,.0f} s)", colour(number))
+        for number, (scheduler, timeline) in enumerate(timelines.items())
+    ]
+    legend = _legend(names)
+    head = HEAD + LEGEND_LINE * (len(legend) - 1)
+    total = head + frame.height + FOOT
+    _save(path, total, title, [*legend, moved(head, "".join(body)), _time_axis(total)])
 
 
-def _figure(width: float, height: float) -> Figure:
-    require_matplotlib()
-    from matplotlib.figure import Figure
+def _line(frame: Frame, times_s: Floats, values: Floats, stroke: str, name: str, *, width: float) -> str:
+    changes = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)  # the first always is one
+    points = [(float(times_s[i]), min(frame.y_max, float(values[i]))) for i in changes]
+    return steps(frame, points, float(times_s[-1]), stroke, name, width=width)
 
-    return Figure(figsize=(width, height), layout="constrained")
+
+def _stretches(levels: np.ndarray[tuple[int], np.dtype[np.int_]]) -> Iterator[tuple[int, int, int]]:
+    """First, end and value of every stretch of equal values."""
+    edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]
+    for first, end in pairwise(edges):
+        yield first, end, int(levels[first])
 
 
-def _mark_tail(axes: Axes, timeline: Timeline, *, named: bool = True) -> None:
+def _tail_mark(frame: Frame, timeline: Timeline) -> str:
     ends_s = timeline.ends_s()
-    if ends_s.size:
-        starts_s = ends_s[max(0, int(np.ceil(ends_s.size * (1 - TAIL_SHARE))) - 1)]
-        axes.axvline(starts_s, color=INK, linewidth=0.8, linestyle=":", zorder=2)
-        axes.annotate(
-            " tail" if named else "",
-            (starts_s, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -9),
-            textcoords="offset points",
-            fontsize=8,
-            color=INK,
-        )
+    if not ends_s.size:
+        return ""
+    x = frame.x(float(ends_s[max(0, int(np.ceil(ends_s.size * (1 - TAIL_SHARE))) - 1)]))
+    # At the right edge there is no room beside the line.
+    name = words(x + 4, TOP - 5, "tail") if x < WIDTH - 50 else words(x - 4, TOP - 5, "tail", "end")
+    return mark(x, TOP - 14, x, frame.height - BOTTOM) + name
 
 
-def _tidy(axes: Axes, *, grid: bool = True) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-    if grid:
-        axes.grid(color="#e6eaf0", linewidth=0.6)
-        axes.set_axisbelow(True)
+def _preemption_marks(frame: Frame, timeline: Timeline) -> str:
+    """A red tick above the panel for every pixel in which a request was preempted."""
+    columns = np.unique(np.round([frame.x(float(at_s)) for at_s in timeline.preemptions_s()]))
+    ticks = "".join(f"M{x:.0f},{TOP - 6}v8" for x in columns)
+    return f'<path d="{ticks}" stroke="{ALARM}"/>' if ticks else ""
 
 
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+def _legend(names: Sequence[tuple[str, str]]) -> list[str]:
+    """Names in their colours, a string per line."""
+    lines, x = [""], 12.0
+    for name, fill in names:
+        needed = 34 + 6.6 * len(name)  # the mean width of a letter at this size; a little more does no harm
+        if x > 12 and x + needed > WIDTH:
+            lines.append("")
+            x = 12.0
+        y = 34 + LEGEND_LINE * (len(lines) - 1)
+        lines[-1] += f'<rect x="{x:.0f}" y="{y}" width="14" height="5" fill="{fill}"/>' + words(x + 19, y + 7, name)
+        x += needed
+    return lines
+
+
+def _shade(level: int) -> str:
+    share = (level - 1) / (LEVELS - 1)
+    red, green, blue = (round(pale + share * (dark - pale)) for pale, dark in zip(PALE, DARK, strict=True))
+    return f"rgb({red},{green},{blue})"
+
+
+def _shade_legend(peak: float) -> str:
+    left, width = 142, 16
+    parts = [words(12, 41, "running requests"), words(left - 8, 41, "1", "end")]
+    parts += [
+        f'<rect x="{left + width * i}" y="32" width="{width}" height="10" fill="{_shade(i + 1)}"/>'
+        for i in range(LEVELS)
+    ]
+    parts.append(words(left + width * LEVELS + 6, 41, f"{peak:g}; white is idle"))
+    return "".join(parts)
+
+
+def _time_axis(height: int) -> str:
+    return words(LEFT + (WIDTH - LEFT - RIGHT) / 2, height - 8, "time (s)", "middle")
+
+
+def _save(path: Path, height: int, title: str, parts: Sequence[str]) -> None:
+    path.write_text(document(WIDTH, height, title, "".join(parts)), encoding="utf-8")

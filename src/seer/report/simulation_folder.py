@@ -1,11 +1,11 @@
 """The folder that `--out` fills: results, and for every scheduler its events, a trace and plots.
 
 DIR/results.json            what `--json` prints
-DIR/finish_times.png        all schedulers in one picture
+DIR/finish_times.svg        all schedulers in one picture
 DIR/<scheduler>/events.jsonl   everything that happened (`seer replay` reads it)
 DIR/<scheduler>/trace.json     for ui.perfetto.dev
-DIR/<scheduler>/load.png       KV use and running requests over time
-DIR/<scheduler>/instances.png  a timeline of the instances
+DIR/<scheduler>/load.svg       KV use and running requests over time
+DIR/<scheduler>/instances.svg  a timeline of the instances
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seer.errors import InputError
 from seer.metrics.events import Event
 from seer.metrics.jsonl import EventLog
 from seer.metrics.perfetto import PerfettoTrace
-from seer.report.plots import plot_finish_times, plot_instances, plot_load, require_matplotlib
+from seer.report.plots import plot_finish_times, plot_instances, plot_load
 from seer.report.timeline import Timeline
 
 __all__ = ["SchedulerRecorder", "SimulationFolder"]
@@ -31,7 +31,6 @@ class SimulationFolder:
     """Where the runs of one comparison are kept."""
 
     def __init__(self, path: Path, title: str, num_instances: int, kv_capacity_tokens: int) -> None:
-        require_matplotlib()
         self._path = path
         self._title = title
         self._num_instances = num_instances
@@ -49,14 +48,14 @@ class SimulationFolder:
     def write_results(self, results: bytes) -> None:
         """Write the numbers, and the picture that compares the schedulers recorded so far."""
         (self._path / "results.json").write_bytes(results)
-        plot_finish_times(self._timelines, self._title, self._path / "finish_times.png")
+        plot_finish_times(self._timelines, self._title, self._path / "finish_times.svg")
 
     def _draw(self, scheduler: str, timeline: Timeline) -> None:
         self._timelines[scheduler] = timeline
         title = f"{self._title}, {scheduler}"
         folder = self._path / scheduler
-        plot_load(timeline, self._kv_capacity_tokens, title, folder / "load.png")
-        plot_instances(timeline, title, folder / "instances.png")
+        plot_load(timeline, self._kv_capacity_tokens, title, folder / "load.svg")
+        plot_instances(timeline, title, folder / "instances.svg")
 
     @staticmethod
     def _make(folder: Path) -> None:
