@@ -1,5 +1,4 @@
-"""One suite over every pool backend: what base.py promises, `local`, `mooncake` and (where it can) `none`
-keep.
+"""One suite over `local` and `mooncake`: what base.py promises. `NonePool` holds nothing, and has a test of its own.
 
 `mooncake` needs the extra of that name and libibverbs; without them its cases are skipped and say so.
 """
@@ -235,7 +234,7 @@ def test_pin_takes_the_leading_run_and_twice_is_once(pool: Pool) -> None:
     assert pool.release("a") == 2
 
 
-def test_dropping_an_weights_version_ends_it_and_no_other(pool: Pool) -> None:
+def test_dropping_a_weights_version_ends_it_and_no_other(pool: Pool) -> None:
     old, new, blocks = keys_of(4, weights_version=1), keys_of(4, weights_version=2), blocks_of(4)
     pool.put_now(old, blocks, owners="a")
     pool.put_now(new, blocks)
@@ -293,7 +292,7 @@ def test_a_cancelled_get_does_not_outlive_its_await(pool: Pool) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        out[:] = 7  # nobody writes into it any more
+        out[:] = 7  # no thread writes into it any more
         assert (out == 7).all()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -309,7 +308,7 @@ def test_closing_twice_is_closing_once_and_leaves_the_blocks_to_others(pool: Poo
     assert pool.lookup_now(keys_of(2)) == 2
 
 
-def test_none_holds_nothing_and_fails_nothing() -> None:
+def test_none_holds_nothing_and_raises_only_when_misused() -> None:
     keys, blocks = keys_of(3), blocks_of(3)
     with NonePool() as none:
         assert none.put_now(keys, blocks, "a") == [False] * 3
@@ -322,3 +321,11 @@ def test_none_holds_nothing_and_fails_nothing() -> None:
         )
         assert asyncio.run(none.get(keys, blocks)) == [False] * 3
         assert none.stats().num_miss == 6
+        for call in (none.put_now, none.get_now):
+            with pytest.raises(ValueError, match="as many"):
+                call(keys, blocks[:2])
+            with pytest.raises(TypeError):
+                call([b"short"], blocks[:1])
+        with pytest.raises(TypeError):
+            none.lookup_now([b"short"])
+        assert (none.stats().num_miss, none.stats().num_refused) == (6, 3)

@@ -193,7 +193,7 @@ def _mooncake_report(state: ServeState) -> PoolReport:
 
 
 def _row(report: PoolReport) -> list[str]:
-    used_by = report.problem or ("nobody (stale)" if report.stale else ", ".join(map(str, report.live_pids)))
+    used_by = report.problem or ("no process (stale)" if report.stale else ", ".join(map(str, report.live_pids)))
     stats = report.stats
     if stats is None:
         return [report.name, report.backend, used_by, *["-"] * 8]

@@ -1,13 +1,13 @@
 """What the engine asks of a drafter, and what it gets: trees of proposed tokens.
 
-A drafter guesses how a request goes on from what its group has generated. The engine verifies every guess
-against the model, so a drafter can make a rollout faster or slower and can change nothing else.
+A drafter guesses how a request continues, from what its group has generated. The engine verifies every guess
+against the model: a drafter changes the speed of a rollout and nothing else.
 
 Rules
   1. A tree's nodes are ordered parents first; `parents[i]` is the index of node i's parent, or None for a
      child of the request's last known token. Siblings carry different tokens.
-  2. `observe` is told final tokens only, each at least once; `start` makes telling twice harmless.
-  3. A drafter that fails or has nothing to say returns an empty tree; it never delays a step on purpose.
+  2. `observe` gets final tokens only, each at least once; `start` makes a second time harmless.
+  3. A drafter that fails or has nothing to propose returns an empty tree; it never waits for another process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Allowance:
     max_tokens: int
     max_paths: int = 1
     max_steps: int | None = None
-    """Steps it holds for, where an engine makes several at once; None for as many as it likes."""
+    """Steps it is valid for, where an engine makes several at once; None for any number."""
 
 
 class Drafter(Protocol):
@@ -102,10 +102,10 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class DeferredIndexing(Protocol):
-    """A drafter that puts off work it can do while a device computes."""
+    """A drafter that can index later, while a device computes."""
 
     def learn(self) -> None:
-        """Do it now; called between a step's start and its end, as often as the engine likes."""
+        """Index what was observed; called between a step's start and its end, any number of times."""
 
 
 class DraftTable(NamedTuple):
@@ -123,7 +123,7 @@ class DraftSession(Protocol):
         """One tree per request, of at most so many nodes; of none where there is nothing to propose. Does not fail."""
 
     def observe(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Request i has gone on with tokens[offsets[i]:offsets[i+1]], final tokens."""
+        """Request i continued with tokens[offsets[i]:offsets[i+1]], final tokens."""
 
     def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
         """No more steps. For each number of tokens, how often more were allowed, and how often more were accepted."""
@@ -134,7 +134,7 @@ class OpensSessions(Protocol):
     """A drafter that can serve several steps without being asked for one request at a time."""
 
     def open_session(self, asks: Sequence[DraftAsk]) -> DraftSession:
-        """Go along with these requests. What they say is learned on the way and need not be observed again."""
+        """Draft for these requests. What the session observes is indexed and need not be observed again."""
 
 
 DraftBudget = Callable[[int, int], Allowance]

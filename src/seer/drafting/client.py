@@ -1,17 +1,16 @@
-"""The draft client: an instance's own index, kept in step with the draft servers behind its back.
+"""The draft client: an instance's own index, synchronised with the draft servers in the background.
 
-The engine's thread calls `observe` and `draft`; both touch only the local index and never wait for a
-server. One background thread ships new tokens (after 64 of them or 100 ms), fetches what siblings elsewhere
-have said, and copes with servers that are slow, gone or restarted. Without any server the client drafts
-from what it has seen itself.
+The engine's thread calls `observe` and `draft`; both use the local index only and never wait for a server. One
+background thread ships new tokens (after 64 of them or 100 ms), fetches siblings' tokens from other instances, and
+handles servers that are slow, gone or restarted. Without a server the client drafts from what it observed itself.
 
 Invariants
-  1. `observe`, `draft`, `register` and `drop` do no I/O; they talk to the background thread through one
-  queue. 2. Every wait of the background thread is bounded by its next duty. 3. An outage is logged once
-  when it begins and once when it ends, per server.
+  1. `observe`, `draft`, `register` and `drop` do no I/O; they pass work to the background thread through one queue.
+  2. Every wait of the background thread ends when its next task is due.
+  3. An outage is logged once when it begins and once when it ends, per server.
 
-Threads: the background thread owns the replicas and sockets; the streams are the callers', under a lock they
-share only with each other.
+Threads: the background thread owns the replicas and sockets. Streams and the set of groups are under one lock, which
+is held for work on the local index only.
 """
 
 import logging
@@ -58,10 +57,10 @@ class ClientConfig:
     """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms."""
 
     fetch_every_s: float = 0.025
-    """Ask for siblings' tokens this often, or as often as the engine learns where that is less (pace.py)."""
+    """Ask for siblings' tokens this often, or as often as the engine calls if that is less often (pace.py)."""
 
     answer_within_s: float = 2.0
-    """Take a server that has not answered for this long for gone."""
+    """A server that has not answered for this long counts as gone."""
 
     default_ttl_s: float = 3600.0
     """Time to live of a group that was observed but never registered."""
@@ -96,7 +95,7 @@ class DraftClient:
             self._groups.add(number)
             if prompt is not None:
                 self.index.set_prompt(number, prompt)
-        self._tell(number, lambda link: link.replica.register(number, ttl_s, time.monotonic()))
+        self._post(number, lambda link: link.replica.register(number, ttl_s, time.monotonic()))
 
     def observe(self, group: Name, request: Name, tokens: ArrayLike, *, previous_count: int | None = None) -> None:
         """Take in tokens a request has generated.
@@ -146,12 +145,12 @@ class DraftClient:
             self._streams.drop(group)
             self._groups.discard(number)
         self.index.drop([number])
-        self._tell(number, lambda link: self._drop(link, number))
+        self._post(number, lambda link: self._drop(link, number))
 
-    # ---- for whoever owns the client
+    # ---- the owner's calls
 
     def begin_weights_version(self, weights_version: int, timeout_s: float = 5.0) -> None:
-        """Forget all groups and go on under new weights; what was learned about confidence stays.
+        """Forget all groups and continue under new weights; the learned correction of confidences stays.
 
         Waits for the background thread, so that nothing of the old weights version can arrive afterwards.
         """
@@ -174,7 +173,7 @@ class DraftClient:
             raise DeadlineExceeded("switching the draft client to a new weights version", timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Ship everything now and fetch once more; False if that took longer. Waits: not for decode steps."""
+        """Ship everything now and fetch once more; False if that took longer. It waits: never call it between steps."""
         if self._thread is None:
             return True
         done = threading.Event()
@@ -206,20 +205,20 @@ class DraftClient:
             replica = links[shard_of(group, len(links))].replica
             replica.note(group, stream, length, self._config.default_ttl_s, now)
 
-    def _tell(self, group: int, action: Callable[[Link], None]) -> None:
+    def _post(self, group: int, action: Callable[[Link], None]) -> None:
         if self._thread is not None:
             self._jobs.append(lambda links: action(links[shard_of(group, len(links))]))
 
     def _drop(self, link: Link, group: int) -> None:
         link.replica.drop(group)
-        # Once more: an answer may have brought the group back between the caller's drop and this one.
+        # Again: an answer may have added the group between the caller's drop and this one.
         self.index.drop([group])
 
     def _work(self) -> None:
         try:
             self._synchronise()
         except Exception:
-            # The edge of a thread: nobody else would ever hear of it. Drafting goes on without servers.
+            # Without this the thread would end silently. Drafting goes on without servers.
             logger.exception("draft client stopped synchronising; drafting from local history from now on")
 
     def _synchronise(self) -> None:

@@ -1,8 +1,8 @@
-"""The draft index: what the responses of a group have said so far, and what may come next.
+"""The draft index: the tokens of a group's responses so far, and which tokens may follow.
 
-A thin, typed face over the native module. The two hot calls, `append` and `speculate`, take numpy arrays
+A thin, typed layer over the native module. The two hot calls, `append` and `speculate`, take numpy arrays
 the caller owns and work on a whole batch with the interpreter lock released; the `*_one` forms are
-conveniences for tools and tests. Any method may be called from any thread.
+for tools and tests. Any method may be called from any thread.
 
 Invariants
   1. Appending is idempotent by position: tokens already held are skipped, a gap changes nothing.
@@ -26,6 +26,7 @@ CONFLICT = -1
 """Length reported by `append` where the tokens contradict what is held: the response was generated anew."""
 
 _UNBOUNDED = 2**32 - 1
+"""The native module takes lengths of contexts as 32 unsigned bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +208,7 @@ class DraftIndex:
         self.speculate_contexts(_ids(group), flat, offsets, rows.budgets, *rows.out, options=options)
         return rows.draft()
 
-    # ---- looking inside
+    # ---- contents
 
     def length(self, group: int, request: int) -> int:
         """Return how many tokens of a response are held."""

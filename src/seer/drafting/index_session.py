@@ -1,7 +1,7 @@
 """Requests that grow and are drafted for together, step after step.
 
-Their names are looked up once and their numbers kept in arrays, so that a step costs two calls of the index whatever
-the batch. Others hear of the growth when `close` tells them; until then these streams are the one caller's.
+Their names are looked up once and their numbers kept in arrays: a step costs two calls of the index for a batch of any
+size. `close` reports the growth to the client; until then only the session's caller may use these streams.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class IndexSession:
         return batch
 
     def observe(self, tokens: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Request i has gone on with tokens[offsets[i]:offsets[i+1]]."""
+        """Request i continued with tokens[offsets[i]:offsets[i+1]]."""
         held = self._index.append(self._groups, self._numbers, self._lengths, tokens, offsets)
         ends = self._lengths + np.diff(offsets)
         for row in np.flatnonzero(held != ends).tolist():  # another sample is held under its number
@@ -70,7 +70,7 @@ class IndexSession:
         self._lengths = ends
 
     def close(self) -> None:
-        """Tell who else keeps count."""
+        """Report how long the streams have become."""
         for stream, length in zip(self._own, self._lengths.tolist(), strict=True):
             stream.length = length
         self._on_growth(self._own)

@@ -1,7 +1,6 @@
-"""One connection of a draft client to one server: sends what the replica has due, hands it what comes back.
+"""One connection of a draft client to one server: sends what is due in the replica, and passes it the answers.
 
-Used by the client's background thread only. Nothing here waits; `Link.wait` does, for all links together
-and for a bounded time.
+Used by the client's background thread only. Only `Link.wait` waits, for all links together and for a bounded time.
 """
 
 import logging
@@ -18,9 +17,14 @@ from seer.drafting.wire import MAX_MESSAGE_BYTES, Refused, Request, WireError, d
 
 logger = logging.getLogger(__name__)
 
+_RECONNECT_MS = 50
+"""A restarted server is found again within a few steps."""
+_RECONNECT_MAX_MS = 1000
+"""Attempts slow down to one a second, so that a server that stays away costs nothing."""
+
 
 class LinkConfig(Protocol):
-    """What a link needs to know of the client's settings."""
+    """The settings of the client that a link reads."""
 
     @property
     def keys(self) -> ClientKeys | None: ...  # noqa: D102
@@ -35,10 +39,10 @@ class LinkConfig(Protocol):
 
 
 class Link:
-    """Keeps one replica in step with its server."""
+    """Synchronises one replica with its server."""
 
     def __init__(self, address: str, index: DraftIndex, config: LinkConfig, pace: Pace) -> None:
-        """`pace` is the engine's: siblings' tokens are asked for no more often than it can use them."""
+        """`pace` is the engine's: siblings' tokens are fetched no more often than the engine can use them."""
         self.address = address
         self._pace = pace
         self.replica = Replica(index, config.weights_version)
@@ -47,8 +51,8 @@ class Link:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a server that is not there
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         if config.keys is not None:
             config.keys.secure(self._socket)
         self._socket.connect(address)
@@ -73,7 +77,7 @@ class Link:
         if self._waiting_since is not None and now - self._waiting_since > patience_s:
             self._lost(f"no answer for {patience_s:g} s")
         if not self._socket.poll(0, zmq.POLLOUT):
-            # Not connected: that is normal while a connection is being made, and an outage if it lasts.
+            # Not connected: normal while a connection is being made, an outage if it lasts.
             self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
             if now - self._unreachable_since > patience_s and not self._down:
                 self._lost(f"no connection for {patience_s:g} s (is it running, and do the keys fit?)")
@@ -89,7 +93,7 @@ class Link:
                 self._send_question(push, now)
         if (now >= self._next_fetch or hurry) and not self.replica.fetching:
             self._next_fetch = now + self._pace.interval(self._config.fetch_every_s)
-            # A flush asks even without groups: the answer proves that all before it was handled.
+            # A flush asks even without groups: the answer proves that the server handled all messages before it.
             fetch = self.replica.next_fetch(even_if_idle=hurry)
             if fetch is not None:
                 self._send_question(fetch, now)
@@ -141,7 +145,7 @@ class Link:
 
     def _send_question(self, message: Request, now: float) -> None:
         if not self._send(message):
-            self.replica.lose()  # the connection broke just now; nothing of this was sent
+            self.replica.lose()  # the connection just broke; none of this was sent
         elif self._waiting_since is None:
             self._waiting_since = now
 

@@ -1,14 +1,14 @@
-"""Token logs of running groups: all that a draft server remembers.
+"""Token logs of running groups: all that a draft server holds.
 
 Pure: no sockets and no clock (`now` is passed in), so any exchange can be replayed in a test. A log is
-append-only int32 tokens in a bytearray; no tree is kept, because instances build theirs from the tokens.
+append-only int32 tokens in a bytearray. There are no trees here: instances build their own from the tokens.
 
 Invariants
   1. A log only grows, and token i of a stream never changes.
   2. Appending is idempotent by position: known tokens are skipped, a gap is refused with the length held.
   3. Nothing of one weights version is returned to another, except logs retained on purpose, under numbers of their own.
-  4. Bytes held never exceed the limit: retained groups go first, then the least recently used ones; when that
-     is the very group that grows, it is refused room instead.
+  4. Bytes held never exceed the limit: retained groups go first, then the least recently used ones. If only the
+     group that grows is left, its tokens are refused.
   5. A group unused for its time to live is gone at the next `expire`.
 """
 
@@ -25,6 +25,7 @@ STREAM_BYTES = 160
 """What an empty log costs: dictionary slot, number and bytearray object."""
 
 _TOKEN_BYTES = 4
+"""Tokens are int32, as on the wire."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,7 @@ class LogLimits:
     """Bytes of logs held before groups are evicted."""
 
     default_ttl_s: float = 3600.0
-    """Time to live of a group nobody registered."""
+    """Time to live of a group that was never registered."""
 
     retain: bool = False
     """Keep the logs of finished groups, for the next weights version of the same prompt to start from."""
@@ -48,7 +49,7 @@ class _LoggedGroup:
     version: int
     own: dict[int, bytearray] = field(default_factory=dict)
     inherited: dict[int, bytearray] = field(default_factory=dict)
-    """Logs of an earlier epoch, under numbers mixed with that weights version."""
+    """Logs of an earlier weights version, under numbers mixed with that version."""
 
     def logs(self) -> Iterable[tuple[int, bytearray]]:
         yield from self.own.items()
@@ -127,7 +128,7 @@ class LogStore:
     def fetch(
         self, weights_version: int, known: Iterable[Known], max_bytes: int, now: float
     ) -> tuple[list[int], list[Tail], list[Wanted], bool]:
-        """Return each group's version, the tails the client lacks, what it could send us, and if more is due.
+        """Return each group's version, the tails the client lacks, what the server lacks, and whether more is to come.
 
         Once `max_bytes` of tokens are collected the rest is left for the next call: such a group keeps the
         version the client came with.

@@ -19,7 +19,7 @@ from seer.drafting.recording import RecordedGroup, Tokens
 from seer.errors import InputError
 
 _TARGET = 2**63
-"""Request id of the replayed response."""
+"""Request id of the replayed response: above those of its siblings, which count from 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
-"""How often an engine learns and drafts: more often than that nobody needs to hear of siblings.
+"""How often an engine calls the draft client: there is no use in fetching siblings' tokens more often.
 
-A GPU's engine calls every few milliseconds, a CPU's every fifty, and there the thread that talks to the draft server
-runs on the core that computes. Pure: whoever calls brings the time.
+An engine on a GPU calls every few milliseconds, one on a CPU about every fifty. On a CPU the thread that talks to the
+draft server takes its time from the core that computes. Pure: the caller passes the time.
 """
 
 from __future__ import annotations
 
 SLOWEST_S = 0.1
-"""Siblings' tokens are asked for this often however slow the engine is."""
+"""Longest interval, for engines slower than this: siblings elsewhere should not wait longer for tokens."""
 PAUSE_S = 1.0
-"""Between two calls further apart the engine had nothing to do."""
+"""A longer time between two calls is idleness, not the engine's pace."""
 WEIGHT = 0.125
-"""Of a new interval in the mean."""
+"""Of a new interval in the mean: about the last eight count."""
 
 
 class Pace:

@@ -27,7 +27,7 @@ class RecordedGroup:
 
 
 def read_groups(path: Path) -> list[RecordedGroup]:
-    """Read every group of a recording, or say what is wrong with the file."""
+    """Read every group of a recording; InputError if the file is not one."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return _groups({name: file[name] for name in file.files}, path)

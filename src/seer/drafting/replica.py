@@ -1,15 +1,14 @@
 """One instance's copy of a draft server's logs: what to ship, what to ask for, what came back.
 
 Pure: no sockets, no clock, no threads. The client moves the messages; a test may lose, double and reorder
-them. The copy itself is the draft index, which holds the tokens, so nothing is stored twice.
+them. The tokens themselves are in the draft index, so nothing is stored twice.
 
 A stream is *outgoing* here when this instance generates it, or when the server asked for it. For those the
 replica counts what was sent; for all others the index's length is what we hold.
 
 Invariants
-  1. Whatever is lost, doubled or reordered, once messages get through again every stream becomes equal on
-  both sides:
-     a gap is answered with the length held, and Fetched.wanted names what the server lacks.
+  1. Messages may be lost, doubled or reordered. Once they get through again, every stream becomes equal on both
+     sides: a gap is answered with the length held, and Fetched.wanted names what the server lacks.
   2. At most one Push and one Fetch are on their way, so a slow server is never flooded.
   3. An answer counts only if it carries the number of the question that waits for it.
 """
@@ -41,6 +40,7 @@ SHIP_TOKENS = 64
 """Ship once a stream has this many new tokens. Lockstep siblings accept 4% less at 64, 9% less at 256."""
 
 _PUSH_BYTES = 1 << 20
+"""Tokens per message: the server appends them in one go, and other clients wait for that."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Replica:
     # ---- what happened here
 
     def register(self, group: int, ttl_s: float, now: float) -> None:
-        """Follow a group until it was not used for `ttl_s` seconds."""
+        """Synchronise a group until it has been unused for `ttl_s` seconds."""
         known = self._groups.get(group)
         if known is None:
             self._groups[group] = _ReplicatedGroup(ttl_s, now + ttl_s)
@@ -128,7 +128,7 @@ class Replica:
         self._mark(group, stream, outgoing, now)
 
     def drop(self, group: int) -> None:
-        """Stop session a finished group and tell the server."""
+        """Stop synchronising a finished group, and have the server drop it."""
         self._forget(group)
         self._finished.add(group)
 
@@ -143,7 +143,7 @@ class Replica:
         self._fetch = None
 
     def expire(self, now: float) -> list[int]:
-        """Stop session groups unused for their time to live, and return them."""
+        """Stop synchronising groups that were unused for their time to live, and return them."""
         over = [number for number, group in self._groups.items() if now > group.expires_at]
         for number in over:
             self._forget(number)
@@ -167,7 +167,7 @@ class Replica:
         for (group, stream), outgoing in list(self._dirty.items()):
             tokens = self._index.tokens(group, stream, outgoing.sent)[: room // 4]
             del self._dirty[group, stream]
-            if len(tokens) == 0:  # evicted from the index meanwhile: nothing left to ship
+            if len(tokens) == 0:  # evicted from the index: nothing is left to ship
                 continue
             tails.append(Tail(group, stream, outgoing.sent, pack_tokens(tokens)))
             outgoing.sent += len(tokens)
@@ -184,7 +184,7 @@ class Replica:
         return Push(self._push[0], self._weights_version, tails)
 
     def next_fetch(self, *, even_if_idle: bool = False) -> Fetch | None:
-        """Return a question for what we lack of every group followed."""
+        """Return a Fetch for what the index lacks of every group."""
         assert self._fetch is None, "one Fetch at a time"
         if not self._groups and not even_if_idle:
             return None
@@ -193,7 +193,7 @@ class Replica:
         return Fetch(self._fetch[0], self._weights_version, known)
 
     def next_notices(self) -> Iterator[Register | Drop]:
-        """Return registrations and drops not told yet; they need no answer."""
+        """Return registrations and drops that were not sent yet; they need no answer."""
         by_ttl: dict[float, list[int]] = {}
         for number in self._unregistered:
             if number in self._groups:
@@ -214,7 +214,7 @@ class Replica:
             tails, self._push = self._push[1], None
             self._apply_pushed(tails, reply.lengths, now)
         elif isinstance(reply, Fetched) and self._fetch is not None and reply.sequence == self._fetch[0]:
-            # What a new server left out because of a version we had from the old one is still missing.
+            # A new server may have left out tails because of a version that we had from the old one.
             groups = [] if self._meet(reply.server) else self._fetch[1]
             self._fetch = None
             self._apply_fetched(groups, reply, now)
@@ -222,10 +222,10 @@ class Replica:
         return False
 
     def lose(self) -> None:
-        """Give up on unanswered messages: forget what we believe the server has seen."""
+        """Give up on unanswered messages, and on all assumptions about what the server has received."""
         self._push = None
         self._fetch = None
-        # Versions vouch for lengths we claimed; a lost Push makes the claim doubtful, so compare in full.
+        # A version stands for lengths that we reported. After a lost Push they may be wrong: compare them in full.
         for group in self._groups.values():
             group.version = 0
         self._unregistered.update(self._groups)
@@ -250,7 +250,7 @@ class Replica:
                 self._dirty.pop((number, stream), None)
 
     def _meet(self, server: int) -> bool:
-        """Note which server answered; True if it started anew and knows nothing of what we told the last."""
+        """Note which server answered; True if it is a new one, which has nothing of what the last one was sent."""
         anew = self._server is not None and server != self._server
         if anew:
             for group in self._groups.values():

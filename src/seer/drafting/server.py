@@ -1,9 +1,9 @@
 """The draft server: token logs behind a socket.
 
-One thread, one ROUTER socket, one store. Every message gets exactly one answer; a frame that cannot be read
-gets Refused. Nothing a peer sends can stop the loop: the store only raises on our own bugs.
+One thread serves one ROUTER socket and one store; with keys a second thread lets clients in (curve_keys.py). Every
+message gets exactly one answer; a frame that cannot be read gets Refused. Nothing that a peer sends can stop the loop.
 
-Waits for: a frame, a stop, or the next moment to expire groups. All waits are bounded by that moment.
+Waits for: a frame, a stop, or the next time to expire groups. No wait is longer than until that time.
 """
 
 import logging
@@ -38,10 +38,14 @@ from seer.errors import ConfigError, DraftError
 logger = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5757"
+"""Of `seer draft-server`; a fleet's own server takes a free port."""
 
 _EXPIRE_EVERY_S = 1.0
+"""Times to live are minutes: a second more does not matter."""
+_FRAMES_AT_ONCE = 1000
+"""Frames served before stop and expiry are looked at again, so that a flood does not delay them for long."""
 _REPLY_BYTES = 1 << 20
-"""Tokens per answer: a client decodes it in one go, holding the interpreter, and more would be felt."""
+"""Tokens per answer: a client decodes them in one go with the interpreter locked, and its engine waits for that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +99,7 @@ class DraftServer:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._number = secrets.randbits(63)  # tells clients that a restarted server has forgotten
+        self._number = secrets.randbits(63)  # a restarted server has another: clients see that its logs are gone
         self._store = LogStore(self._config.limits)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -115,7 +119,7 @@ class DraftServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, the chosen port filled in."""
+        """Where it listens, with the port that the system chose."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def run(self) -> None:
@@ -142,8 +146,7 @@ class DraftServer:
         os.write(self._wake_write, b"x")
 
     def _serve_waiting(self) -> None:
-        # Bounded, so that a flood delays neither stop nor expiry for long.
-        for _ in range(1000):
+        for _ in range(_FRAMES_AT_ONCE):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -168,7 +171,7 @@ class DraftServer:
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.term()
-        # The wake pipe stays open until the object goes: a late stop() must find its descriptor.
+        # The wake pipe stays open as long as the object: a late stop() must find its descriptor.
 
     def __del__(self) -> None:
         for descriptor in (self._wake_read, self._wake_write):

@@ -1,8 +1,8 @@
 """Which stream of the index is a request's response?
 
 Usually the request's own number. But a response may be generated anew, when its instance died after
-shipping more than the rollout kept; then what is held under the old number is a different sample. The old
-tokens stay, as a sibling like any other, and the request continues under a fresh number.
+shipping more than the rollout kept; the index then holds a different sample under the old number. The old
+tokens stay, as one more sibling, and the request continues under a fresh number.
 
 Rule: after an append the stream must end exactly where the request does. If it does not, fork.
 """

@@ -70,7 +70,7 @@ class Push(msgspec.Struct, tag="push", array_like=True, frozen=True):
 
 
 class Fetch(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
-    """Send what I lack of these groups."""
+    """Send what the client lacks of these groups."""
 
     sequence: U64
     weights_version: U64
@@ -87,7 +87,7 @@ class Register(msgspec.Struct, tag="register", array_like=True, frozen=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True, frozen=True):
-    """These groups are finished."""
+    """Drop these finished groups."""
 
     sequence: U64
     weights_version: U64
@@ -95,7 +95,7 @@ class Drop(msgspec.Struct, tag="drop", array_like=True, frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True, frozen=True):
-    """How are you?"""
+    """Send your counters."""
 
     sequence: U64
 
@@ -117,7 +117,7 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True, frozen=True):
     tails: list[Tail]
     wanted: list[Wanted]
     more: bool
-    """The answer was cut to its limit: ask again."""
+    """The answer was cut at its limit: fetch again."""
 
 
 class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):

@@ -1,26 +1,28 @@
-"""The global KV pool, seen by those who use it: one protocol, three backends (`local`, `mooncake`, `none`).
+"""The protocol of the global KV pool. Backends: `local` and `mooncake`; `NonePool` (none.py) is for tests.
 
 The pool holds blocks of KV bytes by key (see keys.py) so that any instance can continue any request. Calls
-are batched; the caller supplies every buffer; a call that fails is a miss, and a miss means "compute it
-again", never an exception in the middle of a rollout. Only opening a pool, or using it wrongly (buffers that
-do not match the keys), raises.
+are batched; the caller supplies every buffer. A `put`, `get` or `lookup` that fails is a miss, and a miss means that
+the caller computes the KV again: it is never an exception in the middle of a rollout. What raises: opening a pool,
+using it wrongly (buffers that do not match the keys, a closed pool), and `drop_weights_version`, because old KV that
+was not dropped must not go unnoticed.
 
-Each hot call has two forms: a coroutine (`put`, `get`, `lookup`), for the rollout loop, and a synchronous
-twin with `_now` (`put_now`, ...), for an engine's own step loop. The coroutine never blocks the event loop.
+Each hot call has two forms: a coroutine (`put`, `get`, `lookup`), which never blocks the event loop, and a synchronous
+twin with `_now` (`put_now`, ...), for an engine's own step loop.
 
-Invariants, each checked by tests/contract/test_pool_contract.py over every backend
+Invariants. tests/contract/test_pool_contract.py checks 1, 2, 4 and 5 over `local` and `mooncake`; tests/unit/kvpool
+and tests/property/test_pool_twin.py check 3 and 6.
   1. `get` fills a buffer with exactly the bytes that were put under that key, or reports False. When it
      reports False the buffer's content is undefined and must not be used.
   2. A `put` that reported True is held until it is freed, its weights version is dropped, it is found corrupt, or the
      pool is full and the block is neither pinned nor recently used.
-  3. A pinned block is never evicted. Pins belong to the request and not to the process that asked for them,
-     so they outlive it: a request moves between instances, and its KV stays. (`mooncake` promises less here
-     and in 2: see its header.)
-  4. After `drop_weights_version(e)` returned, no call that starts later hits a block of weights version `e`, and no
-     put of it is
-     kept.
+  3. A pinned block is never evicted. Pins belong to the request and not to the process that made them, so they
+     outlive it: a request moves between instances, and its KV stays. (`mooncake` promises less here and in 2: see
+     its header.)
+  4. After `drop_weights_version(v)` returned, no call that starts later hits a block of weights version `v`, and no
+     put of one is kept.
   5. `put` of a key that is held changes nothing and reports True: equal keys name equal bytes.
-  6. No call waits longer than the pool's deadline.
+  6. No wait is unbounded: each wait for the pool's lock, for room or for a server ends after the pool's `deadline_s`
+     (for `mooncake`: per batch of blocks; five times as long for `drop_weights_version`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ Buffers: TypeAlias = "Sequence[Any] | NDArray[np.generic]"
 (numpy, memoryview, bytearray, a CPU tensor of torch), or one array whose first axis has a row per key."""
 
 Owners: TypeAlias = "str | Sequence[str] | None"
-"""The requests that blocks are pinned for: nobody, one for all of them, or one each."""
+"""The requests that blocks are pinned for: none, one for all blocks, or one per block."""
 
 
 def owners_of(owners: Owners) -> list[str]:
@@ -60,9 +62,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool holds and what it has done, counted over all processes that share it unless stated
-    otherwise.
-    """
+    """What a pool holds and has done; `local` counts the calls of all its processes, `mooncake` those of this one."""
 
     backend: str
     num_blocks: int = 0
@@ -105,7 +105,7 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolTroubles(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong for one process, where the pool keeps no count of it over all of them."""
+    """Failures that one process counted, where the pool does not count them for all processes."""
 
     num_failed: int = 0
     """Calls, or blocks of a call, that the pool could not serve."""
@@ -118,7 +118,7 @@ class Pool(Protocol):
     """A pool of KV blocks; see the module's header for what every method promises."""
 
     name: str
-    """Which backend this is."""
+    """Name of the backend."""
 
     async def lookup(self, keys: Keys) -> int:
         """Count the leading keys that are held: the longest prefix that need not be computed."""
@@ -181,7 +181,7 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the pool; what others hold in it stays. Calling it twice is calling it once."""
+        """Leave the pool; its blocks stay. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

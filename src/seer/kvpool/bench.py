@@ -1,9 +1,9 @@
-"""How fast is a pool on this machine, next to memory's own speed?
+"""Measure how fast a pool is on this machine, beside plain memory copies.
 
 Two processes: this one puts, a child gets into buffers of its own. Each process also copies the same blocks
 from private to private memory (memcpy), in turns with the pool: a batch copied, a batch put, and so on, so
-that noise on a shared machine hits both alike. A round counts as many times its median batch: on a machine
-with other work a batch is now and then interrupted for longer than it takes. Ratios are taken within a round.
+that noise on a shared machine hits both alike. A round's time is its median batch times the number of batches: where
+other work runs, some batches are interrupted for longer than they take. Ratios are taken within a round.
 
 Invariants
   1. Every get is checked: a miss or a wrong byte ends the measurement.
@@ -30,11 +30,14 @@ from seer.kvpool.base import Pool
 from seer.kvpool.keys import KEY_BYTES, KeyArray
 
 _STEP_DEADLINE_S = 120.0
+"""A round takes seconds; a child that is silent for this long hangs."""
 _LOOKUP_KEYS = 256
+"""Blocks of a request with 16,384 tokens in blocks of 64."""
 _LOOKUP_CALLS = 200
+"""Enough for a stable median of calls that take microseconds."""
 Blocks = NDArray[np.uint8]
 OpenPool = Callable[[], Pool]
-"""Opens the pool in whatever process calls it; must be picklable."""
+"""Opens the pool in the process that calls it; must be picklable."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -126,7 +129,7 @@ def measure_pool(
 
 
 def copy_blocks(target: Blocks, source: Blocks) -> None:
-    """Copy block by block: what a pool of no cost at all would take."""
+    """Copy block by block: the time of a pool that costs nothing."""
     for to, block in zip(target, source, strict=True):
         np.copyto(to, block)
 
@@ -178,7 +181,7 @@ def _lookup_seconds(pool: Pool, keys: KeyArray) -> float:
 def _reader(
     open_pool: OpenPool, num_blocks: int, block_bytes: int, batch_blocks: int
 ) -> Iterator[Callable[[int], tuple[float, float, bool]]]:
-    """A child that gets a whole round when asked; yields the way to ask."""
+    """A child that reads a whole round when asked; yields the function that asks it."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     child = context.Process(
@@ -236,10 +239,10 @@ def _read_rounds(
                 right = bool(np.array_equal(target, source))
                 target[:] = 0
                 connection.send((get_s, copy_s, right))
-    except Exception as error:  # the parent must learn why, whatever it was
+    except Exception as error:  # any error: the parent reports it
         connection.send(f"{type(error).__name__}: {error}")
 
 
 def fresh_name() -> str:
-    """A pool name nobody else uses."""
+    """A pool name that is not in use."""
     return f"bench-{uuid.uuid4().hex[:12]}"

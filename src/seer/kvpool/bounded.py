@@ -1,8 +1,8 @@
-"""Calls into a library that may block for a minute, made so that nobody waits longer than they said.
+"""Calls into a library that may block for a minute, with a deadline for the caller.
 
 Each call runs on a daemon thread and is waited for until its deadline. After a call that timed out, or one
-the library reported as unreachable, the breaker opens: for a while every call fails at once, then one is let
-through to try.
+the library reported as unreachable, the breaker opens: for a while every call fails at once, then calls are made
+again.
 
 Invariants
   1. `call` returns or raises within its deadline; the library's own time-outs do not matter.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Breaker:
-    """Open after a failure, for `retry_s`; then one caller at a time may try."""
+    """Open for `retry_s` after a failure."""
 
     def __init__(self, retry_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._retry_s = retry_s
@@ -46,7 +46,7 @@ class Breaker:
 
 
 class BoundedCalls:
-    """A few daemon threads that make calls; `breaker` says when not to."""
+    """A few daemon threads that make calls; while `breaker` is open none are made."""
 
     def __init__(self, name: str, num_threads: int, deadline_s: float, retry_s: float) -> None:
         self.deadline_s = deadline_s
@@ -66,7 +66,7 @@ class BoundedCalls:
     ) -> T:
         """Run `work`; PoolError when the breaker is open, DeadlineExceeded when it takes too long.
 
-        `when_late` runs once, when a call that took too long has come to its end after all.
+        `when_late` runs once, when a call that took too long has ended.
         """
         if self.breaker.open:
             raise PoolError(f"{what}: the pool failed a moment ago and is not asked again yet")
@@ -83,7 +83,7 @@ class BoundedCalls:
             raise DeadlineExceeded(what, limit) from None
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Run `work` some time soon; nobody waits for it."""
+        """Run `work` in the background; its result is dropped."""
         if not self.breaker.open:
             self._work.put((Future(), work))
 
@@ -99,5 +99,5 @@ class BoundedCalls:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as error:  # handed to the caller, whatever it is
+            except BaseException as error:  # any error goes to the caller
                 future.set_exception(error)

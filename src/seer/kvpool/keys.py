@@ -1,8 +1,8 @@
 """Name a block of KV by everything its bytes depend on.
 
-A key is 32 bytes: the weight weights version (8, little endian), a digest of the namespace (8), and the content (16).
+A key is 32 bytes: the weights version (8, little endian), a digest of the namespace (8), and the content (16).
 The content is a chained hash of the token ids, so a key names the whole prefix up to its block and not the
-block's own tokens alone. The pool drops a weights version by the first 8 bytes; nobody else takes a key apart.
+block's own tokens alone. The pool drops a weights version by the first 8 bytes; only backends read that part.
 
 Pure: stdlib hashlib and numpy, no clock, no I/O, no dependence on PYTHONHASHSEED; every process on every
 machine builds the same keys. The local engine's own prefix cache uses `chain_hash` too, so a block has one
@@ -30,6 +30,7 @@ from seer.errors import ConfigError
 
 KEY_BYTES = 32
 HASH_BYTES = 16
+"""128 bits: two prefixes do not collide by chance."""
 _FORMAT = b"seer-kv-1"  # part of every digest: a change of this file's rules must change every key
 
 KeyArray: TypeAlias = NDArray[np.uint8]
@@ -86,7 +87,7 @@ class Namespace:
     """Everything but the tokens that decides the bytes of a block."""
 
     model: str
-    """Identity of the model: a name or path plus whatever tells two checkpoints of it apart."""
+    """Identity of the model: a name or path, plus what distinguishes two checkpoints of it."""
 
     weights_version: int
     """Version of the weights."""
@@ -94,7 +95,7 @@ class Namespace:
     layout: KVLayout
 
     salt: str = ""
-    """Whatever else changes KV for equal tokens: an adapter, image features, rope scaling."""
+    """What else changes KV for equal tokens: an adapter, image features, rope scaling."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.weights_version < 2**64:

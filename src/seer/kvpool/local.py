@@ -1,17 +1,17 @@
 """The pool on one machine, and the default: shared memory over an SSD file, no server, no port.
 
-Every process opens the same files (local_files.py) and works on them directly (csrc/kvpool). One of them,
-whichever is first, keeps house in a background thread: it spills blocks so that puts find free slots, and
-takes back what killed processes left behind. When it dies another one takes over.
+Every process opens the same files (local_files.py) and works on them directly (csrc/kvpool). The first of them is
+the keeper: its background thread spills blocks so that puts find free slots, and takes back what killed processes
+held. When it dies another one takes over.
 
-Contents survive the death of any process, and of all of them while the files stay; they do not survive a
-reboot: KV of a run that a reboot ended is of no use.
+Contents survive the death of any process, and of all of them while the files stay. They do not survive a reboot,
+which also ends the run that could use them.
 
 Invariants beyond those of base.py
   1. A call that the arena cannot serve in time is a miss and is counted in `num_failed`, except `drop_weights_version`,
      which raises: that a purge did not happen must not go unnoticed.
   2. Closing waits for the calls that are running, and never removes what other processes use.
-  3. A forked child does not use its parent's pool: it is told to open its own.
+  3. A forked child cannot use its parent's pool: its calls raise, and it must open the pool itself.
   4. A process that ends without closing leaves the pool as if it had closed it.
 """
 
@@ -33,6 +33,7 @@ from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, open_files, remo
 from seer.kvpool.offload import Offload
 
 _KEEPER_WAIT_S = 1.0
+"""A dead keeper is replaced within about this time."""
 T = TypeVar("T")
 
 
@@ -175,11 +176,11 @@ class LocalPool:
         )
 
     def troubles(self) -> PoolTroubles:
-        """Calls that did not get as far as the arena, which counts everything else for all processes."""
+        """Calls that failed before the arena, which counts everything else for all processes."""
         return PoolTroubles(num_failed=self._num_failed)
 
     def close(self, *, remove: bool = False) -> None:
-        """Leave the pool; with `remove` its files go too, for everybody."""
+        """Leave the pool; with `remove` its files are deleted, for all processes."""
         if self._arena is None:
             return
         self._closing.set()
@@ -224,7 +225,7 @@ class LocalPool:
                 kept = arena.keep(_KEEPER_WAIT_S)
             except PoolError:
                 kept = False
-            if not kept:  # another process keeps house, or the lock was not given: look again later
+            if not kept:  # another process is the keeper, or the lock was not given: look again later
                 self._closing.wait(_KEEPER_WAIT_S)
 
 

@@ -1,14 +1,13 @@
 """Where the local pool keeps its files, and whether it may use them.
 
 Three files per pool: `<dram_dir>/seer-pool-<uid>-<name>.arena` (shared memory), `<ssd_dir>/….slab` (SSD tier)
-and `<dram_dir>/….json` (a note that tells others where the slab is). `<dram_dir>/….lock` orders those who
-create.
+and `<dram_dir>/….json` (a note with the slab's path). `<dram_dir>/….lock` lets one process at a time create.
 
 Invariants
   1. Every file is readable and writable by its owner alone; one that is not is refused, never adopted.
   2. An arena is taken over only from the same run. One of another run is refused while any of its processes
-     lives, and removed when none does: that is what a dead run leaves behind. Whoever creates a pool removes
-     the dead ones of other names too, once they are a minute old.
+     lives, and removed when none does: that is what a dead run leaves behind. Creating a pool also removes the
+     dead ones of other names, once they are a minute old.
   3. What cannot work is refused before anything is written, in one line: a missing or read-only folder, a
      full disk, an arena larger than memory.
 """
@@ -30,9 +29,9 @@ import msgspec
 from seer.errors import ConfigError, PoolError
 from seer.kvpool import _arena
 
-_MIN_SLOTS = 4
+_MIN_SLOTS = 4  # a smaller DRAM tier is a mistake in a size
 _MAX_SLOTS = 2**24 - 2  # a slot number has 24 bits (csrc/kvpool/layout.h)
-_LOCK_DEADLINE_S = 30.0
+_LOCK_DEADLINE_S = 30.0  # another process may be creating a large arena
 _STALE_AFTER_S = 60.0  # an arena this young may be between its creation and its first user
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -89,7 +88,7 @@ class LocalPoolConfig:
             )
         if max(self.dram_slots, self.ssd_slots) > _MAX_SLOTS:
             raise ConfigError(
-                f"pool:  {max(self.dram_slots, self.ssd_slots)} blocks in one tier, limit {_MAX_SLOTS}",
+                f"pool: {max(self.dram_slots, self.ssd_slots)} blocks in one tier, limit {_MAX_SLOTS}",
                 hint="use larger blocks: more tokens per block",
             )
         if self.ssd_bytes and not self.ssd_dir:
@@ -119,7 +118,7 @@ class LocalPoolConfig:
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the `.json` beside an arena says."""
+    """The content of the `.json` beside an arena."""
 
     run: str
     slab: str
@@ -184,7 +183,7 @@ def open_files(config: LocalPoolConfig) -> tuple[PoolFiles, bool]:
             try:
                 found = _arena.probe(str(files.arena))
             except PoolError:
-                found = None  # damaged, or from another version: nobody can be attached to it
+                found = None  # damaged, or from another version: no process can be attached to it
             if found is not None and found["run"] == run and _same_sizes(found, config):
                 if found["boot"] == _boot_id():
                     return files, False
@@ -215,7 +214,7 @@ def reclaim_stale(dram_dir: str, keep: str = "") -> list[str]:
         if found.name == keep or not found.stale or time.time() - _changed(files.arena) < _STALE_AFTER_S:
             continue
         with contextlib.suppress(PoolError, OSError), _locked(files, deadline_s=0):
-            # Looked at again under the lock: a process may have joined it meanwhile.
+            # Looked at again under the lock: a process may have joined it since.
             if not any(again.stale for again in find_pools(dram_dir) if again.name == found.name):
                 continue
             _unlink(files)

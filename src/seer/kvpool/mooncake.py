@@ -1,10 +1,9 @@
 """The pool on Mooncake Store: many machines, or one where Mooncake is already in use.
 
 Workers attach to an owner process on their machine through shared memory (mooncake_servers.py starts it), or
-reach owners elsewhere over TCP. Mooncake is a cache with sharp edges; they are handled here, so that
-everything above sees the protocol of base.py:
+reach owners elsewhere over TCP. Mooncake is a cache that promises less than base.py; this file makes up for it:
 
-  * put returning 0 is no promise to keep: a miss is recomputed, like any miss
+  * put returning 0 does not mean that the block stays: a later get may miss, and the caller computes it again
   * a failure is a negative number, which Python takes for true: every answer is compared with == 1, == 0 or
     the exact size
   * put on a held key keeps the old bytes: keys name content and weights version, so the old bytes are the right ones
@@ -16,8 +15,8 @@ everything above sees the protocol of base.py:
   * a forked child hangs for good: it is refused
 
 Invariants: those of base.py, less two
-  1. Pins only say whose blocks `free` drops: Mooncake evicts them all the same when it is full.
-  2. What is pinned is known to the process that pinned it. `free` in another process drops nothing of it;
+  1. Pins only decide which blocks `free` drops: Mooncake evicts pinned blocks too when it is full.
+  2. Pins are known only to the process that made them. `free` in another process does not drop these blocks;
      eviction or the end of the weights version does.
 """
 
@@ -56,9 +55,9 @@ from seer.kvpool.mooncake_record import (
 from seer.kvpool.offload import Offload
 from seer.kvpool.tally import Tally
 
-_STRIDE_ALIGN = 4096
-_SETUP_DEADLINE_S = 20.0
-_LOCAL_BUFFER_BYTES = 16 << 20
+_STRIDE_ALIGN = 4096  # a page: rows of the staging memory do not share one
+_SETUP_DEADLINE_S = 20.0  # connecting maps shared memory and asks the master, which may be starting
+_LOCAL_BUFFER_BYTES = 16 << 20  # Mooncake's own buffer; our bytes go through the staging memory
 _UNREACHABLE = (-900, -600)  # master gone, client not set up
 
 
@@ -76,7 +75,7 @@ class MooncakePoolConfig:
     """host:port of the master, where no owner is on this machine: bytes go over TCP."""
 
     metrics_address: str = ""
-    """host:port of the master's metrics page: with it `stats` tells what the store holds, tier by tier."""
+    """host:port of the master's metrics page: with it `stats` has what the store holds, tier by tier."""
 
     host: str = "127.0.0.1"
     """Over TCP: the address of this machine that owners can reach."""
@@ -88,7 +87,7 @@ class MooncakePoolConfig:
     """No call waits longer."""
 
     retry_s: float = 5.0
-    """After a failure, no call is made for so long."""
+    """No call is made for this long after a failure."""
 
     num_threads: int = 2
 
@@ -185,7 +184,7 @@ class MooncakePool:
     # requests, weights versions
 
     def pin(self, request_id: str, keys: Keys) -> int:
-        """Note the leading run of held keys as this request's; see the header for what that is worth."""
+        """Note the leading run of held keys as this request's; the header says what that means here."""
         array = as_key_array(keys)
         held = self.lookup_now(array)
         with self._lock:
@@ -247,7 +246,7 @@ class MooncakePool:
         return removed
 
     def remove_all(self) -> None:
-        """Empty the store, for everybody."""
+        """Empty the store, for all processes."""
         self._check_usable()
         code = self._calls.call(lambda: self._store.remove_all(True), what="emptying the store")
         if code < 0:
@@ -267,7 +266,7 @@ class MooncakePool:
         return stats if tiers is None else msgspec.structs.replace(stats, **msgspec.structs.asdict(tiers))
 
     def troubles(self) -> PoolTroubles:
-        """Everything: Mooncake counts neither."""
+        """All failures: Mooncake does not count them."""
         return self._tally.troubles()
 
     def close(self) -> None:
@@ -278,7 +277,7 @@ class MooncakePool:
         if os.getpid() != self._pid:
             return
         self._offload.close()
-        # Closing takes about a second when all is well and longer when not: nobody waits for it.
+        # Closing takes about a second when all is well and longer when not: do not wait for it.
         self._calls.start(store.close)
         self._calls.close()
 
@@ -327,7 +326,7 @@ class MooncakePool:
         answers, in_time = self._answer_in_staging(
             lambda: self._store.batch_get_into(named, pointers, sizes), len(named), "get", staging
         )
-        if not in_time:  # the staging may still be written to: nothing in it can be believed
+        if not in_time:  # the staging may still be written to: its content is undefined
             return [False] * len(named)
         try:
             rows = zip(staging, answers, blocks, keys, strict=False)
@@ -432,7 +431,7 @@ class MooncakePool:
             raise PoolError("this pool was opened by the parent process", hint="use spawn: Mooncake hangs after a fork")
 
 
-_FAILED = -(1 << 30)  # no code of Mooncake's: the call was not answered at all
+_FAILED = -(1 << 30)  # not one of Mooncake's codes: the call was not answered
 
 
 def _rows(buffers: Buffers) -> list[NDArray[np.uint8]]:

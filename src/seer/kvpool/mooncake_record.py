@@ -1,10 +1,10 @@
-"""How a block of ours looks inside Mooncake: its name, and the footer that proves what it is.
+"""The form of a block inside Mooncake: its name, and a footer that identifies it.
 
 Mooncake stores bytes and checks nothing. So each block ends in a footer with its length, its checksum and its
-key, and what comes back without a matching one is not believed.
+key; a record without a matching footer is refused.
 
 Invariants
-  1. `unseal` copies a block out and says GOOD only when length, key and checksum all match.
+  1. `unseal` copies a block out and returns GOOD only when length, key and checksum all match.
   2. All blocks of a weights version share a prefix of their name that no other weights version's do.
 """
 
@@ -20,7 +20,7 @@ from seer.kvpool import _arena
 from seer.kvpool.keys import KeyArray
 
 _FOOTER = struct.Struct("<8sQQ32s")  # magic, length, checksum, key
-_MAGIC = b"seerkv01"
+_MAGIC = b"seerkv01"  # changes with the footer's form
 FOOTER_BYTES = _FOOTER.size
 
 

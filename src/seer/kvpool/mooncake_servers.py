@@ -1,17 +1,16 @@
 """Start, watch and stop the processes of a Mooncake store: one master, one owner of DRAM and SSD.
 
-The topology is the one measured best on a machine: workers own nothing and attach to the owner through shared
-memory, so a worker's death costs nothing. What Mooncake needs and does not do itself is done here.
+Workers own no memory of the store and attach to the owner through shared memory, so a worker's death loses no block.
+Mooncake does not watch its processes; this file does.
 
 Invariants
   1. Nothing is started before its ports are known to be free; nothing is reported as up before it answers.
   2. An owner is not restarted before `client_ttl_s` + 2 s have passed: sooner, and its SSD tier vanishes when
      the old one's time is up (upstream issue 3052).
-  3. The master binds the host it was given, loopback by default. The owner's data ports cannot be told where
-     to bind: `wildcard_listeners` finds those that any machine can reach, and whoever starts the servers says
-     so.
+  3. The master binds the host it was given, loopback by default. The owner's data ports always bind every
+     interface: `wildcard_listeners` finds them, and `seer pool up` warns of them (serve.py).
   4. Stopping ends exactly the processes that were started here; they also end when the thread that started
-     them does, however it goes.
+     them ends for any reason.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from typing import IO, Self
 
 from seer.errors import ConfigError, MissingExtra, PoolError
 
-_libc = ctypes.CDLL(None)  # loaded before any fork: after one, nothing may be
+_libc = ctypes.CDLL(None)  # loaded before any fork: loading takes a lock, which must not happen after one
 _PR_SET_PDEATHSIG = 1
 _MIN_DRAM_OVER_SSD_BYTES = 512 << 20  # measured: 64 MiB never spilled and refused puts for good, 512 MiB did spill
-_READY_DEADLINE_S = 30.0
-_STOP_DEADLINE_S = 5.0
-_RESTART_GRACE_S = 2.0
+_READY_DEADLINE_S = 30.0  # far above what a start takes; one that dies is noticed at once
+_STOP_DEADLINE_S = 5.0  # then it is killed: nothing it holds is needed
+_RESTART_GRACE_S = 2.0  # beyond `client_ttl_s`, for the master's own clock
 NAMESPACE_RECIPE = (
     "`ip netns add seer && ip netns exec seer ip link set lo up`, then run everything under `ip netns exec seer`"
 )
@@ -66,7 +65,7 @@ class MooncakeServersConfig:
     metrics_port: int = 0
 
     client_ttl_s: int = 10
-    """How long the master believes in an owner it does not hear of."""
+    """The master forgets an owner that has been silent for this long."""
 
     lease_ms: int = 2000
     """How long a block that was looked up or read cannot be evicted. Mooncake's own default of 10 s makes a
@@ -117,7 +116,7 @@ class MooncakeServers:
         return {name: process.pid for name, process in named.items() if process is not None}
 
     def watch(self) -> list[str]:
-        """Restart what died, and say what was done; call it about once a second."""
+        """Restart what died and return notes on it; call it about once a second."""
         notes = []
         now = time.monotonic()
         if self._master is not None and self._master.poll() is not None:
@@ -230,7 +229,7 @@ class MooncakeServers:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **environment},
-                start_new_session=True,  # a Ctrl-C in the terminal is for us, who then stop them in order
+                start_new_session=True,  # Ctrl-C reaches this process alone, which stops them in order
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, nothing that takes a lock
             )
 
@@ -253,13 +252,11 @@ class MooncakeServers:
     def _last_line(self, process: subprocess.Popen[bytes]) -> str:
         program = Path(str(process.args[0])).name if isinstance(process.args, list) else "mooncake_master"
         lines = (self._log_dir / f"{program}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else "it said nothing"
+        return lines[-1][:200] if lines else "its log is empty"
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the thread that started it does: no server outlives a killed
-    run.
-    """
+    """Ask the kernel to end this process with the thread that started it: no server outlives a killed run."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -269,7 +266,7 @@ def wildcard_listeners(pid: int) -> list[int]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = os.readlink(link)
-        except OSError:  # closed meanwhile
+        except OSError:  # closed since
             continue
         if target.startswith("socket:["):
             inodes.add(target[8:-1])

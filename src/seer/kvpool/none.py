@@ -1,11 +1,12 @@
-"""The pool that holds nothing, for ablation: every request recomputes its KV on every instance it visits.
+"""A pool that holds nothing: the smallest implementation of the protocol.
 
-The same code path as with a real pool: puts are taken and forgotten, so nothing above this file asks which
-pool it has.
+Tests run engines with it, to take the code path with a pool and still compute everything, and build pools of their own
+on it. A run with `--pool none` does not use it: its instances have no pool at all.
 
 Invariants
-  1. No call has an effect other than on the counters, and none fails.
-  2. `put` reports False: a block that is not held must not be reported as held.
+  1. No call changes anything but the counters.
+  2. `put` reports False and `get` a miss, for every block.
+  3. Wrong use raises as with any pool: keys of another size, or buffers that do not match the keys.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class NonePool:
 
     def put_now(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
         """Refuse every block."""
-        num = len(as_key_array(keys))
+        num = _num_blocks(keys, buffers)
         self._num_refused += num
         return [False] * num
 
     def get_now(self, keys: Keys, buffers: Buffers) -> list[bool]:
         """Miss every block."""
-        num = len(as_key_array(keys))
+        num = _num_blocks(keys, buffers)
         self._num_miss += num
         return [False] * num
 
@@ -68,14 +69,14 @@ class NonePool:
         return 0
 
     def prefetch(self, keys: Keys) -> None:
-        """Nothing to bring."""
+        """Nothing is on SSD."""
 
     def drop_weights_version(self, weights_version: int) -> int:
         """Nothing to drop."""
         return 0
 
     def stats(self) -> PoolStats:
-        """Only what was asked in vain."""
+        """The blocks refused and missed."""
         return PoolStats(backend=self.name, num_refused=self._num_refused, num_miss=self._num_miss)
 
     def troubles(self) -> PoolTroubles:
@@ -83,7 +84,7 @@ class NonePool:
         return PoolTroubles()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     def __enter__(self) -> Self:
         return self
@@ -92,3 +93,10 @@ class NonePool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _num_blocks(keys: Keys, buffers: Buffers) -> int:
+    num = len(as_key_array(keys))
+    if len(buffers) != num:
+        raise ValueError(f"as many buffers as keys are needed: {len(buffers)} for {num}")
+    return num

@@ -3,8 +3,7 @@
 Invariants
   1. The event loop never blocks on the pool.
   2. A cancelled call is waited for before the cancellation goes on: its thread may still be writing into the
-     caller's buffers, and a buffer must not be given away under it. Pool calls have deadlines, so this wait
-     ends.
+     caller's buffers, which must not be reused until it ends. Pool calls have deadlines, so this wait ends.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Offload:
             while not future.done():
                 try:
                     await asyncio.wait([future])
-                except asyncio.CancelledError:  # asked again: still no reason to leave the thread behind
+                except asyncio.CancelledError:  # cancelled again: the thread still has to end first
                     continue
             raise
 
     def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run `call` in a thread some time soon; nobody waits for it."""
+        """Run `call` in a thread in the background; its result is dropped."""
         self._executor.submit(call, *args, **kwargs)
 
     def close(self) -> None:

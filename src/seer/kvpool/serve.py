@@ -1,10 +1,10 @@
-"""The process that holds a pool up: `seer pool up` starts it, `seer pool down` ends it.
+"""The process that keeps a pool running: `seer pool up` starts it, `seer pool down` ends it.
 
     python -m seer.kvpool.serve '<json of ServeSpec>'
 
-For `local` it creates the arena and keeps house, so that the pool stays warm between runs and no worker has
+For `local` it creates the arena and is its keeper, so that the pool stays warm between runs and no worker has
 to spill. For `mooncake` it runs the master and the owner and restarts what dies. It writes one state file
-when everything answers, and takes it and the pool away when it is told to end.
+when everything answers, and removes it and the pool when it gets a signal to end.
 
 Invariants
   1. The state file exists only while the pool is usable; it is written whole or not at all.
@@ -33,11 +33,11 @@ from seer.kvpool.mooncake_servers import (
     wildcard_listeners,
 )
 
-_WATCH_S = 1.0
+_WATCH_S = 1.0  # how often dead Mooncake processes are looked for
 
 
 class ServeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which pool to hold up."""
+    """Which pool to run."""
 
     backend: str
     name: str
@@ -50,13 +50,13 @@ class ServeSpec(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     host: str = "127.0.0.1"
     log_dir: str = ""
-    """Where this process and Mooncake's write what they have to say."""
+    """Folder of the logs of this process and of Mooncake's."""
     log_is_temporary: bool = False
-    """Remove the logs when all went well."""
+    """Remove the logs at a normal end."""
 
 
 class ServeState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the state file says."""
+    """The content of the state file."""
 
     backend: str
     name: str
@@ -79,7 +79,7 @@ def pid_started(pid: int) -> int | None:
 
 
 def hold_local(spec: ServeSpec, ended: threading.Event) -> None:
-    """Keep a local pool open and its house in order."""
+    """Keep a local pool open, as its keeper."""
     config = LocalPoolConfig(
         name=spec.name,
         run=spec.run,
@@ -122,14 +122,14 @@ def hold_mooncake(spec: ServeSpec, ended: threading.Event) -> None:
 
 
 def exposure_warnings(pids: dict[str, int]) -> list[str]:
-    """One line per process that other machines can reach though nobody asked for it."""
+    """One line per process that other machines can reach."""
     warnings = []
     for name, pid in pids.items():
         ports = wildcard_listeners(pid)
         if ports:
             warnings.append(
                 f"Mooncake's {name} listens on every interface (ports {', '.join(map(str, ports))}) without "
-                f"authentication and cannot be told otherwise; close them: {NAMESPACE_RECIPE}"
+                f"authentication, and has no setting for it; close them: {NAMESPACE_RECIPE}"
             )
     return warnings
 
@@ -153,7 +153,7 @@ def _write_state(spec: ServeSpec, addresses: dict[str, str], pids: dict[str, int
 
 
 def main(arguments: list[str]) -> int:
-    """Hold the pool up until told to end; one line on stderr when it cannot."""
+    """Run the pool until a signal; one line on stderr when it cannot start."""
     spec = msgspec.json.decode(arguments[0], type=ServeSpec)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""Start, find and stop the process that holds a pool up (serve.py).
+"""Start, find and stop the process that keeps a pool running (serve.py).
 
 Invariants
   1. A process is signalled only when it is the very one the state file names: same pid, same start time.
@@ -22,10 +22,10 @@ from seer.errors import DeadlineExceeded, PoolError
 from seer.kvpool.local_files import check_name
 from seer.kvpool.serve import ServeSpec, ServeState, pid_started
 
-_START_DEADLINE_S = 90.0
-_STOP_DEADLINE_S = 20.0
-_LOOK_S = 0.02
-_children: dict[int, subprocess.Popen[bytes]] = {}  # started by this very process, which must collect them
+_START_DEADLINE_S = 90.0  # above what the Mooncake processes may take one after the other
+_STOP_DEADLINE_S = 20.0  # what stopping both Mooncake processes takes at worst
+_LOOK_S = 0.02  # short beside any start, and cheap
+_children: dict[int, subprocess.Popen[bytes]] = {}  # started by this process, which must collect their exit status
 
 
 def state_path(name: str, dram_dir: str) -> Path:
@@ -80,7 +80,7 @@ def start(spec: ServeSpec) -> ServeState:
 
 
 def stop(state: ServeState) -> None:
-    """Tell the process to end and wait until it has."""
+    """End the process and wait until it has ended."""
     if pid_started(state.pid) != state.pid_started:
         return
     os.kill(state.pid, signal.SIGTERM)
@@ -95,7 +95,7 @@ def stop(state: ServeState) -> None:
 
 
 def _why(log: Path, spec: ServeSpec) -> PoolError:
-    """What the process said before it ended; its logs are kept only when it did not say it plainly."""
+    """The error that the process reported before it ended; without one its logs are kept."""
     lines = log.read_text(errors="replace").strip().splitlines()
     try:
         reason = msgspec.json.decode(lines[-1], type=dict[str, str | None])

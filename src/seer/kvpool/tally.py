@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from seer.kvpool.base import Latency, PoolStats, PoolTroubles
 
-_KEPT = 1000  # durations kept per call: percentiles are of the recent past
+_KEPT = 1000  # durations kept per call: enough for a 99th percentile, and of the recent past
 
 
 class Tally:

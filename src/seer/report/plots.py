@@ -23,7 +23,7 @@ POINTS = 600
 TAIL_SHARE = 0.1
 """The tail is the last tenth of the requests to finish, as in the paper."""
 LEVELS = 12
-"""Shades of an instance's load; neighbours can still be told apart."""
+"""Shades of an instance's load; neighbours still look different."""
 FAINT, ACCENT, ALARM = "#b8c4d6", colour(0), "#c0392b"
 PALE, DARK = (221, 232, 245), (22, 50, 92)
 

@@ -14,7 +14,7 @@ PALETTE = (
     "#3b6fb6", "#d1703c", "#4d9a55", "#a8577e", "#8b6fc0", "#b39b35", "#4aa3a2", "#8a6d5b",
     "#2f4858", "#e0529c", "#7fb2e5", "#6e6e6e",
 )  # fmt: skip
-"""Twelve colours that can be told apart on white and on black; a comparison rarely has more lines."""
+"""Twelve colours that differ on white and on black; a comparison rarely has more lines."""
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 20, 26
 """Pixels around the plotted area: numbers of the vertical axis, half a number, the unit, numbers below."""
 INK, SOFT, GRID = "#1b2a41", "#5b6675", "#e3e7ed"

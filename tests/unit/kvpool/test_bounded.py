@@ -1,4 +1,4 @@
-"""A library call that hangs costs its caller the deadline, and nobody else anything."""
+"""A library call that hangs costs its caller the deadline, and other callers nothing."""
 
 from __future__ import annotations
 
