@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from faults import KillOnce
 
@@ -16,6 +18,8 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from seer import GroupResult, HostOptions, Rollout, Sampling
+from seer.drafting.curve_keys import ClientKeys
+from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
 from seer.verification.rescoring import PlainModel, ResponseToVerify, verify
 
@@ -173,3 +177,31 @@ def test_the_verification_notices_a_single_wrong_token_and_a_single_wrong_number
     assert not verify(plain, [claim]).is_clean
     claim.response.logprobs[5] = value
     assert verify(plain, [claim]).is_clean
+
+
+def tokens_on_draft_server(address: str, keys: ClientKeys, deadline_s: float = 60.0) -> int:
+    """Ask until there are some: instances ship tokens some milliseconds after they were sampled."""
+    give_up_s = time.monotonic() + deadline_s
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        keys.secure(socket)
+        socket.connect(address)
+        while time.monotonic() < give_up_s:
+            socket.send(encode(Ask(1)))
+            assert socket.poll(int(deadline_s * 1000)), "the draft server did not answer"
+            status = decode(socket.recv())
+            assert isinstance(status, Status)
+            if status.tokens:
+                return status.tokens
+    return 0
+
+
+def test_instances_ship_tokens_to_the_draft_server_of_their_fleet_with_its_keys(model: Path) -> None:
+    async def scenario() -> int:
+        async with a_rollout(model) as rollout:
+            await rolled_out(rollout)
+            server = rollout.fleet.draft_server
+            assert server is not None
+            return await asyncio.to_thread(tokens_on_draft_server, server.address, server.client_keys)
+
+    assert asyncio.run(scenario()) > 0
