@@ -32,8 +32,8 @@ from seer.scheduling.registry import parse_scheduler
 from seer.types import GroupResult, Sampling
 
 if TYPE_CHECKING:
-    from seer.verification.rescoring import Verification
     from seer.verification.verifier import Verifier
+    from seer.verification.verify import Verification
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
@@ -262,8 +262,8 @@ class Rollout:
             raise ConfigError(
                 f"responses of engine {self._engine_name!r} cannot be verified", hint="engine='local' draws by seed"
             )
-        from seer.verification.rescoring import engine_dtype
         from seer.verification.verifier import Verifier
+        from seer.verification.verify import engine_dtype
 
         return Verifier(
             prompts,

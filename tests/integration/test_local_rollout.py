@@ -21,7 +21,7 @@ from seer import GroupResult, HostOptions, Rollout, Sampling
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
-from seer.verification.rescoring import PlainModel, ResponseToVerify, verify
+from seer.verification.verify import PlainModel, ResponseToVerify, verify
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
 SAMPLING = Sampling(max_tokens=80)
@@ -118,7 +118,7 @@ def test_tensors_become_the_weights_and_outlive_a_restart(model: Path, tmp_path:
     assert tokens == tokens_of(undisturbed(other))
 
 
-def claims(groups: list[GroupResult]) -> list[ResponseToVerify]:
+def to_verify(groups: list[GroupResult]) -> list[ResponseToVerify]:
     return [ResponseToVerify(group.prompt_token_ids, SAMPLING, r) for group in groups for r in group.responses]
 
 
@@ -155,28 +155,28 @@ def test_instances_share_packed_matrices_also_of_new_weights(tmp_path: Path) -> 
 
 def test_the_verification_is_clean_for_these_weights_and_not_for_others(model: Path, tmp_path: Path) -> None:
     groups = undisturbed(model)
-    found = verify(PlainModel(model), claims(groups))
+    found = verify(PlainModel(model), to_verify(groups))
     assert found.is_clean
     assert found.num_mismatches == 0
     assert found.num_responses == 24
     assert found.num_tokens == sum(r.num_tokens for g in groups for r in g.responses)
-    wrong = verify(PlainModel(make_tiny_model(tmp_path / "wrong", seed=2)), claims(groups)[:4])
+    wrong = verify(PlainModel(make_tiny_model(tmp_path / "wrong", seed=2)), to_verify(groups)[:4])
     assert not wrong.is_clean
     assert wrong.num_mismatches > 0
 
 
 def test_the_verification_notices_a_single_wrong_token_and_a_single_wrong_number(model: Path) -> None:
-    (claim, *_) = claims(undisturbed(model))
+    (asked, *_) = to_verify(undisturbed(model))
     plain = PlainModel(model)
-    token = claim.response.token_ids[3]
-    claim.response.token_ids[3] = (token + 1) % 100
-    assert verify(plain, [claim]).num_mismatches >= 1
-    claim.response.token_ids[3] = token
-    value = claim.response.logprobs[5]
-    claim.response.logprobs[5] = value - 0.01
-    assert not verify(plain, [claim]).is_clean
-    claim.response.logprobs[5] = value
-    assert verify(plain, [claim]).is_clean
+    token = asked.response.token_ids[3]
+    asked.response.token_ids[3] = (token + 1) % 100
+    assert verify(plain, [asked]).num_mismatches >= 1
+    asked.response.token_ids[3] = token
+    value = asked.response.logprobs[5]
+    asked.response.logprobs[5] = value - 0.01
+    assert not verify(plain, [asked]).is_clean
+    asked.response.logprobs[5] = value
+    assert verify(plain, [asked]).is_clean
 
 
 def tokens_on_draft_server(address: str, keys: ClientKeys, deadline_s: float = 60.0) -> int:

@@ -73,15 +73,15 @@ def test_a_share_of_the_run_is_verified_against_the_weights_it_used(model: Path,
     asyncio.run(scenario())
 
 
-def test_a_response_is_scored_when_it_ends_and_not_when_the_run_does(model: Path, groups: list[GroupResult]) -> None:
+def test_a_response_is_verified_when_it_ends_and_not_when_the_run_does(model: Path, groups: list[GroupResult]) -> None:
     async def scenario() -> int:
         verifier = a_verifier(model)
         await verifier.start()
         try:
             verifier.consider(groups[0].responses[0])
             async with asyncio.timeout(DEADLINE_S):
-                await verifier._verdict.wait()
-            return verifier.num_scored
+                await verifier._answered.wait()
+            return verifier.num_verified
         finally:
             await verifier.close()
 

@@ -30,7 +30,7 @@ from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd, ChunkOutput, Sampling, TokenSpan
-from seer.verification.rescoring import PlainModel
+from seer.verification.verify import PlainModel
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 pytestmark = needs_vllm

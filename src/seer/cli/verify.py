@@ -17,7 +17,7 @@ from seer.errors import ConfigError, InputError, MissingExtra
 from seer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from seer.verification.rescoring import Verification
+    from seer.verification.verify import Verification
 
 EXAMPLES = """\
 examples:
@@ -67,7 +67,8 @@ def verify(
 ) -> int:
     """Verify a finished run and print the verdict; 0 if it is clean."""
     try:
-        from seer.verification import rescoring
+        from seer.verification.verify import PlainModel, engine_dtype
+        from seer.verification.verify import verify as verify_responses
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
     if share is not None and not 0 < share <= 1:
@@ -75,20 +76,20 @@ def verify(
     manifest = folder.read_manifest()
     if manifest["options"].get("engine") != "local":
         raise InputError(f"{folder.path} was not run on the local engine; only its responses can be verified")
-    claims = _claims(folder, manifest)
-    if not claims:
+    responses = _responses(folder, manifest)
+    if not responses:
         raise InputError(f"{folder.path} holds no response with tokens")
-    wanted = max(1, round(len(claims) * share)) if share is not None else min(num_sampled, len(claims))
-    chosen = random.Random(seed).sample(claims, wanted)
+    wanted = max(1, round(len(responses) * share)) if share is not None else min(num_sampled, len(responses))
+    chosen = random.Random(seed).sample(responses, wanted)
     weights = Path(model or manifest["model_dir"])
-    dtype = rescoring.engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
-    found = rescoring.verify(rescoring.PlainModel(weights), chosen, dtype=dtype)
+    dtype = engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
+    found = verify_responses(PlainModel(weights), chosen, dtype=dtype)
     numbers = numbers_of(found, weights)
     folder.write_manifest(manifest | {"verification": numbers})
     if as_json:
         sys.stdout.write(json.dumps(numbers) + "\n")
     else:
-        print_verification(numbers, len(claims))
+        print_verification(numbers, len(responses))
     return 0 if found.is_clean else 1
 
 
@@ -97,13 +98,13 @@ def numbers_of(found: Verification, weights: Path) -> dict[str, Any]:
     return asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
 
 
-def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
+def _responses(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     """Every response of the run beside the prompt and the sampling it was asked with."""
     from seer.cli.rollout_options import sampling_of
     from seer.engine.prepare import InstanceSettings, prepare
     from seer.runs.prompts import encode, read_prompts
     from seer.runs.results import read_responses
-    from seer.verification.rescoring import ResponseToVerify
+    from seer.verification.verify import ResponseToVerify
 
     options = argparse.Namespace(**manifest["options"])
     engine = prepare("local", manifest["model_dir"], InstanceSettings())
@@ -118,14 +119,14 @@ def _claims(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
     by_id = {prompt.prompt.id: prompt for prompt in encoded}
     results = Path(options.out) if options.out else folder.results
     forced = bool(manifest.get("forced_lengths"))
-    claims = []
+    responses = []
     for response in read_responses(results):
         prompt = by_id.get(response.prompt_id)
         if prompt is None:
             raise InputError(f"{results}: prompt {response.prompt_id!r} is not in {folder.prompts}")
         if response.token_ids:
-            claims.append(ResponseToVerify(prompt.token_ids, prompt.sampling, response, ends_ignored=forced))
-    return claims
+            responses.append(ResponseToVerify(prompt.token_ids, prompt.sampling, response, ends_ignored=forced))
+    return responses
 
 
 def print_verification(numbers: dict[str, Any], num_responses: int) -> None:

@@ -1,1 +1,1 @@
-"""Scores responses again with a plain forward pass."""
+"""Verifies responses: scores them again with a plain forward pass."""

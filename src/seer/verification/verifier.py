@@ -1,15 +1,14 @@
-"""Verify while a run goes on: a share of the responses is scored again as each of them ends.
+"""Verify a share of a run's responses while the run goes on, each as it ends.
 
-The scoring is a process of its own with the lowest priority, so it takes the cores' idle time first. Which
-responses are scored is sampled beforehand, so that nothing about a response decides whether it is looked at.
+Verifying runs in a process of its own with the lowest priority, so that it takes idle time of the cores first. The
+responses to verify are chosen at random before the run, so the choice does not depend on what a response says.
 
 Waits for                                    unblocked by
-  the last verdicts (`finish`)                 the process, its death, deadline_s without a verdict
+  the last answers (`finish`)                  the process, its death, deadline_s without an answer
 
 Invariants
-  1. A verification counts every response that was chosen and ended by itself; if one could not be scored there is
-     no verification, but an error that says why.
-  2. After `close` the process is gone.
+  1. A verification covers every chosen response that ended by itself; if one could not be verified, `finish` raises.
+  2. After `close` the process has ended.
 """
 
 from __future__ import annotations
@@ -27,16 +26,17 @@ from seer.hosting.channel import Channel
 from seer.hosting.launch import ChildProcess
 from seer.runs.prompts import EncodedPrompt
 from seer.types import Response
-from seer.verification.rescoring import ResponseToVerify, Verification, add_up
-from seer.verification.verifier_process import Begin, Score, Scored
+from seer.verification.verifier_process import Begin, Verified, Verify
+from seer.verification.verify import ResponseToVerify, Verification, add_up
 
 CLOSE_DEADLINE_S = 5.0
+"""Bounds the wait for a killed process, which normally ends at once."""
 
-_decoder: msgspec.msgpack.Decoder[Scored] = msgspec.msgpack.Decoder(Scored)
+_decoder: msgspec.msgpack.Decoder[Verified] = msgspec.msgpack.Decoder(Verified)
 
 
 class Verifier:
-    """Scores a share of one run's responses; made for each run."""
+    """Verifies a share of one run's responses; made for each run."""
 
     def __init__(
         self,
@@ -52,28 +52,28 @@ class Verifier:
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError(f"a share of {share:g} of the responses to verify", hint="above 0 and at most 1")
-        everyone = [(group, index) for group, prompt in enumerate(prompts) for index in range(prompt.n)]
-        self._chosen = set(random.Random(seed).sample(everyone, max(1, round(share * len(everyone)))))
+        all_responses = [(group, index) for group, prompt in enumerate(prompts) for index in range(prompt.n)]
+        self._chosen = set(random.Random(seed).sample(all_responses, max(1, round(share * len(all_responses)))))
         self._prompts = prompts
         self._begin = Begin(folder=str(folder), weights=None if weights is None else str(weights), dtype=dtype)
         self._ends_ignored = ends_ignored
         self._deadline_s = deadline_s
         self._child: ChildProcess | None = None
-        self._channel: Channel[Scored] | None = None
+        self._channel: Channel[Verified] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._parts: list[Verification] = []
         self._num_sent = 0
         self._error: str | None = None
-        self._verdict = asyncio.Event()
+        self._answered = asyncio.Event()
 
     @property
-    def num_scored(self) -> int:
-        """Responses scored so far."""
+    def num_verified(self) -> int:
+        """Responses verified so far."""
         return len(self._parts)
 
     @property
     def num_chosen(self) -> int:
-        """Responses to be scored if all of them end by themselves."""
+        """Responses to verify if all of them end by themselves."""
         return len(self._chosen)
 
     async def start(self) -> None:
@@ -84,30 +84,30 @@ class Verifier:
         self._reader = asyncio.create_task(self._read(self._channel))
 
     def consider(self, response: Response) -> None:
-        """A response has ended: score it if it was chosen. Never waits."""
+        """Verify a response that has ended, if it was chosen. Never waits."""
         if (response.group, response.index) not in self._chosen or not response.is_complete or not response.token_ids:
             return
         assert self._channel is not None, "responses come after start"
         prompt = self._prompts[response.group]
         self._num_sent += 1
-        self._channel.send(Score(ResponseToVerify(prompt.token_ids, prompt.sampling, response, self._ends_ignored)))
+        self._channel.send(Verify(ResponseToVerify(prompt.token_ids, prompt.sampling, response, self._ends_ignored)))
 
     async def finish(self) -> Verification | None:
-        """Wait for the last verdicts and add them up; None if no chosen response ended by itself."""
+        """Wait for the last answers and add them up; None if no chosen response ended by itself."""
         while len(self._parts) < self._num_sent and self._error is None:
-            self._verdict.clear()
+            self._answered.clear()
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    await self._verdict.wait()
+                    await self._answered.wait()
             except TimeoutError:
-                what = f"scoring responses again ({len(self._parts)} of {self._num_sent} done)"
+                what = f"verifying responses ({len(self._parts)} of {self._num_sent} done)"
                 raise DeadlineExceeded(what, self._deadline_s) from None
         if self._error is not None:
             raise SeerError(f"the run could not be verified: {self._error}", hint="seer verify RUN tries again")
         return add_up(self._parts) if self._parts else None
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -120,15 +120,15 @@ class Verifier:
             await child.wait(CLOSE_DEADLINE_S)
             child.close()
 
-    async def _read(self, channel: Channel[Scored]) -> None:
+    async def _read(self, channel: Channel[Verified]) -> None:
         while (message := await channel.receive()) is not None:
             if message.verification is None:
                 self._error = message.error
             else:
                 self._parts.append(message.verification)
-            self._verdict.set()
+            self._answered.set()
         if self._error is None:
             assert self._child is not None, "the reader ends before the child"
             await self._child.wait(CLOSE_DEADLINE_S)
             self._error = f"its process ended: {self._child.exit_cause()}"
-        self._verdict.set()
+        self._answered.set()

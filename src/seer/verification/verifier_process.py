@@ -1,8 +1,8 @@
-"""The process that scores responses again while a run goes on (verifier.py starts it).
+"""The process that verifies responses while a run goes on (verifier.py starts it).
 
     python -m seer.verification.verifier_process FD
 
-It ends when the driver is gone, and never competes with the instances: its priority is the lowest there is.
+It ends with the driver. It has the lowest priority, so that the instances run first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import msgspec
 
 from seer.hosting.channel import frame, receive_blocking
 from seer.hosting.child import exit_with_driver
-from seer.verification.rescoring import PlainModel, ResponseToVerify, Verification, verify
+from seer.verification.verify import PlainModel, ResponseToVerify, Verification, verify
 
 LOWEST_PRIORITY = 19
+"""Linux knows no lower one."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The first message: what to hold the responses against."""
+    """The first message: the model and weights to verify against."""
 
     folder: str
     weights: str | None
@@ -32,24 +33,24 @@ class Begin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What the engine computed in."""
 
 
-class Score(msgspec.Struct, frozen=True, tag=True):
-    """A response to score."""
+class Verify(msgspec.Struct, frozen=True, tag=True):
+    """A response to verify."""
 
-    claim: ResponseToVerify
+    response: ResponseToVerify
 
 
-class Scored(msgspec.Struct, frozen=True):
-    """The answer to a `Score`."""
+class Verified(msgspec.Struct, frozen=True):
+    """The answer to a `Verify`."""
 
     verification: Verification | None = None
     error: str | None = None
 
 
-_decoder: msgspec.msgpack.Decoder[Begin | Score] = msgspec.msgpack.Decoder(Begin | Score)
+_decoder: msgspec.msgpack.Decoder[Begin | Verify] = msgspec.msgpack.Decoder(Begin | Verify)
 
 
 def main() -> None:
-    """Score whatever comes over the socket whose descriptor is the only argument."""
+    """Verify the responses that arrive on the socket whose descriptor is the only argument."""
     os.nice(LOWEST_PRIORITY)
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
@@ -58,13 +59,13 @@ def main() -> None:
     model = PlainModel(Path(begin.folder), Path(begin.weights) if begin.weights is not None else None)
     while True:
         message = receive_blocking(sock, _decoder)
-        assert isinstance(message, Score), f"a {type(message).__name__} came after the first message"
+        assert isinstance(message, Verify), f"a {type(message).__name__} came after the first message"
         try:
-            scored = Scored(verify(model, [message.claim], dtype=begin.dtype))
-        except Exception as error:  # the driver raises it again
+            answer = Verified(verify(model, [message.response], dtype=begin.dtype))
+        except Exception as error:  # the driver raises it
             traceback.print_exc()
-            scored = Scored(error=f"{type(error).__name__}: {error}")
-        sock.sendall(frame(scored))
+            answer = Verified(error=f"{type(error).__name__}: {error}")
+        sock.sendall(frame(answer))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""The verification: were these responses sampled from these weights, with these seeds, and nothing else?
+"""Verify responses: were they sampled from these weights with these seeds?
 
-A response is scored again by the plainest forward pass there is: one sequence, all positions at once, fp32,
-no KV cache, no batch, no drafts, none of the engine's kernels. At every position that gives the
-log-probability the token should have been reported with, and, since the noise of a position is a function
-of the request's seed, the token itself that should have been sampled.
+A response is scored again by a plain forward pass: one sequence, all positions at once, fp32, no KV cache, no batch, no
+drafts, none of the engine's kernels. At every position that gives the log-probability that should have been reported
+and, since the sampling noise of a position depends on the request's seed only, the token that should have been sampled.
 
-A token that differs although the two best candidates were within `NEAR_TIE` is counted apart: another order
-of summation may decide such a sample the other way, and both tokens are right.
+A token that differs although it was within `NEAR_TIE` of the best candidate counts as a near tie, not as a mismatch:
+another order of summation may decide such a sample the other way.
 """
 
 from __future__ import annotations
@@ -29,33 +28,33 @@ GAP_LIMITS = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What re-scoring a sample of a run's responses found."""
+    """What verifying some of a run's responses found."""
 
     num_responses: int
     num_tokens: int
     num_mismatches: int
-    """Tokens that the seeds and the weights do not give."""
+    """Tokens that the seeds and the weights do not give; near ties are not counted."""
     num_near_ties: int
-    """Of the tokens, those that differ but were as good as equal; not mismatches."""
+    """Tokens that differ from the best candidate by less than rounding can decide."""
     max_logprob_gap: float
     max_raw_logprob_gap: float
     gap_limit: float
     tokens_are_promised: bool
-    """Whether the engine promises the very tokens (fp32), or only their distribution."""
+    """Whether the engine promises these exact tokens (fp32), or only their distribution."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether the run is what it says it is."""
+        """Whether the responses are what the weights and seeds give, within the limits."""
         tokens_agree = self.num_mismatches == 0 or not self.tokens_are_promised
         return tokens_agree and max(self.max_logprob_gap, self.max_raw_logprob_gap) <= self.gap_limit
 
 
 class PlainModel:
-    """The decoder, written down once more without any care for speed."""
+    """The decoder again, written for clarity and not for speed."""
 
     def __init__(self, folder: Path, weights: Path | None = None) -> None:
-        """The model of a folder, with other weights than its own where given."""
-        # One thread: on a machine whose other cores are busy, two that wait for each other take far longer.
+        """The model of a folder; `weights` replaces the folder's own."""
+        # One thread: where other cores are busy, threads that wait for each other take longer than one.
         torch.set_num_threads(1)
         self.config: ModelConfig = read_config(folder)
         stored = open_weights(folder if weights is None else weights)
@@ -115,7 +114,7 @@ def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
 
 @dataclass(frozen=True, slots=True)
 class ResponseToVerify:
-    """A response and what it says it was sampled from."""
+    """A response with the prompt and the sampling it was generated with."""
 
     prompt_token_ids: Sequence[int]
     sampling: Sampling
@@ -124,24 +123,24 @@ class ResponseToVerify:
     """The run forced lengths, so the model's end tokens did not count."""
 
 
-def verify(model: PlainModel, claims: Iterable[ResponseToVerify], *, dtype: str = "float32") -> Verification:
-    """Score every claim again and add up what does not fit."""
+def verify(model: PlainModel, responses: Iterable[ResponseToVerify], *, dtype: str = "float32") -> Verification:
+    """Score every response again and count what differs. `dtype` is what the engine computed in."""
     num_responses = num_tokens = num_mismatches = num_near_ties = 0
     gap = raw_gap = 0.0
-    for claim in claims:
-        response = claim.response
+    for asked in responses:
+        response = asked.response
         if not response.token_ids:
             continue
-        ids = [*claim.prompt_token_ids, *response.token_ids]
-        start = len(claim.prompt_token_ids) - 1
+        ids = [*asked.prompt_token_ids, *response.token_ids]
+        start = len(asked.prompt_token_ids) - 1
         logits = model.logits(ids[:-1], start)
-        stops = _stop_ids(model.config, claim)
+        stops = _stop_ids(model.config, asked)
         num_responses += 1
         for index, (token, row) in enumerate(zip(response.token_ids, logits, strict=True)):
-            cut = stops if index < claim.sampling.min_tokens else frozenset()
-            sample = SampleRow(claim.sampling, response.seed, start + 1 + index, cut)
+            cut = stops if index < asked.sampling.min_tokens else frozenset()
+            sample = SampleRow(asked.sampling, response.seed, start + 1 + index, cut)
             ready = processed(row, sample)
-            greedy = claim.sampling.temperature == 0
+            greedy = asked.sampling.temperature == 0
             noisy = ready if greedy else ready + gumbel(sample.seed, sample.position, len(row))
             best = noisy.max()
             if noisy[token] != best:
@@ -167,8 +166,8 @@ def verify(model: PlainModel, claims: Iterable[ResponseToVerify], *, dtype: str 
 
 
 def add_up(parts: Sequence[Verification]) -> Verification:
-    """One verification of several, all held against the same weights."""
-    assert parts, "nothing was scored"
+    """The sum of several verifications against the same weights."""
+    assert parts, "nothing was verified"
     return Verification(
         num_responses=sum(part.num_responses for part in parts),
         num_tokens=sum(part.num_tokens for part in parts),
@@ -182,12 +181,12 @@ def add_up(parts: Sequence[Verification]) -> Verification:
 
 
 def engine_dtype(dtype: str, device: str) -> str:
-    """The type that the local engine computed in, by the settings it was given."""
+    """The type that the local engine computes in under these settings."""
     if dtype != "auto":
         return dtype
     return "float32" if device == "cpu" else "bfloat16"
 
 
-def _stop_ids(config: ModelConfig, claim: ResponseToVerify) -> frozenset[int]:
-    ends = () if claim.sampling.ignore_eos or claim.ends_ignored else config.eos_token_ids
-    return frozenset({*ends, *claim.sampling.stop_token_ids})
+def _stop_ids(config: ModelConfig, asked: ResponseToVerify) -> frozenset[int]:
+    ends = () if asked.sampling.ignore_eos or asked.ends_ignored else config.eos_token_ids
+    return frozenset({*ends, *asked.sampling.stop_token_ids})
