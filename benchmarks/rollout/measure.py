@@ -19,7 +19,7 @@ from typing import Any
 from seer import Rollout
 from seer.analysis.comparison import order_of_runs
 from seer.analysis.explain import explain
-from seer.analysis.whatif import record, replay_under
+from seer.analysis.whatif import recorded_run, replay_under
 from seer.metrics.events import Event
 from seer.metrics.jsonl import EventLog
 from seer.runs.prompts import EncodedPrompt
@@ -124,7 +124,7 @@ def _numbers(
             "drafted": found.num_drafted,
             "accepted": found.num_accepted,
         }
-        recorded = record(
+        recorded = recorded_run(
             events,
             scheduler=scheduler,
             limits=limits,

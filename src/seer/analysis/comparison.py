@@ -4,8 +4,8 @@ Fairness
   1. The same processes serve every run; before each one they load the weights again under a new weights version, so
      no KV and no draft of an earlier run can be reached.
   2. Runs are interleaved: each repetition goes through all schedulers, starting with another one each time,
-     so that a machine that slows down or warms up does so for everybody.
-  3. A first, short run that nobody counts touches all code and memory.
+     so that a machine that slows down or warms up affects all of them.
+  3. A short run that is not counted comes first, so that no scheduler pays for what happens only once.
   4. Lengths are natural (on the local engine they are equal under all schedulers, because tokens are) or
      forced to a recorded run's. Differences between the schedulers' tokens are counted and shown.
 """
@@ -29,6 +29,7 @@ from seer.runs.run import Lengths
 from seer.types import GroupResult
 
 WARM_UP_TOKENS = 8
+"""Enough for prefill and a few decode steps; the run is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ async def compare(
     began: Callable[[int, str], Callable[[Event], None]] | None = None,
     ended: Callable[[Measured, list[GroupResult]], None] | None = None,
 ) -> Comparison:
-    """Run everything; the rollout must have been started. `began` may return a sink for the run's events."""
+    """Run every scheduler on a started rollout. `began` returns a sink for the events of the run that begins."""
     comparison = Comparison(list(schedulers))
     assert rollout.engine.model_dir is not None, "comparisons need an engine with weights"
     reference: dict[tuple[int, int], list[int]] | None = None
@@ -161,7 +162,7 @@ async def _warm_up(rollout: Rollout, prompts: Sequence[EncodedPrompt]) -> None:
 
 
 def recorded_lengths(results: Path, prompts: Sequence[EncodedPrompt]) -> list[list[int]]:
-    """The lengths of a recorded run, for these prompts; every response must be there and have ended."""
+    """The lengths of these prompts' responses in a recorded run; refused if one is missing or did not end by itself."""
     by_response = {(r.prompt_id, r.index): r for r in read_responses(results)}
     lengths = []
     for prompt in prompts:

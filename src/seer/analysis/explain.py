@@ -1,24 +1,25 @@
-"""Where did the time go? A run's makespan, split by cause; and what an oracle would have needed.
+"""Where did the time go? A run's makespan, split by cause, beside the makespan of an ideal schedule.
 
-Each instance has had the whole makespan T to spend. Every second of it is put under exactly one heading:
+Each instance has the whole makespan T to spend. Every second of it counts under exactly one heading:
 
-    decode        steps' time for rows that became tokens of responses
-    prefill       steps' time for rows of prompts that had to be computed once
-    recompute     steps' time for rows of contexts beyond that: KV that was lost or not there after a move, and prompts
-                  that siblings computed a second time, on another instance or before the first was done
-    migration     time to bring KV in from the pool
-    speculation   steps' time for drafted rows that were rejected
+    decode        step time of tokens that became part of a response
+    prefill       step time of prompt tokens that had to be computed once
+    recompute     step time of prefilled tokens beyond that: KV that was lost or missing after a move, and prompts that
+                  siblings computed a second time, on another instance or before the first was done
+    migration     time that steps waited for KV from the pool
+    speculation   step time of draft tokens that were rejected
     overhead      requests running, but neither step nor transfer measured: scheduling, messages
-    tail          nothing running, while only the last tenth of the requests was left
+    tail          nothing running, while at most the last tenth of the requests was left
     imbalance     nothing running before that, though another instance ran something
-    queueing      nothing running anywhere: the scheduler had work and gave none
+    queueing      nothing running on any instance before the tail
 
-A step's time is split among its rows in equal parts. The heading's numbers are means over the instances, so
-they add up to T. Where an instance reports no steps (`Stepped`), its running time is all `decode`.
+A step's time is split among its batched tokens in equal parts. The numbers are means over the instances, so they add up
+to T. Where an instance reports no steps (`Stepped`), all of its running time counts as `decode`.
 
-The oracle bound: lengths known, longest remaining first, any request on any instance at any step for free,
-prompts for free, no speculation, at the step cost base + slope·rows fitted to this very run. A real
-schedule without speculation cannot do much better; one with speculation may.
+The oracle estimate is the makespan of an ideal schedule: all lengths known, longest remaining first, any request on any
+instance at any step for free, prompts for free, no speculation. Its step cost is base + slope·batched tokens, fitted to
+this run. It is an estimate, not a bound: a run whose steps cost less than the fitted line, or one that speculates, can
+be faster.
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ HEADINGS = ("decode", "prefill", "recompute", "migration", "speculation", "overh
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Seconds of a step: base + slope·rows, and rows of prompts at a price of their own."""
+    """Seconds of a step: base + slope·batched tokens; prompt tokens have a cost of their own."""
 
     base_s: float
     slope_s: float
     prefill_s: float | None = None
-    """Of a row of a prompt; None where none was seen beside the others: as any row."""
+    """Seconds per prompt token; None if no prompt token was measured: they then cost what any token does."""
 
     @property
     def prefill_token_s(self) -> float:
-        """Seconds that a row of a prompt adds to a step."""
+        """Seconds that a prompt token adds to a step."""
         return self.slope_s if self.prefill_s is None else self.prefill_s
 
     def step_s(self, num_batched_tokens: float, num_prefill_tokens: float = 0.0) -> float:
-        """Seconds of a step over so many rows, and so many of prompts besides."""
+        """Seconds of a step over this many batched tokens and this many prompt tokens in addition."""
         return self.base_s + self.slope_s * num_batched_tokens + self.prefill_token_s * num_prefill_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A run's time, split, and its bound."""
+    """A run's time by cause, and the oracle estimate."""
 
     makespan_s: float
     seconds: dict[str, float]
@@ -68,7 +69,7 @@ class Explanation:
     num_accepted: int
     step: StepFit | None
     oracle_s: float | None
-    """The oracle bound on the makespan; None where steps were not measured."""
+    """Makespan of the ideal schedule; None where steps were not measured."""
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ def explain(events: Iterable[Event], *, num_instances: int, max_num_seqs: int) -
         num_drafted=sum(step.num_drafted for step in steps),
         num_accepted=sum(step.num_accepted for step in steps),
         step=fit,
-        oracle_s=oracle_bound_s(lengths, num_instances, max_num_seqs, fit) if fit is not None else None,
+        oracle_s=oracle_makespan_s(lengths, num_instances, max_num_seqs, fit) if fit is not None else None,
     )
 
 
@@ -132,7 +133,7 @@ def _note_state(one: _Instance, event: InstanceState) -> None:
 
 
 def _split_idle(seconds: dict[str, float], instances: Sequence[_Instance], tail_from_s: float) -> None:
-    """Idle stretches: in the tail, while another worked, or while nobody did."""
+    """Split idle time: in the tail, while another instance ran something, or while none did."""
     edges = sorted({edge for one in instances for stretch in one.idle for edge in stretch} | {tail_from_s})
     for a, b in pairwise(edges):
         num_idle = sum(any(x <= a and b <= y for x, y in one.idle) for one in instances)
@@ -158,7 +159,7 @@ def _split_busy(
         if not one.steps or measured_s <= 0:
             seconds["decode"] += busy_s
             continue
-        # Steps can reach a little beyond the states that were sampled; they never count for more.
+        # Steps can reach a little beyond the measured running time; scaled down, they never count for more.
         scale = min(1.0, busy_s / measured_s)
         for step in one.steps:
             row_s = scale * step.duration_s / max(1, step.num_batched_tokens)
@@ -172,10 +173,10 @@ def _split_busy(
 
 
 def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
-    """Base and slope over reports without prompts, then what rows of prompts cost beside them; None without the former.
+    """Base and slope over reports without prompt tokens, then the cost of a prompt token; None without the former.
 
-    Reports weigh as their time does, so that the fit takes as long as the run did: what follows from it is not off by
-    whatever a straight line misses.
+    Reports are weighted so that the fitted times add up to the measured time. What is computed from the fit is then not
+    biased where a straight line fits badly.
     """
     pure = [step for step in steps if not step.num_prefill_tokens and step.num_steps]
     if not pure:
@@ -190,14 +191,14 @@ def fit_steps(steps: Sequence[Stepped]) -> StepFit | None:
 
 
 def _base_and_slope(pure: Sequence[Stepped]) -> tuple[float, float]:
-    # Least squares of time against steps and rows, each report weighted by one over its steps: the residuals then
-    # add up to nothing.
+    # Least squares of time against steps and batched tokens, each report weighted by one over its steps: the residuals
+    # then add up to zero.
     total_s = sum(s.duration_s for s in pure)
     num_steps, num_batched_tokens = sum(s.num_steps for s in pure), sum(s.num_batched_tokens for s in pure)
     rr = sum(s.num_batched_tokens * s.num_batched_tokens / s.num_steps for s in pure)
     rt = sum(s.num_batched_tokens * s.duration_s / s.num_steps for s in pure)
     determinant = num_steps * rr - num_batched_tokens * num_batched_tokens
-    if determinant <= 1e-9 * num_steps * rr:  # all steps alike: rows alone keep the bound below what was measured
+    if determinant <= 1e-9 * num_steps * rr:  # all steps alike: the slope alone explains them
         return 0.0, total_s / max(1, num_batched_tokens)
     base_s = (total_s * rr - rt * num_batched_tokens) / determinant
     slope_s = (rt * num_steps - total_s * num_batched_tokens) / determinant
@@ -208,13 +209,13 @@ def _base_and_slope(pure: Sequence[Stepped]) -> tuple[float, float]:
     return base_s, slope_s
 
 
-def oracle_bound_s(lengths: Sequence[int], num_instances: int, max_num_seqs: int, fit: StepFit) -> float:
-    """Seconds of the idealised schedule described above."""
+def oracle_makespan_s(lengths: Sequence[int], num_instances: int, max_num_seqs: int, fit: StepFit) -> float:
+    """Seconds of the ideal schedule described above."""
     waiting = [-length for length in lengths]
     heapq.heapify(waiting)
     slots = num_instances * max_num_seqs
     elapsed_s = 0.0
-    quantum = max(1, max(lengths, default=0) // 2000)  # steps taken at once at least: bounds the work for long runs
+    quantum = max(1, max(lengths, default=0) // 2000)  # at least this many steps at once: bounds the work for long runs
     while waiting:
         # Run the longest `slots` until the shortest of them meets the longest that waits, or is done.
         running = [-heapq.heappop(waiting) for _ in range(min(slots, len(waiting)))]

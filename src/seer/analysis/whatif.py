@@ -1,10 +1,10 @@
-"""What would another scheduler have made of a recorded run? Its lengths again, in virtual time, at its own step cost.
+"""How would another scheduler have done on a recorded run? Replays its lengths in virtual time at its own step cost.
 
-The rollout loop and the schedulers are the production code. Instances are the simulator's, with a step that costs what
-the recorded steps were measured to cost (base + slope·rows) instead of a roofline; KV that moves takes as long as it
-did there, and no time where none moved. Drafts are as deep and as good as they were in the recorded run at the same
-batch size, for schedulers that draft; where it drafted nothing, nothing is known of them and they are left out.
-Under the recorded scheduler the prediction can be held against what was measured.
+The rollout loop and the schedulers are the production code. Instances are the simulator's, but a step costs what the
+recorded steps were measured to cost (base + slope·batched tokens) instead of a roofline. Moving KV takes as long per
+token as in the recorded run, and no time if nothing moved there. For schedulers that draft, drafts are as long and as
+often accepted as in the recorded run at the same batch size; if it drafted nothing, the replay drafts nothing. A replay
+of the recorded scheduler shows how far the prediction is from the measurement.
 """
 
 from __future__ import annotations
@@ -28,40 +28,41 @@ from seer.sim import virtual_time
 from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
 from seer.sim.instance import SimulatedInstance
 from seer.transfer import MoveCost, PrefillCost, TransferCosts, TransferEstimate
-from seer.types import Group, InstanceLimits, Sampling
+from seer.types import FinishReason, Group, InstanceLimits, Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class DraftGain:
-    """What drafting came to at one batch size."""
+    """What drafting cost and gained at one batch size."""
 
     tokens_per_request: float
-    """Rows of a step for each request in it: one, and its drafts."""
+    """Batched tokens of a step for each request in it: one, and its drafts."""
     tokens_per_step: float
     """Tokens a request gained by a step."""
 
 
 NO_DRAFTS = DraftGain(1.0, 1.0)
+"""A step of plain decoding: one token computed and one gained per request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCost(InstanceCost):
-    """A step costs what it was measured to; the hardware of the base class is not used."""
+    """The measured cost of a step; the hardware of the base class is not used."""
 
     fit: StepFit
     gains: dict[int, DraftGain] = field(default_factory=dict)
     """By batch size, as a power of two; empty without drafts."""
     load_token_s: float = 0.0
-    """To bring the KV of a token in from the pool."""
+    """Seconds to load the KV of a token from the pool."""
 
     def step(self, num_requests: int, tokens_per_request: float = 1.0, prefill_tokens: float = 0.0) -> StepTime:
-        """Base and slope, and the price of prompts.
+        """Base, slope and the cost of prompt tokens.
 
         The simulated instance gains one token per request and step, so a step that gained more takes that much less.
         """
         gain = self._gain(num_requests)
-        rows = num_requests * tokens_per_request * gain.tokens_per_request
-        return StepTime(self.fit.step_s(rows, prefill_tokens) / gain.tokens_per_step, 0.0)
+        num_tokens = num_requests * tokens_per_request * gain.tokens_per_request
+        return StepTime(self.fit.step_s(num_tokens, prefill_tokens) / gain.tokens_per_step, 0.0)
 
     def transfer_s(self, num_tokens: int) -> float:
         """As measured."""
@@ -84,7 +85,7 @@ class RecordedCost(InstanceCost):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """The part of a run that a replay needs."""
+    """What a replay needs of a run."""
 
     scheduler: str
     groups: tuple[Group, ...]
@@ -95,9 +96,9 @@ class RecordedRun:
     fit: StepFit
     makespan_s: float
     gains: dict[int, DraftGain] = field(default_factory=dict)
-    """What drafting came to, by batch size; empty where nothing was drafted."""
+    """By batch size; empty where nothing was drafted."""
     load_token_s: float = 0.0
-    """To bring the KV of a token in from the pool; 0 where none was."""
+    """Seconds to load the KV of a token from the pool; 0 where none was loaded."""
 
 
 def read_recorded(folder: RunFolder) -> RecordedRun:
@@ -105,7 +106,7 @@ def read_recorded(folder: RunFolder) -> RecordedRun:
     manifest = folder.read_manifest()
     options = manifest["options"]
     try:
-        return record(
+        return recorded_run(
             list(read_events(folder.events)),
             scheduler=options["scheduler"],
             limits=InstanceLimits(**manifest["limits"]),
@@ -117,7 +118,7 @@ def read_recorded(folder: RunFolder) -> RecordedRun:
         raise InputError(f"{folder.path}: {error}", hint=error.hint) from None
 
 
-def record(
+def recorded_run(
     events: Sequence[Event],
     *,
     scheduler: str,
@@ -129,9 +130,7 @@ def record(
     """What a replay needs of a run's events."""
     queued = {event.request: event for event in events if isinstance(event, Queued)}
     ended = {event.request: event for event in events if isinstance(event, Ended)}
-    cut = [
-        request for request in queued if request not in ended or ended[request].finish_reason not in ("stop", "length")
-    ]
+    cut = [r for r in queued if r not in ended or not FinishReason(ended[r].finish_reason).is_complete]
     if cut or not queued:
         raise InputError(f"{len(cut)} of {len(queued)} responses did not end by themselves")
     found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
@@ -172,7 +171,7 @@ def _load_token_s(events: Iterable[Event]) -> float:
 
 
 def draft_gains(steps: Iterable[Stepped]) -> dict[int, DraftGain]:
-    """What drafting came to at each batch size (a power of two), over steps without prompts."""
+    """What drafting cost and gained at each batch size (a power of two), over steps without prompt tokens."""
     sums: dict[int, list[int]] = {}
     for step in steps:
         request_steps = step.num_emitted - step.num_accepted  # each gains one token and what was accepted

@@ -1,7 +1,7 @@
 """`seer compare`: the same prompts, seeds and instances under several schedulers; a table, and a report.
 
-The first scheduler is the one that speedups are relative to. `oracle` is the bound of src/seer/analysis/explain.py on
-the makespan for the very lengths that came out, at the very step cost that was measured.
+The first scheduler is the one that speedups are relative to. `oracle` is the makespan of an ideal schedule
+(src/seer/analysis/explain.py) for the lengths that came out, at the step cost that was measured.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: R
         "accepted",
     ):
         table.add_column(name, justify="left" if name == "scheduler" else "right")
-    table.add_column("oracle bound", justify="right")
+    table.add_column("oracle estimate", justify="right")
     table.add_column("tokens", justify="right")
     for row in rows:
         drafted = f" of {row['drafted_tokens']:,.0f}" if row["drafted_tokens"] else ""
@@ -268,7 +268,7 @@ def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: R
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     console.print(table)
     console.print(
-        "oracle bound: makespan with all lengths known, longest remaining first, moves and prompts free,\n"
+        "oracle estimate: makespan with all lengths known, longest remaining first, moves and prompts free,\n"
         "no speculation, at the step cost measured in each scheduler's own run; share = bound / makespan.",
         highlight=False,
     )

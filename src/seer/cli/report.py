@@ -22,7 +22,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "report",
         help="explain a run: an HTML page and a Perfetto trace",
         description="Explain a run from its event log: a self-contained HTML page (timeline, KV use, tail,\n"
-        "drafts, where the time went, the oracle bound) and a trace for ui.perfetto.dev.",
+        "drafts, where the time went, the oracle estimate) and a trace for ui.perfetto.dev.",
         epilog=EXAMPLES,
     )
     parser.add_argument(

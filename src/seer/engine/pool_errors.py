@@ -7,7 +7,7 @@ damage since the last report; otherwise it had evicted the block.
 from __future__ import annotations
 
 from seer.kvpool.base import Pool
-from seer.metrics.events import PoolTrouble
+from seer.metrics.events import PoolErrors
 
 
 class PoolErrorCounter:
@@ -19,7 +19,7 @@ class PoolErrorCounter:
         self._num_missed = 0
         self._num_bad = self._count_bad()
 
-    def delta(self, now_s: float, instance: int, num_missed_tokens: int) -> list[PoolTrouble]:
+    def delta(self, now_s: float, instance: int, num_missed_tokens: int) -> list[PoolErrors]:
         """One event if the counts rose since the last call; `num_missed_tokens` is the engine's total so far."""
         before, self._troubles = self._troubles, self._pool.troubles()
         num_missed, self._num_missed = num_missed_tokens - self._num_missed, num_missed_tokens
@@ -31,7 +31,7 @@ class PoolErrorCounter:
             num_recomputed = num_missed if self._num_bad > num_bad else 0
         if not (num_failed or num_corrupt or num_recomputed):
             return []
-        return [PoolTrouble(now_s, instance, num_failed, num_corrupt, num_recomputed)]
+        return [PoolErrors(now_s, instance, num_failed, num_corrupt, num_recomputed)]
 
     def _count_bad(self) -> int:
         stats = self._pool.stats()

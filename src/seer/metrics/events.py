@@ -1,12 +1,12 @@
-"""The one event schema: every request's life and every instance's state, as it happened.
+"""The one event schema: each request from queue to end, and the state of each instance.
 
-The rollout loop and the instances emit these; everything that is reported (tables, plots, traces, the HTML page) is
-computed from them and from nothing else. Times are seconds on the event loop's clock.
+The rollout loop and the instances emit these. Tables, plots, traces and the HTML page are computed from them alone.
+Times are seconds on the event loop's clock.
 
     Queued ──> Started ──> [Prefilling ──> Decoding ──> (Preempted ──> Prefilling ...)] ──> Stopped ──> ... ──> Ended
                one per chunk; the part in brackets comes from the instance
 
-A file of them is JSON lines, one event each, told apart by `kind`.
+A file of them is JSON lines, one event each; `kind` names the event.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Started(_Event, frozen=True, gc=False):
 
 
 class Prefilling(_Event, frozen=True, gc=False):
-    """The instance began to compute tokens it has no KV for."""
+    """The instance began to prefill: it computes the tokens it has no KV for."""
 
     request: int
     instance: int
@@ -85,7 +85,7 @@ class Ended(_Event, frozen=True, gc=False):
 
 
 class InstanceState(_Event, frozen=True, gc=False):
-    """How an instance is doing from now on, until its next such event."""
+    """The state of an instance from now until its next such event."""
 
     instance: int
     num_running: int
@@ -99,7 +99,7 @@ class InstanceState(_Event, frozen=True, gc=False):
 
 
 class Stepped(_Event, frozen=True, gc=False):
-    """What an instance's steps since its last such event did; emitted a few times a second, not per step."""
+    """Totals over the steps of an instance since its last such event; emitted a few times a second, not per step."""
 
     instance: int
     num_steps: int
@@ -119,23 +119,23 @@ class Stepped(_Event, frozen=True, gc=False):
     loaded_bytes: int = 0
     """In either time."""
     num_preempted: int = 0
-    """For engines that count preemptions without saying whose; others emit `Preempted`."""
+    """For engines that count preemptions without naming the request; others emit `Preempted`."""
 
 
-class PoolTrouble(_Event, frozen=True, gc=False):
-    """The KV pool could not serve; whoever asked goes on by computing. Counts since the last such event."""
+class PoolErrors(_Event, frozen=True, gc=False):
+    """Counts of the KV pool's errors since the last such event. The KV that it did not give is computed again."""
 
     instance: int | None
-    """Who met it; None for what all processes count together."""
+    """The instance that met them; None for counts of all processes together."""
     num_failed: int = 0
     """Calls, or blocks of a call."""
     num_corrupt: int = 0
     """Blocks whose checksum did not match."""
     num_recomputed: int = 0
-    """Tokens computed again because of it."""
+    """Tokens computed again because of them."""
 
 
-Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState | Stepped | PoolTrouble
+Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState | Stepped | PoolErrors
 EventSink = Callable[[Event], None]
 
 

@@ -24,6 +24,7 @@ SCHEMA = 1
 """Raised whenever a reader of the old schema would misread the new."""
 
 _FLUSH_EVENTS = 4096
+"""Events per write: a simulation emits millions, and a system call for each would dominate."""
 
 
 class LogHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
@@ -31,7 +32,7 @@ class LogHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
 
     schema: int
     metadata: dict[str, Any]
-    """What was run, in whatever words the writer has; plain JSON values."""
+    """What was run: plain JSON values, chosen by the writer."""
 
 
 class EventLog:
@@ -44,7 +45,7 @@ class EventLog:
         self._file.write(self._encoder.encode_lines([LogHeader(SCHEMA, metadata)]))
 
     def __call__(self, event: Event) -> None:
-        """Write one event, soon."""
+        """Add one event; lines are written in batches and on exit."""
         self._pending.append(event)
         if len(self._pending) == _FLUSH_EVENTS:
             self._flush()
@@ -64,7 +65,7 @@ class EventLog:
 
 
 def read_header(path: Path) -> LogHeader:
-    """The header of an event log, or a clear refusal of a file that is none."""
+    """The header of an event log; any other file is refused."""
     try:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(), type=LogHeader)

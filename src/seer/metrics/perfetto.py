@@ -26,10 +26,11 @@ from seer.metrics.events import (
 )
 
 _MICROSECONDS = 1e6
+"""The trace format counts time in microseconds."""
 
 
 class _Tracks:
-    """The lowest free track first, so that the picture is as high as the batch and no higher."""
+    """Hands out the lowest free track, so that there are no more tracks than requests at once."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -96,7 +97,7 @@ class PerfettoTrace:
         self._open[event.request] = ("queued", event.t_s, event.instance, track, arguments)
 
     def _enter(self, request: int, phase: str, t_s: float, arguments: dict[str, Any]) -> None:
-        if request not in self._open:  # the loop has given it up; the instance does not know yet
+        if request not in self._open:  # its chunk has ended for the loop; the instance has not stopped it yet
             return
         self._records.append(self._slice(request, t_s))
         _, _, instance, track, _ = self._open[request]

@@ -1,4 +1,4 @@
-"""What a run came to, computed from its events and nothing else.
+"""The numbers of a run, computed from its events alone.
 
 Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cancelled requests are left out, but for
 `cancelled_tokens`, what they had generated:
@@ -23,7 +23,7 @@ from seer.metrics.events import (
     Ended,
     Event,
     InstanceState,
-    PoolTrouble,
+    PoolErrors,
     Preempted,
     Prefilling,
     Queued,
@@ -33,11 +33,12 @@ from seer.metrics.events import (
 from seer.types import FinishReason
 
 TAIL_SHARE = 0.1
+"""The paper's tail: the last tenth of the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The numbers that tables and comparisons show."""
+    """The numbers that tables and comparisons show; the header defines them."""
 
     num_requests: int
     num_tokens: int
@@ -100,7 +101,7 @@ class Summarizer:
             self._preemptions += 1
         elif type(event) is Stepped:
             self._preemptions += event.num_preempted
-        elif type(event) is PoolTrouble:
+        elif type(event) is PoolErrors:
             self._pool_failures += event.num_failed
             self._pool_corrupt += event.num_corrupt
             self._pool_recomputed += event.num_recomputed

@@ -1,1 +1,1 @@
-"""Pictures and pages of runs, computed from their events."""
+"""Charts and HTML pages of runs, computed from their events."""

@@ -130,7 +130,7 @@ def finishes(runs: Sequence[RunData], x_max: float) -> str:
 
 
 def splits(runs: Sequence[RunData], x_max: float) -> str:
-    """Where the time went, a bar per run, with the oracle bound as a mark."""
+    """Where the time went, a bar per run, with the oracle estimate as a mark."""
     height = 34
     explained = [run for run in runs if run.explanation is not None]
     frame = Frame(WIDTH, height * len(explained) + TOP + BOTTOM, x_max, 1.0)
@@ -152,7 +152,7 @@ def splits(runs: Sequence[RunData], x_max: float) -> str:
             x = frame.x(explanation.oracle_s)
             body.append(
                 f'<line class="bound" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4}" y2="{y + height - 10}">'
-                f"<title>oracle bound {explanation.oracle_s:.1f} s</title></line>"
+                f"<title>oracle estimate {explanation.oracle_s:.1f} s</title></line>"
             )
     return chart(frame, "".join(body), "where the time went")
 
@@ -160,7 +160,7 @@ def splits(runs: Sequence[RunData], x_max: float) -> str:
 def split_legend() -> str:
     """The colours of `splits`."""
     items = (f'<span><i style="background:{SPLIT_COLOURS[h]}"></i>{h}</span>' for h in HEADINGS)
-    return f'<p class="legend">{"".join(items)}<span><i class="bound"></i>oracle bound</span></p>'
+    return f'<p class="legend">{"".join(items)}<span><i class="bound"></i>oracle estimate</span></p>'
 
 
 def line_legend(names: Sequence[str]) -> str:

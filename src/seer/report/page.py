@@ -1,4 +1,4 @@
-"""`seer report`'s page: one HTML file with everything inline, readable without a network and years later."""
+"""`seer report`'s page: one HTML file with everything inline, readable without a network."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line)}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left}
 """
 
-BOUND_NOTE = (
-    "Mean over the instances; the headings add up to the makespan. The dashed mark is the oracle bound: "
+SPLIT_NOTE = (
+    "Mean over the instances; the headings add up to the makespan. The dashed mark is the oracle estimate: "
     "lengths known, longest remaining first, moves and prompts for free, no speculation, at the measured "
     "step cost."
 )
@@ -55,8 +55,8 @@ COLUMNS = (
     ("migrations", "migrations", "{:.0f}"),
     ("preemptions", "preemptions", "{:.0f}"),
     ("accepted_tokens", "accepted drafts", "{:,.0f}"),
-    ("oracle_s", "oracle bound s", "{:.1f}"),
-    ("oracle_share", "bound / makespan", "{:.0%}"),
+    ("oracle_s", "oracle estimate s", "{:.1f}"),
+    ("oracle_share", "oracle / makespan", "{:.0%}"),
     ("different_responses", "responses that differ", "{}"),
 )
 
@@ -103,7 +103,7 @@ def render(
         charts.line_legend([one.title for one in runs]),
         charts.finishes(runs, x_max),
         "<h2>Where did the time go?</h2>",
-        f'<p class="soft">{BOUND_NOTE}</p>',
+        f'<p class="soft">{SPLIT_NOTE}</p>',
         charts.split_legend(),
         charts.splits(runs, x_max),
         _split_table(runs),
@@ -146,7 +146,7 @@ def _cards(run: RunData) -> str:
     if explanation is not None:
         shown.append(("drafts accepted", f"{explanation.num_accepted:,} of {explanation.num_drafted:,}"))
         if explanation.oracle_s is not None:
-            shown.append(("oracle bound", f"{explanation.oracle_s:.1f} s"))
+            shown.append(("oracle estimate", f"{explanation.oracle_s:.1f} s"))
     verification = run.manifest.get("verification")
     if verification is not None:
         verdict = "clean" if verification["is_clean"] else "NOT CLEAN"
@@ -156,14 +156,14 @@ def _cards(run: RunData) -> str:
 
 
 def _pool(run: RunData) -> str:
-    """What the pool did for this run, and what it could not do."""
+    """KV loaded from the pool and computed again, and the pool's errors."""
     if run.manifest["options"].get("pool") == "none":
         return '<p class="soft">No pool: KV that an instance lacked was computed again.</p>'
-    failed = sum(one.num_failed for one in run.troubles)
-    corrupt = sum(one.num_corrupt for one in run.troubles)
-    recomputed = sum(one.num_recomputed for one in run.troubles)
+    failed = sum(one.num_failed for one in run.pool_errors)
+    corrupt = sum(one.num_corrupt for one in run.pool_errors)
+    recomputed = sum(one.num_recomputed for one in run.pool_errors)
     moved = f"{run.num_loaded_tokens:,} tokens' KV loaded, {run.num_recomputed_tokens:,} tokens computed again"
-    if not run.troubles:
+    if not run.pool_errors:
         return f'<p class="soft">{moved}; the pool never failed.</p>'
     return (
         f"<p>{moved}.</p><p><b>The pool failed:</b> {failed:,} calls or blocks not served, {corrupt:,} damaged blocks "
@@ -194,6 +194,7 @@ def _split_table(runs: Sequence[RunData]) -> str:
 
 
 def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
+    """The responses that ended last: what made the tail."""
     latest = sorted(run.ended.items(), key=lambda item: -item[1][0])[:num_shown]
     rows = []
     for request, (end_s, num_tokens, finish_reason) in latest:

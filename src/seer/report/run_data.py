@@ -1,4 +1,4 @@
-"""What the report page needs of a run, gathered from its folder: chunks, states, ends, the split of time.
+"""What the report page needs of a run, read from its folder: chunks, states, ends, and time by cause.
 
 Times are seconds since the first request was queued.
 """
@@ -19,7 +19,7 @@ from seer.metrics.events import (
     Ended,
     Event,
     InstanceState,
-    PoolTrouble,
+    PoolErrors,
     Prefilling,
     Queued,
     Started,
@@ -49,7 +49,7 @@ class ChunkBar:
 
 @dataclass(slots=True)
 class RunData:
-    """A run, ready to be drawn."""
+    """A run as the charts need it."""
 
     title: str
     manifest: dict[str, Any]
@@ -71,11 +71,11 @@ class RunData:
     """Whose KV came from the pool."""
     num_recomputed_tokens: int = 0
     """Whose KV had been computed before."""
-    troubles: list[PoolTrouble] = field(default_factory=list)
+    pool_errors: list[PoolErrors] = field(default_factory=list)
 
 
 def read_run(folder: RunFolder) -> RunData:
-    """Gather a run from its folder."""
+    """Read a run from its folder."""
     manifest = folder.read_manifest()
     if "limits" not in manifest:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to report")
@@ -106,7 +106,7 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
     for event in events:
         t_s = event.t_s - first_s
         if isinstance(event, Started | Decoding | Stopped):
-            bars.follow(event, t_s)
+            bars.add(event, t_s)
         elif isinstance(event, Queued):
             data.group_of[event.request], data.index_of[event.request] = event.group, event.index
         elif isinstance(event, Ended):
@@ -119,8 +119,8 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
         elif isinstance(event, Prefilling):
             data.num_loaded_tokens += event.num_loaded
             data.num_recomputed_tokens += event.num_recomputed
-        elif isinstance(event, PoolTrouble):
-            data.troubles.append(event)
+        elif isinstance(event, PoolErrors):
+            data.pool_errors.append(event)
     data.states = [[_shifted(one, first_s) for one in states] for states in data.states]
     data.steps = [[_shifted(one, first_s) for one in steps] for steps in data.steps]
     bars.end_open(max((event.t_s for event in events), default=first_s) - first_s)
@@ -135,7 +135,7 @@ class _ChunkBars:
         self._open: dict[int, ChunkBar] = {}
         self._busy_tracks: list[set[int]] = [set() for _ in range(num_instances)]
 
-    def follow(self, event: Started | Decoding | Stopped, t_s: float) -> None:
+    def add(self, event: Started | Decoding | Stopped, t_s: float) -> None:
         """Begin, mark or end a bar."""
         if isinstance(event, Started):
             tracks = self._busy_tracks[event.instance]

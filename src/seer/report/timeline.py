@@ -1,6 +1,6 @@
-"""What happened over time, as arrays: each instance's running requests and KV use, and when requests ended.
+"""A run over time as arrays: running requests and KV use of each instance, and when requests ended.
 
-An event sink; what is drawn is computed from here and from nothing else.
+`Timeline` is an event sink; the plots read nothing else.
 """
 
 from __future__ import annotations

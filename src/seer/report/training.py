@@ -20,13 +20,14 @@ from seer.report.svg import Frame, chart, colour, steps
 from seer.runs.run_folder import RunFolder
 
 NUM_ROWS = 20
+"""Newest steps in the table; the charts show all of them."""
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One rollout of the training phase, and what the trainer made of it."""
+    """One rollout of the training phase, and the trainer's log of its step."""
 
     rollout: Line
     log: Line
@@ -70,7 +71,7 @@ def read_training(folder: RunFolder) -> list[TrainingStep]:
     logs = {line["step"]: line for line in _lines(folder, "trainer.jsonl") if "reward" in line}
     ordered = [rollouts[key] for key in sorted(rollouts)]
     loops_s = [line["since_last_s"] for line in ordered[1:]] + [None]
-    # The trainer logs a step once it is made, so under the next number.
+    # The trainer logs a step after it has counted it, so under the next number.
     return [
         TrainingStep(line, logs.get(line["step"] + 1, {}), loop_s)
         for line, loop_s in zip(ordered, loops_s, strict=True)
@@ -142,7 +143,7 @@ def _lines(folder: RunFolder, name: str) -> list[Line]:
     if not path.is_file():
         return []
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]  # a run that was killed may have torn its last line
+    whole = content[: content.rfind(b"\n") + 1]  # a kill may have cut off the last line
     try:
         return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
     except msgspec.DecodeError as error:

@@ -1,8 +1,8 @@
-"""One run: prompts through the rollout loop on a fleet, out as groups with text, rewards and a journal.
+"""One run: prompts through the rollout loop on a fleet, and groups with text and rewards out.
 
-The loop runs in a task of its own, so a consumer that takes its time (a training step between two groups)
-does not hold generation up. Everything that happens besides generation hangs on the loop's events: a
-response gets its text and its reward begins when it ends, a chunk is journalled when it stops.
+The loop runs in a task of its own, so a slow consumer (a training step between two groups) does not delay generation.
+All other work follows the loop's events: when a response ends it gets its text and its reward starts; when a chunk
+stops it is written to the journal.
 
 Waits for                                    unblocked by
   the next group (consumer)                    the loop, a reward and its deadline, the fleet's failure
@@ -26,7 +26,7 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
-from seer.metrics.events import Ended, Event, EventSink, PoolTrouble, Stepped, Stopped, discard
+from seer.metrics.events import Ended, Event, EventSink, PoolErrors, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
@@ -41,19 +41,21 @@ from seer.types import Group, GroupResult, InstanceLimits
 if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
 
+MAX_CHUNK_TOKENS = 8192
+"""The schedulers' default, chosen for a cluster."""
 MIN_CHUNK_TOKENS = 128
-"""Each chunk's end costs its request a few steps: the way to the driver and back, and the last block's KV again."""
+"""Each chunk's end costs its request a few steps: a round trip to the driver, and the last block's KV again."""
 
 Lengths = Sequence[Sequence[int]]
 """Of each response, by group and index."""
 
 PastResponses = Mapping[str, Sequence[Sequence[int]]]
-"""Token ids of responses that an earlier epoch gave to a prompt, by the prompt's id."""
+"""Token ids of responses to a prompt in an earlier epoch, by the prompt's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What may differ between two runs on the same fleet."""
+    """Settings of one run; two runs on the same fleet may differ in them."""
 
     scheduler: str = "seer"
     speculation: str = "auto"
@@ -70,14 +72,14 @@ class RunOptions:
     events: EventSink = discard
     journal: Journal | None = None
     verifier: Verifier | None = None
-    """Told of every response as it ends; whoever made it starts and finishes it."""
+    """Gets every response as it ends; the caller starts and finishes it."""
     length_hints: Mapping[str, int] | None = None
     past_responses: PastResponses = field(default_factory=dict)
-    """To draft from; drafts are verified, so they may come from another weights version."""
+    """To draft from. The engine verifies drafts, so they may come from another weights version."""
 
 
 class Run:
-    """Carries out one run; `groups` may be iterated once."""
+    """One run; `groups` may be iterated once."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Run:
         self.num_groups_done = 0
 
     async def groups(self) -> AsyncIterator[GroupResult]:
-        """Groups as they complete. Leaving early cancels the rest."""
+        """Groups as they complete. Leaving the iteration early cancels the rest."""
         drafts = self._spec.drafts if self._options.speculation == "auto" else "none"
         past = {
             group.id: self._options.past_responses[group.key]
@@ -129,16 +131,16 @@ class Run:
             await self._finish(loop, pump)
 
     def cancel(self) -> None:
-        """End every response that has not ended; `groups` then hands out what was generated, and ends."""
+        """End every response that has not ended; `groups` then yields the rest with what was generated, and ends."""
         if self.loop is not None and not self.loop.buffer.drained:
             self.loop.cancel()
 
     def summary(self) -> Summary | None:
-        """The numbers of the run, once a request has ended by itself."""
+        """The numbers of the run; None until a response has ended by itself."""
         return self._summarizer.summary() if self._any_complete else None
 
     def length_hints(self) -> dict[str, int]:
-        """What this run taught of its prompts' lengths, for a later epoch."""
+        """The longest response of each prompt in this run, as hints for a later epoch."""
         return self._context.as_length_hints({group.id: group for group in self.groups_asked})
 
     def _make_loop(self) -> RolloutLoop:
@@ -196,7 +198,7 @@ class Run:
         self._queue.put_nowait(result)
 
     async def _finish(self, loop: RolloutLoop, pump: asyncio.Task[None]) -> None:
-        """Leave the fleet ready for another run, whatever ended this one."""
+        """Leave the fleet ready for another run, however this one ended."""
         try:
             if not pump.done() and self._failure is None:
                 self.cancel()
@@ -214,14 +216,14 @@ class Run:
             self._fleet.detach()
 
     def _report_pool(self) -> None:
-        """What went wrong in the pool during this run, as far as all processes share the counts of it."""
+        """Emit the pool's errors during this run, by the counts that all processes share."""
         before, after = self._pool_before, self._pool_stats()
         if before is None or after is None:
             return
         num_failed, num_corrupt = after.num_failed - before.num_failed, after.num_corrupt - before.num_corrupt
         if num_failed or num_corrupt:
             now_s = asyncio.get_running_loop().time()
-            self._on_event(PoolTrouble(now_s, None, num_failed=num_failed, num_corrupt=num_corrupt))
+            self._on_event(PoolErrors(now_s, None, num_failed=num_failed, num_corrupt=num_corrupt))
 
     def _pool_stats(self) -> PoolStats | None:
         return self._fleet.pool.stats() if self._fleet.pool is not None else None
@@ -244,7 +246,7 @@ class Run:
             self._on_end(self.loop.buffer[event.request])
 
     def _learn_costs(self, steps: Stepped) -> None:
-        """What KV costs to move and to compute, for the decisions to come."""
+        """Update the estimated costs of moving and of computing KV."""
         if self._fleet.pool is None:
             return
         self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.overlapped_load_s)
@@ -275,14 +277,14 @@ class Run:
 def scheduler_settings(
     chunk_tokens: int | None, limits: InstanceLimits, longest: int, transfer: TransferEstimate | None
 ) -> SchedulerSettings:
-    """Settings in proportion to this run: the defaults of the schedulers are a cluster's.
+    """Scheduler settings in proportion to this run; the schedulers' own defaults are for a cluster.
 
     A chunk is an eighth of the longest response, as in the paper's workloads, in whole blocks; instances
     count as balanced within an eighth of the requests one of them runs at once. `transfer` is None where
     there is no pool.
     """
     if chunk_tokens is None:
-        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(8192, longest // 8)) / limits.block_size))
+        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(MAX_CHUNK_TOKENS, longest // 8)) / limits.block_size))
         chunk_tokens = blocks * limits.block_size
     placement = PlacementConfig(imbalance_threshold=max(1, limits.max_num_seqs // 8), transfer=transfer)
     return SchedulerSettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)

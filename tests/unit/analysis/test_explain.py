@@ -1,6 +1,6 @@
 import pytest
 
-from seer.analysis.explain import StepFit, explain, fit_steps, oracle_bound_s
+from seer.analysis.explain import StepFit, explain, fit_steps, oracle_makespan_s
 from seer.metrics.events import Ended, Event, InstanceState, Queued, Stepped
 
 
@@ -105,7 +105,7 @@ def test_a_fit_never_claims_that_work_takes_less_than_nothing() -> None:
         ([10] * 8, 2, 4, 10.0),
     ],
 )
-def test_the_oracle_bound_of_schedules_one_can_do_in_the_head(
+def test_the_oracle_estimate_of_schedules_one_can_do_in_the_head(
     lengths: list[int], instances: int, running: int, steps_s: float
 ) -> None:
-    assert oracle_bound_s(lengths, instances, running, StepFit(1.0, 0.0)) == pytest.approx(steps_s, abs=1.01)
+    assert oracle_makespan_s(lengths, instances, running, StepFit(1.0, 0.0)) == pytest.approx(steps_s, abs=1.01)

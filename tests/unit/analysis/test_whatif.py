@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seer.analysis.explain import StepFit
-from seer.analysis.whatif import NO_DRAFTS, DraftGain, RecordedCost, draft_gains, record, replay_under
+from seer.analysis.whatif import NO_DRAFTS, DraftGain, RecordedCost, draft_gains, recorded_run, replay_under
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, InstanceState, Prefilling, Queued, Stepped
 from seer.sim.costs import H200, MODELS
@@ -39,14 +39,14 @@ def a_run(lengths: list[int], *, drafted: int = 0, accepted: int = 0) -> list[Ev
 @pytest.mark.parametrize(("drafted", "accepted"), [(0, 0), (3, 1)])
 def test_under_its_own_scheduler_a_run_is_predicted_as_it_was(drafted: int, accepted: int) -> None:
     events = a_run([100, 200, 300, 600], drafted=drafted, accepted=accepted)
-    recorded = record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=600, chunk_tokens=None)
+    recorded = recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=600, chunk_tokens=None)
     assert recorded.fit.base_s == pytest.approx(BASE_S)
     assert replay_under(recorded, "seer").makespan_s == pytest.approx(recorded.makespan_s, rel=0.05)
 
 
 def test_a_scheduler_without_drafts_gets_none() -> None:
     events = a_run([200, 400], drafted=3, accepted=3)
-    recorded = record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=400, chunk_tokens=None)
+    recorded = recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=400, chunk_tokens=None)
     drafting, plain = (replay_under(recorded, scheduler).makespan_s for scheduler in ("seer", "divided"))
     assert plain > 1.5 * drafting
 
@@ -64,10 +64,10 @@ def test_gains_are_looked_up_by_the_nearest_batch_size() -> None:
 def test_kv_moves_as_fast_as_it_did() -> None:
     events = a_run([200, 400])
     few = {"scheduler": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
-    assert record(events, **few).load_token_s == 0.0
+    assert recorded_run(events, **few).load_token_s == 0.0
     loaded = [Prefilling(0.1, 0, 0, 1, 0, 300), Prefilling(0.2, 1, 0, 1, 0, 100)]
-    told = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, overlapped_load_s=0.1, loaded_bytes=1)]
-    recorded = record([*events, *loaded, *told], **few)
+    reported = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, overlapped_load_s=0.1, loaded_bytes=1)]
+    recorded = recorded_run([*events, *loaded, *reported], **few)
     assert recorded.load_token_s == pytest.approx(1e-3)
     cost = RecordedCost(model=MODELS["llama-8b"], gpu=H200, fit=StepFit(1.0, 0.0), load_token_s=1e-3)
     costs = cost.transfer_costs()
@@ -77,4 +77,4 @@ def test_kv_moves_as_fast_as_it_did() -> None:
 def test_a_run_that_was_cut_cannot_be_replayed() -> None:
     events = [*a_run([100, 200])[:-1], Ended(9.0, 1, 50, "cancelled")]
     with pytest.raises(InputError, match="1 of 2 responses did not end"):
-        record(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)
+        recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer.metrics.events import Ended, InstanceState, PoolTrouble, Preempted, Prefilling, Queued, Started, Stepped
+from seer.metrics.events import Ended, InstanceState, PoolErrors, Preempted, Prefilling, Queued, Started, Stepped
 from seer.metrics.summary import Summarizer
 
 
@@ -37,8 +37,8 @@ def test_counts_of_what_went_wrong_and_what_moved() -> None:
 def test_the_pool_s_failures_are_added_up_whoever_met_them() -> None:
     summarizer = Summarizer(2)
     summarizer(Queued(0.0, 0, 0, 0, 10))
-    summarizer(PoolTrouble(1.0, 1, num_failed=2, num_recomputed=64))
-    summarizer(PoolTrouble(2.0, None, num_failed=1, num_corrupt=3))
+    summarizer(PoolErrors(1.0, 1, num_failed=2, num_recomputed=64))
+    summarizer(PoolErrors(2.0, None, num_failed=1, num_corrupt=3))
     summarizer(Ended(5.0, 0, 300, "stop"))
     summary = summarizer.summary()
     assert (summary.pool_failures, summary.pool_corrupt, summary.pool_recomputed_tokens) == (3, 3, 64)

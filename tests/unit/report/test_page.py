@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seer.metrics.events import Ended, Event, PoolTrouble, Prefilling, Queued, Started, Stopped
+from seer.metrics.events import Ended, Event, PoolErrors, Prefilling, Queued, Started, Stopped
 from seer.metrics.jsonl import EventLog
 from seer.report.page import render
 from seer.report.run_data import read_run
@@ -39,8 +39,8 @@ def a_page(folder: Path, *more: Event, **manifest: object) -> str:
 
 
 def test_a_pool_that_failed_is_reported_with_its_price(tmp_path: Path) -> None:
-    troubles = [PoolTrouble(1.5, 1, num_failed=7, num_recomputed=96), PoolTrouble(2.0, None, num_corrupt=5)]
-    page = a_page(tmp_path, *troubles)
+    errors = [PoolErrors(1.5, 1, num_failed=7, num_recomputed=96), PoolErrors(2.0, None, num_corrupt=5)]
+    page = a_page(tmp_path, *errors)
     assert "The pool failed:" in page
     assert "7 calls or blocks not served, 5 damaged blocks" in page
     assert "96 tokens computed again because of that" in page
