@@ -1,4 +1,4 @@
-"""The request buffer: the one entry point of rollout work and the only owner of request state.
+"""The request buffer: all rollout work enters here, and only the buffer changes a request's state.
 
     admit ──> WAITING ──start──> IN_FLIGHT ──apply(limit)──> WAITING ...
                  │                  │  └──apply(stop | length)──> FINISHED
@@ -6,7 +6,7 @@
                  └──────cancel──────┴──────────────────────────> FINISHED (cancelled)
                         fail  ──────────────────────────────────> FAILED
 
-Everybody else may read a `Request`; only this module writes one.
+Other modules may read a `Request`; only this one writes it.
 
 Invariants
   1. Every admitted request ends in exactly one terminal state, FINISHED or FAILED, and never leaves it.
@@ -65,9 +65,9 @@ class Request:
         self.spans: list[TokenSpan] = []
         self.attempt = 0
         self.instance: int | None = None
-        """Where it runs now."""
+        """The instance it runs on now."""
         self.last_instance: int | None = None
-        """Where its newest KV was computed."""
+        """The instance that computed its newest KV."""
         self.chunk_remaining = 0
         """Tokens the running chunk may still generate."""
         self.num_chunks = 0
@@ -95,7 +95,7 @@ class Request:
 
     @property
     def is_probe(self) -> bool:
-        """Whether it is the one that runs first, to teach its group's length."""
+        """Whether it is the request that runs first, to show how long its group's responses are."""
         return self.index == 0
 
     @property
@@ -153,9 +153,9 @@ class RequestBuffer:
     def restore(
         self, request: Request, spans: Iterable[TokenSpan], finish_reason: FinishReason | None, now_s: float
     ) -> None:
-        """Give a request that has not begun what an earlier, interrupted run generated for it."""
+        """Give a request that has not started the tokens that an interrupted run generated for it."""
         self._expect(request, RequestState.WAITING, "restore")
-        assert request.attempt == 0, f"{request} has begun"
+        assert request.attempt == 0, f"{request} has started"
         request.spans.extend(spans)
         request.num_generated = sum(len(span.ids) for span in request.spans)
         assert request.num_generated <= request.max_tokens, f"{request} was restored beyond its limit"
@@ -167,7 +167,7 @@ class RequestBuffer:
         return self._requests_of_group[request.group.id]
 
     def start(self, request: Request, instance: int, max_tokens: int, load_kv: bool, now_s: float) -> Chunk:
-        """Move a waiting request in flight and say what its instance is to do."""
+        """Move a waiting request in flight and return the chunk for its instance."""
         self._expect(request, RequestState.WAITING, "start")
         assert 1 <= max_tokens <= request.remaining_limit, f"chunk of {max_tokens} tokens for {request}"
         request.state = RequestState.IN_FLIGHT
@@ -199,7 +199,7 @@ class RequestBuffer:
         )
 
     def apply(self, output: ChunkOutput, now_s: float) -> Request | None:
-        """Add an output's tokens to its request and make the move its end calls for; None if it was superseded."""
+        """Add an output's tokens to its request and change its state if the chunk ended; None if it was superseded."""
         request = self._requests[output.request]
         if request.state is not RequestState.IN_FLIGHT or output.attempt != request.attempt:
             return None
@@ -225,19 +225,19 @@ class RequestBuffer:
         return request
 
     def lose(self, request: Request) -> None:
-        """Its instance is gone: wait again, with every token that had arrived."""
+        """Its instance is lost: it waits again, with every token received so far."""
         self._expect(request, RequestState.IN_FLIGHT, "lose")
         self._to_waiting(request)
         request.last_instance = None
 
     def cancel(self, request: Request, now_s: float) -> None:
-        """End it early on the user's word; what it generated is kept."""
+        """End it early because the user cancelled; its tokens are kept."""
         if not request.ended:
             self._end(request, RequestState.FINISHED, FinishReason.CANCELLED, now_s)
 
     def fail(self, request: Request, error: str, now_s: float) -> None:
-        """End it because nothing more can be done for it."""
-        assert not request.ended, f"{request} fails after its end"
+        """End it because it cannot be completed."""
+        assert not request.ended, f"{request} has ended and cannot fail"
         self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s, error)
 
     def take_complete_groups(self) -> list[GroupResult]:
@@ -246,7 +246,7 @@ class RequestBuffer:
         return [_group_result(self._requests_of_group[group]) for group in complete]
 
     def check(self) -> None:
-        """Assert the invariants; linear, for tests and for idle moments."""
+        """Assert the invariants; linear in the requests, for tests."""
         states = [request.state for request in self._requests]
         assert self.num_waiting == states.count(RequestState.WAITING), "waiting requests miscounted"
         assert self.num_in_flight == states.count(RequestState.IN_FLIGHT), "requests in flight miscounted"
@@ -256,7 +256,9 @@ class RequestBuffer:
             assert (request.finish_reason is not None) == (request.response is not None) == request.ended, (
                 f"{request} has finish_reason {request.finish_reason} and response {request.response}"
             )
-            assert (request.instance is not None) == (request.state is RequestState.IN_FLIGHT), f"{request} has a place"
+            assert (request.instance is not None) == (request.state is RequestState.IN_FLIGHT), (
+                f"{request} has instance {request.instance}"
+            )
             if request.spans:
                 assert sum(len(span.ids) for span in request.spans) == request.num_generated, f"{request} lost tokens"
 

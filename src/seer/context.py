@@ -1,10 +1,9 @@
-"""What the groups have taught us so far in this iteration: how long their responses are.
+"""What the groups have shown so far in this iteration: how long their responses are.
 
-The paper's estimate, exactly: until a request of the group has finished, the group is taken to be as long as it may be
-(`max_tokens`), so that it is not the one everybody waits for at the end; the first finish replaces that bound, and from
-then on the estimate is the longest finished response. A length hint (the group's estimate in an earlier epoch) takes
-the
-bound's place where there is one.
+The paper's estimate, exactly. Until a request of the group has finished, the group counts as long as it may become
+(`max_tokens`), so that an unknown long group is not left to the end. From the first finish on, the estimate is the
+longest finished response. A length hint (the group's estimate in an earlier epoch) replaces `max_tokens` where there is
+one.
 
 `service` counts the tokens granted to a group, for the guard against starvation.
 """
@@ -31,11 +30,11 @@ class Context:
         longest = self._longest_finished.get(group.id)
         if longest is not None:
             return longest
-        prior = self._length_hint(group)
-        return group.sampling.max_tokens if prior is None else min(prior, group.sampling.max_tokens)
+        hint = self._length_hint(group)
+        return group.sampling.max_tokens if hint is None else min(hint, group.sampling.max_tokens)
 
     def has_length_hint(self, group: Group) -> bool:
-        """Whether an earlier epoch tells how long the group's responses are."""
+        """Whether an earlier epoch has shown how long the group's responses are."""
         return self._length_hint(group) is not None
 
     def knows(self, group: Group) -> bool:
@@ -43,7 +42,7 @@ class Context:
         return group.id in self._longest_finished
 
     def observe_finished(self, request: Request) -> None:
-        """A request ended by itself: its length is evidence. Cancelled and failed requests are not."""
+        """Learn the length of a request that ended by itself; cancelled and failed requests say nothing of lengths."""
         group = request.group.id
         self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
 
@@ -57,7 +56,7 @@ class Context:
         return self._service.get(group.id, 0)
 
     def as_length_hints(self, groups: Mapping[int, Group]) -> dict[str, int]:
-        """What this iteration taught, for the next weights version of the same prompts."""
+        """Length hints for the same prompts in a later epoch."""
         return {
             key: longest for group, longest in self._longest_finished.items() if (key := groups[group].key) is not None
         }

@@ -1,18 +1,19 @@
-"""Where a chunk runs: what each instance has been promised, and which one to promise it to.
+"""Where a chunk runs: the KV blocks promised on each instance, and the choice of an instance.
 
-Placement is apart from ordering: a scheduler says which request is next, this says where it fits.
+A scheduler says which request is next; this module says where it fits.
 
 The paper's rule: an instance is a candidate if it can hold the request's KV at the chunk's *end*. While the load is
 balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight
 requests exceeds a threshold, take the least loaded. KV that the chosen instance lacks is pulled from the pool or
-computed again, whichever is sooner by measured costs (seer.transfer); that holds at home too, where the request's KV
-may have been dropped for others while it rested.
+computed again, whichever is faster by measured costs (seer.transfer). That holds for the request's last instance too,
+which may have dropped its KV while it waited.
 
 Invariants
-  1. Promised blocks never exceed an instance's blocks, so no instance ever has to preempt.
+  1. Promised blocks never exceed an instance's blocks, so no instance has to preempt. Schedulers that overcommit are
+     the exception: they leave memory to the engine.
   2. Every promise is given back exactly once.
   3. Equal inputs give equal placements: ties break on instance id.
-  4. Cost is logarithmic in the number of instances as long as few have room, or one of the least loaded does.
+  4. A decision looks at few instances as long as few have room, or one of the least loaded has.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from seer.types import InstanceLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementConfig:
-    """When to prefer cached KV, when to prefer an idle instance, and when to move KV."""
+    """When cached KV decides, when load decides, and what moving KV costs."""
 
     imbalance_threshold: int = 32
     """Spread of in-flight requests up to which the longest cached prefix decides."""
     transfer: TransferEstimate | None = field(default_factory=TransferEstimate)
-    """What moving and computing KV cost; None where there is no pool, so that all is computed again."""
+    """Costs of moving and of computing KV; None without a pool: missing KV is then always computed."""
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """An instance for a chunk, and whether it pulls from the pool what it lacks of the chunk's KV."""
+    """An instance for a chunk, and whether it loads the KV that it lacks from the pool."""
 
     instance: int
     load_kv: bool
 
 
 class Fleet:
-    """The promises made to each instance: KV blocks and in-flight requests."""
+    """The KV blocks and in-flight requests promised on each instance."""
 
     def __init__(self, limits: Sequence[InstanceLimits]) -> None:
         if not limits:
@@ -90,7 +91,7 @@ class Fleet:
 
     @property
     def free_blocks(self) -> Sequence[int]:
-        """By instance: blocks that nobody was promised."""
+        """By instance: blocks that are not promised."""
         return self._free
 
     def has_room(self, instance: int, num_blocks: int) -> bool:
@@ -106,8 +107,8 @@ class Fleet:
         by_load, by_free, radix = self._by_load, self._by_free, self._radix
         if num_blocks is None:
             return by_load[0] % radix if by_load else None
-        # Two searches side by side, so that the shorter one sets the cost: up the order of load to the first with room,
-        # and through all that have the memory. On a full fleet few have it, and those may be anywhere in the order.
+        # Two searches in step, so that the shorter one sets the cost: up the order of load to the first with room, and
+        # through all that have the memory. On a full fleet few have it, and they may be anywhere in the order of load.
         best: int | None = None
         for step, entry in enumerate(by_load, start=1):
             if by_free[-step] < num_blocks * radix:  # all that have the memory were seen
@@ -122,11 +123,11 @@ class Fleet:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens of KV that nobody was promised, over all living instances; negative if overcommitted."""
+        """Tokens of KV that are not promised, over all living instances; negative if overcommitted."""
         return self._free_tokens
 
     def candidates(self, num_blocks: int, each_end: int) -> list[int]:
-        """Instances with room: the fullest that still fit and the emptiest, so many of each; all if they are few."""
+        """Instances with room: the `each_end` fullest that fit and the `each_end` emptiest; all if they are few."""
         by_free, radix = self._by_free, self._radix
         if not by_free or by_free[-1] < num_blocks * radix:
             return []
@@ -139,7 +140,7 @@ class Fleet:
         return [i for entry in fits if in_flight[i := entry % radix] < limits[i].max_num_seqs]
 
     def promise(self, request: Request, instance: int, num_blocks: int, *, overcommit: bool = False) -> None:
-        """Set blocks aside. `overcommit` is for schedulers that leave memory to the engine, as verl's do."""
+        """Reserve blocks for a chunk. `overcommit` is for schedulers that leave memory to the engine, as verl's do."""
         assert request.id not in self._promise, f"{request} holds a promise already"
         assert overcommit or self._free[instance] >= num_blocks, (
             f"instance {instance} has {self._free[instance]} free blocks, {num_blocks} promised for {request}"
@@ -154,7 +155,7 @@ class Fleet:
         self._move(instance, -num_blocks, -1)
 
     def lose(self, instance: int) -> list[int]:
-        """The instance is gone. Returns the requests that were promised to it, promises withdrawn."""
+        """Take a lost instance out of the fleet; returns its requests, whose promises end."""
         lost = [request for request, (where, _) in self._promise.items() if where == instance]
         for request in lost:
             _, num_blocks = self._promise.pop(request)
@@ -166,7 +167,7 @@ class Fleet:
         return lost
 
     def join(self, instance: int) -> None:
-        """The instance is (again) ready for work, with nothing in its memory."""
+        """The instance is ready for work again, with empty KV memory."""
         assert not self._alive[instance], f"instance {instance} is in the fleet already"
         self._alive[instance] = True
         self._free_tokens += self._free[instance] * self.limits[instance].block_size
@@ -178,7 +179,7 @@ class Fleet:
         return self._prompt_home.get(request.group.id)
 
     def check(self) -> None:
-        """Assert the invariants; linear, for tests."""
+        """Assert the invariants; linear in the promises, for tests."""
         for instance, limit in enumerate(self.limits):
             promised = [blocks for where, blocks in self._promise.values() if where == instance]
             assert self._free[instance] == limit.kv_blocks - sum(promised), f"instance {instance} miscounts its blocks"
@@ -222,10 +223,10 @@ def place(request: Request, chunk_tokens: int, fleet: Fleet, config: PlacementCo
 
 
 def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementConfig) -> bool:
-    """Whether what the instance lacks of the request's KV had better come from the pool.
+    """Whether the KV that the instance lacks is loaded from the pool rather than computed.
 
-    At home nothing may be lacking, and then nothing is loaded; if its memory was needed meanwhile, all of it is. So
-    home is priced like any other instance. A request that has not begun has nothing in the pool.
+    The request's last instance may hold all of its KV, and then loads nothing, or may have dropped all of it since; so
+    it is priced like any other. A request that has generated nothing has no KV in the pool.
     """
     if config.transfer is None or not request.num_generated:
         return False

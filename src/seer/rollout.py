@@ -1,14 +1,14 @@
 """The rollout loop: the story of the system on one page.
 
-Admit the groups. Let the scheduler fill the instances with chunks. Wait for outputs; apply each to its request, and
-learn from it. A request whose chunk ended rests in the buffer, tied to no instance, until the scheduler picks it again.
-Groups are handed out as they complete, so that rewards can start early.
+Admit the groups. Let the scheduler fill the instances with chunks. Wait for outputs, apply each to its request, and
+learn the lengths of those that finish. A request whose chunk ended waits in the buffer, tied to no instance, until the
+scheduler picks it again. Groups are yielded as they complete, so that rewards can start early.
 
-The loop knows neither real time nor any engine: on an event loop whose clock is virtual, with instances that are cost
-models, the same lines are the simulator.
+The loop knows neither real time nor any engine. On an event loop with a virtual clock, over instances that are cost
+models, the same code is the simulator.
 
 Waits for                                    unblocked by
-  outputs (`_news`)                            an instance's sink, `cancel`, or the stall deadline
+  outputs (`_wake`)                            an output, `cancel`, a lost or returned instance, the stall deadline
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seer.types import ChunkEnd, ChunkOutput, Group, GroupResult, Restored
 
 
 class RolloutLoop:
-    """Carries out a scheduler over a set of instances, for one weights version of the weights."""
+    """Rolls groups out over a set of instances as a scheduler plans, under one version of the weights."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class RolloutLoop:
         self.fleet = Fleet([instance.limits for instance in instances])
         self._events = events
         self._max_failures = max_failures
-        """A request that failed on this many chunks is given up."""
+        """A request fails for good after this many failed chunks."""
         self._stall_deadline_s = stall_deadline_s
-        """The longest silence of all instances together that is believed to be work."""
+        """The rollout fails if no instance sends an output for this long; None waits for ever."""
         self._failures: dict[int, int] = {}
         self._cancelling = False
         self._outputs: list[ChunkOutput] = []
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
 
     async def run(
         self,
@@ -62,28 +62,28 @@ class RolloutLoop:
         enough_groups: int | None = None,
         restored: Mapping[tuple[int, int], Restored] | None = None,
     ) -> AsyncIterator[GroupResult]:
-        """Roll every group out to its end, or cancel the rest once `enough_groups` are whole (off-policy!).
+        """Roll every group out to its end. With `enough_groups`, cancel the rest at that many: off-policy.
 
         `restored` is what an interrupted run had generated, by group and index.
         """
         self._admit(list(groups), restored or {})
-        num_whole = 0
+        num_complete = 0
         while not self.buffer.drained:
             self._fill_instances()
             for output in await self._take_outputs():
                 self._apply(output)
-            for whole in self.buffer.take_complete_groups():
-                num_whole += 1
-                yield whole
-            if enough_groups is not None and num_whole >= enough_groups and not self._cancelling:
+            for complete in self.buffer.take_complete_groups():
+                num_complete += 1
+                yield complete
+            if enough_groups is not None and num_complete >= enough_groups and not self._cancelling:
                 self.cancel()
         for cancelled in self.buffer.take_complete_groups():
             yield cancelled
 
     def on_output(self, output: ChunkOutput) -> None:
-        """The sink that instances are started with."""
+        """Take an output; instances are started with this as their sink."""
         self._outputs.append(output)
-        self._news.set()
+        self._wake.set()
 
     def cancel(self) -> None:
         """End every request that has not ended; those in flight end once their last tokens have arrived."""
@@ -93,22 +93,22 @@ class RolloutLoop:
                 self.instances[request.instance].abort(request.id)
             elif not request.ended:
                 self._end_cancelled(request, self._now_s())
-        self._news.set()
+        self._wake.set()
 
     def lose_instance(self, instance: int) -> None:
-        """The instance is gone: its requests wait again, with every token that had arrived."""
+        """An instance is lost: its requests wait again, with every token received so far."""
         now_s = self._now_s()
         for lost in self.fleet.lose(instance):
             request = self.buffer[lost]
             self.buffer.lose(request)
             self._events(Stopped(now_s, lost, instance, request.num_generated, "lost"))
             self._wait_again(request, now_s)
-        self._news.set()
+        self._wake.set()
 
     def rejoin_instance(self, instance: int) -> None:
-        """The instance is back, with empty memory."""
+        """A lost instance is back, with empty KV memory."""
         self.fleet.join(instance)
-        self._news.set()
+        self._wake.set()
 
     def _admit(self, groups: list[Group], restored: Mapping[tuple[int, int], Restored]) -> None:
         largest = max(limit.kv_tokens for limit in self.fleet.limits)
@@ -194,14 +194,14 @@ class RolloutLoop:
 
     async def _take_outputs(self) -> list[ChunkOutput]:
         if not self._outputs:
-            self._news.clear()
+            self._wake.clear()
             if self._stall_deadline_s is None:
-                await self._news.wait()
+                await self._wake.wait()
             else:
                 try:
-                    # Not `wait_for`: on Python 3.11 it can swallow a cancellation that comes with the news.
+                    # Not `wait_for`: on Python 3.11 it can swallow a cancellation that arrives with the wake-up.
                     async with asyncio.timeout(self._stall_deadline_s):
-                        await self._news.wait()
+                        await self._wake.wait()
                 except TimeoutError:
                     raise DeadlineExceeded(self._stall_cause(), self._stall_deadline_s) from None
         outputs, self._outputs = self._outputs, []

@@ -1,12 +1,10 @@
-"""Move KV or compute it again: which is sooner?
+"""Move KV or compute it again: which is faster?
 
-A chunk placed on an instance that lacks part of its prefix can pull the missing blocks from the pool or
-prefill them. Moving costs a fixed delay and bytes over bandwidth; computing costs what prefill of that many
-tokens after that prefix costs there. Both are measured by the instances; this file learns what it is told
-and compares.
+A chunk placed on an instance that lacks part of its prefix can load the missing blocks from the pool or prefill them.
+Moving costs a fixed delay plus bytes over bandwidth. Computing costs a prefill of that many tokens after that prefix.
+Instances measure both; this module fits costs to the measurements and compares them.
 
-Pure: no clock and no I/O. Times are seconds, costs are estimates, and equal costs move: moving leaves the
-instance's compute to others.
+No clock and no I/O. Costs are estimates in seconds. At equal cost KV is moved, which leaves compute to other requests.
 
 Invariants
   1. The blocks moved are always the leading ones of the gap: prefill can only continue a prefix.
@@ -28,7 +26,7 @@ from seer.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MoveCost:
-    """What it takes to bring bytes from the pool to an instance."""
+    """Time to bring bytes from the pool to an instance."""
 
     latency_s: float
     """Fixed delay of a transfer, however small."""
@@ -50,9 +48,7 @@ class MoveCost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillCost:
-    """What it takes to compute the KV of tokens: a fixed part, one per token, and attention to what stands
-    before.
-    """
+    """Time to compute the KV of tokens: a fixed part, a part per token, and attention to earlier tokens."""
 
     fixed_s: float
     """Cost of a prefill step as such."""
@@ -61,7 +57,7 @@ class PrefillCost:
     """Cost of a token regardless of its position."""
 
     per_token_pair_s: float = 0.0
-    """Cost of one token attending to one earlier token; makes late tokens dearer."""
+    """Cost of one token attending to one earlier token; it makes late tokens cost more."""
 
     def __post_init__(self) -> None:
         if min(self.fixed_s, self.per_token_s, self.per_token_pair_s) < 0:
@@ -95,7 +91,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """How to close a gap: move the leading tokens, compute the rest."""
+    """How to fill a gap: move the leading tokens, compute the rest."""
 
     move_tokens: int
     compute_tokens: int
@@ -105,8 +101,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
     """Choose between computing all of the gap and moving what the pool holds of it.
 
-    Nothing in between needs a look: moving is linear in tokens and computing is concave when read from the
-    end (late tokens cost most), so the best split is at one of the two ends.
+    No split in between can be better: in the number of moved tokens, moving costs a linear amount and computing the
+    rest a concave one (late tokens cost most), so the minimum is at one of the two ends.
     """
     pooled = min(gap.num_pooled_tokens, gap.num_tokens)
     pooled -= pooled % gap.block_size
@@ -123,8 +119,8 @@ def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
 class TransferCosts:
     """What moving and computing a request's KV cost on this fleet.
 
-    The defaults are guesses that lean towards moving, as the paper does: between main memory's speed and a
-    network's, and prefill slower than on the largest GPUs. Whoever can measure replaces them.
+    The defaults are guesses that favour moving, as the paper does: a bandwidth between main memory's and a network's,
+    and a prefill slower than on the largest GPUs. Measured costs replace them.
     """
 
     move: MoveCost = MoveCost(latency_s=1e-3, bandwidth_bytes_s=3e9)
@@ -134,16 +130,19 @@ class TransferCosts:
 
 
 class TransferEstimate:
-    """The newest costs: the given ones, until enough has been measured to replace them part by part."""
+    """The newest costs: the given ones until enough is measured; moving and computing are replaced separately."""
 
     MOVES_KEPT = 64
-    """Transfers that the fit looks at: the recent past, since others share the memory's bandwidth."""
+    """Transfers in the fit: only recent ones, because the load on the memory's bandwidth changes."""
     MIN_MOVES = 4
+    """Fewer transfers would let a single slow one set the cost."""
     MIN_PREFILL_TOKENS = 256
+    """Fewer tokens would mostly measure a step's fixed cost."""
     PREFILL_DECAY = 0.9
+    """Weight kept by earlier reports at each new one: prefill speed changes with the batch."""
     FORGET_AFTER = 64
-    """Reports of computing without a single move, after which the given cost of moving counts again: whoever computes
-    everything, because a few moves were slow, would never learn better."""
+    """Prefill reports without a move after which the given cost of moving counts again. Otherwise a few slow moves
+    would stop all moves, and with them the measurements that could correct the cost."""
 
     def __init__(self, costs: TransferCosts | None = None) -> None:
         self.costs = costs or TransferCosts()
@@ -153,7 +152,7 @@ class TransferEstimate:
         self._prefill_tokens = self._prefill_s = 0.0
 
     def saw_move(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes came from the pool, in that time."""
+        """`num_bytes` came from the pool in `seconds`."""
         if num_bytes <= 0 or seconds <= 0:
             return
         self._num_unmoved = 0
@@ -169,7 +168,7 @@ class TransferEstimate:
         self.costs = dataclasses.replace(self.costs, move=move)
 
     def saw_prefill(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens were computed, in that time."""
+        """`num_tokens` were prefilled in `seconds`."""
         if num_tokens <= 0 or seconds <= 0:
             return
         self._prefill_tokens = self._prefill_tokens * self.PREFILL_DECAY + num_tokens
@@ -184,9 +183,7 @@ class TransferEstimate:
 
 
 def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveCost:
-    """Delay and bandwidth from measured transfers: the line through the medians of the smaller and larger
-    half.
-    """
+    """Delay and bandwidth from measured transfers: the line through the medians of the smaller and larger half."""
     if len(sizes_bytes) != len(seconds) or len(set(sizes_bytes)) < 2:
         raise ConfigError(f"{len(set(sizes_bytes))} transfer sizes were measured, at least 2 are needed")
     points = sorted(zip(sizes_bytes, seconds, strict=True))

@@ -142,7 +142,7 @@ def test_a_terminal_state_is_never_left() -> None:
     assert buffer.apply(an_output(chunk, 5, ChunkEnd.STOP), 2.0) is None
     buffer.cancel(request, 3.0)
     assert (request.finish_reason, request.num_generated) == (FinishReason.STOP, 5)
-    with pytest.raises(AssertionError, match="after its end"):
+    with pytest.raises(AssertionError, match="has ended and cannot fail"):
         buffer.fail(request, "late", 4.0)
     with pytest.raises(AssertionError, match="cannot start"):
         buffer.start(request, 0, 1, False, 5.0)

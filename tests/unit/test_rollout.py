@@ -136,7 +136,7 @@ def test_a_request_goes_on_in_chunks_until_its_own_limit() -> None:
     assert (result.responses[0].finish_reason, result.responses[0].num_tokens) == (FinishReason.LENGTH, 250)
 
 
-def test_a_request_that_fails_too_often_record_failure_with_its_reason() -> None:
+def test_a_request_that_fails_too_often_ends_with_its_error() -> None:
     instance = ScriptedInstance(0, fails)
     (result,) = roll([instance], [a_group(0, 1)])
     assert len(instance.chunks) == 3

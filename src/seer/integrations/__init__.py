@@ -1,1 +1,1 @@
-"""Trainers' adapters: thin, lazily imported."""
+"""Adapters for trainers; each imports its trainer only when used."""

@@ -1,1 +1,1 @@
-"""One run: prompts in, groups with text, rewards and a journal out."""
+"""One run: prompts in; responses with text and rewards, and a journal, out."""

@@ -1,8 +1,8 @@
-"""A run's finished chunks on disk, so that a killed run continues where it was.
+"""A run's finished chunks on disk, so that a killed run can continue.
 
-JSON lines, appended as chunks end: first the identity of the run, then one line per chunk with the tokens
-that were not in the file yet. A line is written in one call, so a kill can tear the last one at most; a
-torn last line is dropped.
+JSON lines, appended as chunks end: first the identity of the run, then one line per chunk with the tokens that were not
+in the file yet. A line is written in one call, so a kill can cut off the last one at most; a last line that was cut off
+is dropped.
 
 Invariants
   1. A line that is in the file is never changed; a resumed run appends to the same file.
@@ -28,6 +28,7 @@ from seer.runs.prompts import EncodedPrompt
 from seer.types import FinishReason, Restored, TokenSpan
 
 VERSION = 1
+"""Raised when the format changes; a journal of another version is refused."""
 
 
 class JournalHeader(msgspec.Struct, frozen=True, tag="seer-journal"):
@@ -37,7 +38,7 @@ class JournalHeader(msgspec.Struct, frozen=True, tag="seer-journal"):
     identity: str
 
 
-class Line(msgspec.Struct, frozen=True, tag="chunk"):
+class JournalLine(msgspec.Struct, frozen=True, tag="chunk"):
     """Tokens of one request, and how it ended if it has."""
 
     group: int
@@ -53,7 +54,7 @@ class _Past:
 
 
 def run_identity(model: str, prompts: Sequence[EncodedPrompt], seed: int) -> str:
-    """A name that two runs share only if they would generate the same tokens."""
+    """A name that two runs share only if they ask for the same tokens: model, prompts, sampling and seed."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{model}|{seed}".encode())
     for prompt in prompts:
@@ -73,14 +74,14 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, identity: str) -> Self:
-        """Begin a journal; an older one at this path is replaced."""
+        """Start a journal; an older one at this path is replaced."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(JournalHeader(VERSION, identity)) + b"\n")
         return cls(path, {})
 
     @classmethod
     def resume(cls, path: Path, identity: str) -> Self:
-        """Go on with a journal; refused if it is of another run."""
+        """Continue a journal; one of another run is refused."""
         header, past, good_bytes = _read(path)
         if header.identity != identity:
             raise InputError(
@@ -95,7 +96,7 @@ class Journal:
         return {key: Restored(tuple(one.spans), one.finish_reason) for key, one in self._past.items()}
 
     def record(self, request: Request) -> None:
-        """A chunk of the request has ended: write what is not in the file yet."""
+        """Write the tokens of a request that are not in the file yet; called when a chunk of it ends."""
         key = (request.group.id, request.index)
         done = self._num_written.get(key, 0)
         fresh = request.spans[done:]
@@ -103,13 +104,13 @@ class Journal:
         finish_reason = reason if reason is not None and reason.is_complete else None
         if not fresh and finish_reason is None:
             return
-        line = self._encoder.encode(Line(*key, fresh, finish_reason)) + b"\n"
+        line = self._encoder.encode(JournalLine(*key, fresh, finish_reason)) + b"\n"
         written = os.write(self._file, line)
         assert written == len(line), f"{written} of {len(line)} bytes written to {self.path}"
         self._num_written[key] = len(request.spans)
 
     def close(self) -> None:
-        """Nothing is held back, so nothing is flushed."""
+        """Close the file; every line is already written."""
         os.close(self._file)
 
 
@@ -118,7 +119,7 @@ def _read(path: Path) -> tuple[JournalHeader, dict[tuple[int, int], _Past], int]
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", hint="is there a run to resume?") from None
-    good_bytes = content.rfind(b"\n") + 1  # a torn last line has no end
+    good_bytes = content.rfind(b"\n") + 1  # a line that was cut off has no end
     lines = content[:good_bytes].splitlines()
     try:
         header = msgspec.json.decode(lines[0], type=JournalHeader) if lines else None
@@ -126,13 +127,13 @@ def _read(path: Path) -> tuple[JournalHeader, dict[tuple[int, int], _Past], int]
         header = None
     if header is None or header.version != VERSION:
         raise InputError(f"{path} is not a journal of this version of seer")
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(JournalLine)
     past: dict[tuple[int, int], _Past] = {}
     for number, text in enumerate(lines[1:], 2):
         try:
             line = decoder.decode(text)
         except msgspec.DecodeError as error:
-            raise InputError(f"{path}, line {number}: {error}", hint="the file was damaged; start anew") from None
+            raise InputError(f"{path}, line {number}: {error}", hint="the file is damaged; start a new run") from None
         one = past.setdefault((line.group, line.index), _Past([]))
         one.spans.extend(line.spans)
         one.finish_reason = line.finish_reason

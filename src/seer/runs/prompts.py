@@ -1,4 +1,4 @@
-"""What is rolled out: prompts from a file or from Python, checked as a whole before anything heavy is loaded.
+"""Prompts from a file or from Python, all checked before anything heavy is loaded.
 
 A file has one JSON object per line, with exactly one of
 
@@ -6,11 +6,11 @@ A file has one JSON object per line, with exactly one of
     {"messages": [{"role": ..., ...}]}     turned into a prompt by the model's chat template
     {"prompt_token_ids": [1, 2, 3]}
 
-and, where wanted, `id` (else the line number), `n`, `seed`, and any sampling setting (`max_tokens`,
+and optionally `id` (else the line number), `n`, `seed`, and any sampling setting (`max_tokens`,
 `temperature`, ...).
 
-Every problem is collected, with its line number; nobody has to fix a file one error at a time. What needs a
-tokenizer (a prompt that is too long once encoded) is found by `encode`, in the same form.
+All problems are reported at once, each with its line number. Those that need a tokenizer to find (a prompt that is too
+long once encoded) are reported by `encode`, in the same form.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from seer.errors import InputError, SeerError
 from seer.types import Sampling
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
+"""The roles that chat templates know. Others are refused: a template may leave them out without an error."""
 _KINDS = ("prompt", "messages", "prompt_token_ids")
 _SAMPLING_KEYS = tuple(field.name for field in fields(Sampling))
 _KEYS = (*_KINDS, "id", "n", "seed", *_SAMPLING_KEYS)
 MAX_SHOWN = 20
+"""Bad prompts that an error lists: more would not fit a screen."""
 
 Messages = Sequence[Mapping[str, Any]]
 

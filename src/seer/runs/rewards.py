@@ -1,11 +1,12 @@
-"""Rewards while the rollout still runs: called as each response ends, never in its way.
+"""Rewards while the rollout still runs: computed as each response ends.
 
-The reward function may be a coroutine function or a plain one; a plain one runs in a thread of its own.
-Each call has a deadline. Whatever goes wrong is written into the response by name, and generation goes on.
+The reward function may be a coroutine function or a plain one; a plain one runs in a thread of its own. Each call has a
+deadline. An error or a missed deadline is written into the response, with the function's name, and generation goes on.
 
 Invariants
-  1. Every response that ended by itself gets a reward or a `reward_error`, exactly one of them.
-  2. No call, however slow, delays generation or the rewards of other groups.
+  1. In a group that is handed out, every response that ended by itself has a reward or a `reward_error`, exactly one.
+  2. No call delays generation. A slow call delays other rewards only while `MAX_CALLS` of them run, and no longer than
+     its deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from seer.types import Response
 RewardFunction = Callable[[Prompt, Response], Awaitable[float] | float]
 
 MAX_CALLS = 64
-"""Rewards computed at once; more wait for a place, within their own deadline."""
+"""Rewards computed at once: bounds threads and connections. More wait for a place, within their own deadline."""
 
 
 class RewardCalls:
@@ -48,7 +49,7 @@ class RewardCalls:
             self._tasks.pop(key, None)
 
     async def close(self) -> None:
-        """Give up on what still runs."""
+        """Cancel the calls that still run."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -60,7 +61,7 @@ class RewardCalls:
                 response.reward = float(await self._call(prompt, response))
         except TimeoutError:
             response.reward_error = f"{who} took longer than {self._deadline_s:g} s"
-        except Exception as error:  # the user's code: named, and kept out of the way
+        except Exception as error:  # the user's code may raise anything; generation goes on
             response.reward_error = f"{who} failed: {type(error).__name__}: {error}"
 
     async def _call(self, prompt: Prompt, response: Response) -> float:
@@ -71,7 +72,7 @@ class RewardCalls:
 
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function in a daemon thread: one that never returns must not keep the program from ending."""
+    """Run a function in a daemon thread, so that one that never returns does not keep the program from ending."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""A run's folder: where everything that a run leaves behind has its name.
+"""A run's folder and the names of the files in it.
 
 run.json          what was asked for, and, once it is over, what it came to
 prompts.jsonl     the prompts as they were given
@@ -69,7 +69,7 @@ class RunFolder:
 
     @classmethod
     def choose(cls, path: Path | None) -> RunFolder:
-        """The folder at a path, or a new one named after this moment; nothing is written yet."""
+        """The folder at a path, or else runs/<date and time>; nothing is written yet."""
         if path is not None:
             return cls(path)
         moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -87,13 +87,13 @@ class RunFolder:
 
     @classmethod
     def find(cls, path: Path) -> RunFolder:
-        """A folder that a run has left."""
+        """The folder of an earlier run; refused if the path holds none."""
         if not (path / MANIFEST).is_file():
             raise InputError(f"{path} holds no {MANIFEST}", hint=_HINT)
         return cls(path)
 
     def write_manifest(self, content: dict[str, Any]) -> None:
-        """Write run.json whole, so that it is never seen half done."""
+        """Write run.json and move it into place, so that a reader never sees half of it."""
         partial = self.manifest.with_suffix(".partial")
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
         partial.replace(self.manifest)
@@ -108,7 +108,7 @@ class RunFolder:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers of a run were measured on."""
+    """The machine that a run was measured on."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

@@ -148,22 +148,22 @@ def test_adapters_are_refused() -> None:
         refuse_unreadable(a_trainer(model=SimpleNamespace(training=True, peft_config={})))
 
 
-def test_a_prompt_is_remembered_as_of_its_newest_weights_version() -> None:
-    memory = PromptMemory(lengths=True, words=True)
+def test_only_a_prompts_newest_rollout_is_remembered() -> None:
+    memory = PromptMemory(lengths=True, responses=True)
     memory.learn("a", a_group(3, 9))
     memory.learn("a", a_group(2, 4, 1, 3, 5, 6, 7, 8))
     assert memory.lengths(["a", "b"]) == {"a": 8}
-    said = memory.words(["a", "b"])["a"]
-    assert len(said) == MAX_PAST_RESPONSES
-    assert max(map(len, said)) == 8, "the longest is kept"
+    kept = memory.responses(["a", "b"])["a"]
+    assert len(kept) == MAX_PAST_RESPONSES
+    assert max(map(len, kept)) == 8, "the longest is kept"
 
 
 def test_a_memory_that_is_switched_off_knows_nothing() -> None:
-    for lengths, words in ((False, False), (True, False), (False, True)):
-        memory = PromptMemory(lengths=lengths, words=words)
+    for lengths, responses in ((False, False), (True, False), (False, True)):
+        memory = PromptMemory(lengths=lengths, responses=responses)
         memory.learn("a", a_group(3))
         assert bool(memory.lengths(["a"])) == lengths
-        assert bool(memory.words(["a"])) == words
+        assert bool(memory.responses(["a"])) == responses
 
 
 def test_the_prompts_not_seen_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

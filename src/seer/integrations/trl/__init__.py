@@ -2,7 +2,7 @@
 
     GRPOTrainer(..., rollout_func=seer_rollouts())
 
-docs/use-in-trl.md is the page for users; `rollouts.py` tells what happens in one call.
+docs/use-in-trl.md is for users; `rollouts.py` describes one call.
 """
 
 from seer.integrations.trl.early_rewards import EarlyReward, early_reward

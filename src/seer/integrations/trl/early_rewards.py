@@ -1,8 +1,7 @@
 """Rewards that begin when a response ends, not when the last one does.
 
-TRL calls reward functions after the rollout, with all completions. `early_reward` makes one function serve both:
-Seer calls it response by response while others are still being generated, and TRL, asking later, is given what has
-been computed.
+TRL calls reward functions after the rollout, with all completions. With `early_reward`, Seer calls the function for
+each response while others are still being generated, and TRL's later call returns the rewards computed then.
 
     @early_reward
     async def correct(prompt, completion, answer, **row): ...
@@ -43,7 +42,7 @@ class EarlyReward:
         self.__name__: str = getattr(function, "__name__", type(function).__name__)  # what TRL's metrics call it
 
     def __call__(self, **columns: Any) -> list[float | None]:
-        """TRL's call, after the rollout: hand over what was computed during it."""
+        """TRL's call after the rollout: return the rewards computed during it."""
         rewards: list[float | None] | None = columns.get(REWARDS)
         if rewards is None:
             raise ConfigError(
@@ -54,12 +53,12 @@ class EarlyReward:
 
 
 def early_reward(function: Callable[..., Any]) -> EarlyReward:
-    """Let rewards be computed as each response ends."""
+    """Decorator: compute this reward as each response ends."""
     return EarlyReward(function)
 
 
 class RewardsByRow:
-    """Calls an early reward with the dataset's rows, found by prompt: a rollout is given prompts alone."""
+    """Calls an early reward with the columns of the dataset's row, which it finds by prompt."""
 
     def __init__(self, reward: EarlyReward, deadline_s: float) -> None:
         self._reward = reward
@@ -68,7 +67,7 @@ class RewardsByRow:
         self._rows: dict[str, dict[str, dict[str, Any]]] = {}  # by phase, then by prompt
 
     def function(self, groups: Sequence[PromptGroup], trainer: Any, mode: str) -> RewardFunction:
-        """The reward of a rollout's responses, in the form that `Rollout.run` wants."""
+        """The reward function of a rollout, as `Rollout.run` takes it."""
         if mode not in self._rows:
             self._rows[mode] = _rows_by_prompt(trainer, f"{mode}_dataset")
         known = self._rows[mode]

@@ -1,7 +1,7 @@
-"""Groups in the trainer's flat list of prompts, and the seeds that make a resumed run repeat itself.
+"""Groups in the trainer's flat list of prompts, and their seeds, which make a resumed run repeat itself.
 
-TRL hands over each prompt as often as responses are wanted, one after the other. A run of equal prompts is
-therefore one group, or several where the dataset holds the same prompt twice in a row.
+TRL passes each prompt once per response wanted, one after the other. Equal prompts in sequence are therefore one group,
+or several where the dataset has the same prompt twice in sequence.
 
 Invariants
   1. The groups cover the list, in order, each entry once.
@@ -28,7 +28,7 @@ class PromptGroup:
     """Text, or a list of messages."""
     size: int
     key: str
-    """Names the prompt across steps."""
+    """Names the prompt across steps and epochs."""
 
 
 def prompt_key(prompt: Any) -> str:
@@ -38,7 +38,7 @@ def prompt_key(prompt: Any) -> str:
 
 
 def find_groups(prompts: Sequence[Any], group_size: int) -> list[PromptGroup]:
-    """Runs of equal prompts, cut into groups of `group_size` where they are longer."""
+    """Equal prompts in sequence, cut into groups of at most `group_size`."""
     groups: list[PromptGroup] = []
     first = 0
     while first < len(prompts):

@@ -1,7 +1,7 @@
-"""The instances that roll out for a trainer: made from its model, kept at its weights, ended with it.
+"""The instances that roll out for a trainer, with the trainer's model and weights.
 
-They are started by the first rollout, from a model folder in shared memory, and hold what the trainer holds from then
-on: before each rollout its weights are sent if they have changed.
+The first rollout starts them from a model folder in shared memory. Before each later rollout the trainer's weights are
+sent if they have changed.
 """
 
 from __future__ import annotations
@@ -47,19 +47,18 @@ class TrainedInstances:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was asked for, as plain values."""
+        """The settings that are plain values, for the run's record."""
         return {key: value for key, value in self._settings.items() if isinstance(value, str | int | float | None)}
 
     @property
     def dtype(self) -> str:
         """The type they compute in."""
-        chosen = str(self._settings["dtype"])
-        if chosen == "auto":
-            return "float32" if self._settings["device"] == "cpu" else "bfloat16"
-        return chosen
+        from seer.verification.verify import engine_dtype
+
+        return engine_dtype(str(self._settings["dtype"]), self._settings["device"])
 
     def sync_with(self, trainer: Any) -> SyncRollout:
-        """Instances that hold the trainer's weights of this moment."""
+        """Instances with the trainer's current weights."""
         stamp = stamp_of(trainer)
         if self._rollout is None:
             self._start(trainer)
@@ -93,5 +92,5 @@ class TrainedInstances:
         atexit.register(self.close)
 
     def _send_weights(self, trainer: Any) -> None:
-        assert self._rollout is not None, "weights for nobody"
+        assert self._rollout is not None, "weights are sent to instances that run"
         self._rollout.update_weights(tensors_of(trainer))

@@ -1,9 +1,8 @@
-"""Is the policy that sampled the policy that is trained? The trainer scores a few of each rollout's tokens to see.
+"""Is the policy that sampled the policy that is trained? The trainer scores a few responses of each rollout to check.
 
-Both sides computed the same tokens under, it is hoped, the same weights. In exact arithmetic every difference of
-log-probabilities would be 0; kernels and types leave a little noise. Weights that did not arrive, a wrong chat
-template or a wrong temperature leave much more. What is compared are means over tokens: a single token's gap can be
-large by rounding alone where it was unlikely.
+Both sides score the same tokens. Under the same weights the log-probabilities differ by rounding only. Weights that did
+not arrive, a wrong chat template or a wrong temperature make a much larger difference. Means over tokens are compared,
+because rounding alone can give an unlikely token a large gap.
 
     gap          |log p_trainer - log p_rollout| of a token
     mean ratio   mean of p_trainer / p_rollout; on policy it is 1 in expectation
@@ -31,7 +30,7 @@ class OffPolicy(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class OnPolicyNumbers:
-    """What one check found."""
+    """The result of one check."""
 
     num_tokens: int
     mean_ratio: float
@@ -42,7 +41,7 @@ class OnPolicyNumbers:
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether the difference can be noise."""
+        """Whether the mean gap is within its limit."""
         return self.mean_gap <= self.limit  # False for NaN
 
     def __str__(self) -> str:
@@ -69,7 +68,7 @@ class OnPolicyCheck:
         dtype: str,
         where: str,
     ) -> OnPolicyNumbers | None:
-        """Compare a sample of the responses, and warn if they are off; None where nothing can be compared.
+        """Compare a sample of the responses and warn if they are off policy; None where nothing can be compared.
 
         `dtype` is what the instances compute in.
         """
@@ -100,7 +99,7 @@ class OnPolicyCheck:
 
 
 def _spread(num_all: int, num_wanted: int) -> list[int]:
-    """Places spread evenly over the rollout."""
+    """Positions spread evenly over the rollout."""
     wanted = min(num_all, num_wanted)
     return [place * num_all // wanted for place in range(wanted)]
 

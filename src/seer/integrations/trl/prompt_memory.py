@@ -1,11 +1,11 @@
-"""What earlier epochs taught of each prompt: how long its responses are and, if asked for, what they said.
+"""What earlier epochs have shown of each prompt: the length of its responses and, if asked for, their tokens.
 
-Lengths serve as first estimates until a response of the new weights version has ended; words serve as drafts, which the
-engine verifies. Neither changes a token that is sampled.
+Lengths are first estimates until a response under the new weights has ended. Tokens are drafts, which the engine
+verifies. Neither changes a token that is sampled.
 
 Invariants
-  1. A prompt is remembered as of its newest weights version only.
-  2. Memory is bounded: the prompts not seen for longest are forgotten.
+  1. Only a prompt's newest rollout is remembered.
+  2. Memory is bounded: at `MAX_PROMPTS`, the prompt seen least recently is forgotten.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from seer.types import GroupResult
 
 MAX_PROMPTS = 100_000
+"""Bounds memory where a dataset is a stream."""
 MAX_PAST_RESPONSES = 4
-"""Of a prompt's responses, those kept for drafts: the next ones resemble some of them, and more cost memory."""
+"""Responses of a prompt kept for drafts: new responses resemble some of them, and more would cost memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,19 @@ class _Memory:
 class PromptMemory:
     """Remembers prompts by key."""
 
-    def __init__(self, *, lengths: bool = True, words: bool = False) -> None:
+    def __init__(self, *, lengths: bool = True, responses: bool = False) -> None:
         self._keeps_lengths = lengths
-        self._keeps_words = words
+        self._keeps_responses = responses
         self._prompts: OrderedDict[str, _Memory] = OrderedDict()
 
     def learn(self, key: str, group: GroupResult) -> None:
-        """Take in a prompt's responses; what was known of it before is replaced."""
-        if not (self._keeps_lengths or self._keeps_words):
+        """Remember a prompt's newest responses instead of earlier ones."""
+        if not (self._keeps_lengths or self._keeps_responses):
             return
         responses: tuple[tuple[int, ...], ...] = ()
-        if self._keeps_words:
+        if self._keeps_responses:
             by_length = sorted(group.responses, key=lambda response: (-response.num_tokens, response.index))
-            # Evenly over the lengths, the longest included: it is what the others are waited with.
+            # Evenly over the lengths, the longest included: it ends last, so drafts help it most.
             stride = max(1, len(by_length) // MAX_PAST_RESPONSES)
             responses = tuple(tuple(one.token_ids) for one in by_length[::stride][:MAX_PAST_RESPONSES])
         longest = max(response.num_tokens for response in group.responses)
@@ -57,8 +58,8 @@ class PromptMemory:
             return {}
         return {key: self._prompts[key].longest_tokens for key in keys if key in self._prompts}
 
-    def words(self, keys: Iterable[str]) -> dict[str, Sequence[Sequence[int]]]:
+    def responses(self, keys: Iterable[str]) -> dict[str, Sequence[Sequence[int]]]:
         """Responses to each prompt that is remembered."""
-        if not self._keeps_words:
+        if not self._keeps_responses:
             return {}
         return {key: self._prompts[key].responses for key in keys if key in self._prompts}

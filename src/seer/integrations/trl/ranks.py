@@ -1,6 +1,6 @@
-"""One rollout for all ranks: their prompts together to the main one, its results back to each, in order.
+"""One rollout for all ranks: the main rank rolls out all prompts and returns to each rank its own results.
 
-A group can straddle two ranks, and Seer balances better over more prompts; so nothing is rolled out rank by rank.
+A group can be split over two ranks, and Seer balances better over more prompts; so ranks do not roll out by themselves.
 
 Invariants
   1. Every rank takes part in every exchange, whatever fails: an error of the main rank is raised on all of them.
@@ -19,20 +19,20 @@ Columns = dict[str, list[Any]]
 
 
 def roll_out_together(prompts: list[Any], trainer: Any, roll_out: Callable[[list[Any]], Columns]) -> Columns:
-    """Call `roll_out` on the main rank with everybody's prompts; return this rank's part of the columns."""
+    """Call `roll_out` on the main rank with the prompts of all ranks; return this rank's part of the columns."""
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:
         return roll_out(prompts)
     from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
 
     counts: list[int] = gather_object([len(prompts)])
-    everybody: list[Any] = gather_object(list(prompts))
+    all_prompts: list[Any] = gather_object(list(prompts))
     staged: list[Any] = [None, None, None]
     own: BaseException | None = None
     if accelerator.is_main_process:
         try:
-            staged[0] = roll_out(everybody)
-        except BaseException as error:  # the others wait for this rank and must be told
+            staged[0] = roll_out(all_prompts)
+        except BaseException as error:  # the other ranks wait for this one and raise it too
             own = error
             staged[1] = f"{type(error).__name__}: {error}"
             staged[2] = error.hint if isinstance(error, SeerError) else None

@@ -1,4 +1,4 @@
-"""What a training run leaves behind: a folder that `seer report` reads.
+"""The folder of a training run, which `seer report` reads.
 
 run.json          what was trained with what (`"command": "train"`)
 rollouts.jsonl    one line per rollout: step, weights version, times, lengths, the on-policy check
@@ -51,7 +51,7 @@ class RolloutLine:
     """From the start of the previous rollout to the start of this one: a step of the whole training loop."""
     tail_s: float
     num_known: int
-    """Prompts that an earlier epoch had taught something of."""
+    """Prompts whose lengths an earlier epoch had shown."""
     reward_errors: int
     on_policy: OnPolicyNumbers | None
 
@@ -75,7 +75,7 @@ class RolloutLine:
 
 
 def log_metrics(trainer: Any, line: RolloutLine) -> None:
-    """Into the trainer's own log, beside its rewards and losses."""
+    """Add a rollout's numbers to the trainer's own metrics."""
     metrics = trainer._metrics[line.mode]
     metrics["seer/rollout_s"].append(line.rollout_s)
     metrics["seer/weights_s"].append(line.weights_s)
@@ -93,7 +93,7 @@ def log_metrics(trainer: Any, line: RolloutLine) -> None:
 
 
 class TrainingRecord:
-    """Writes the folder."""
+    """Writes the folder of one training run."""
 
     def __init__(self, path: Path, *, keep_steps: int) -> None:
         self.folder = RunFolder(path)

@@ -1,4 +1,4 @@
-"""What the trainer's own settings ask of a rollout. Whatever Seer cannot do is refused by the setting's name.
+"""A rollout's settings, read from the trainer's. What Seer cannot do is refused by the setting's name.
 
 Invariants
   1. A rollout samples exactly as the trainer's configuration says, or does not start: nothing is ignored.
@@ -46,7 +46,7 @@ def read_settings(trainer: Any) -> RolloutSettings:
 
 
 def refuse_unsupported(trainer: Any) -> None:
-    """Name the first setting that a rollout by Seer could not honour."""
+    """Refuse the first setting that Seer does not support."""
     args = trainer.args
     unknown = sorted(set(args.generation_kwargs or {}) - set(_GENERATION_KWARGS))
     refusals: tuple[tuple[bool, str, str], ...] = (

@@ -1,8 +1,8 @@
 """`seer_rollouts`: the function that GRPOTrainer calls for completions, once per generation batch.
 
-One call: gather every rank's prompts; on the main rank bring the trainer's weights to the instances if they have
-changed, recognise groups, roll them out together, let the trainer score a few tokens to see that both sides hold the
-same scheduler; hand each rank its own completions. The instances are started by the first call and end with the
+One call: gather every rank's prompts; on the main rank send the trainer's weights to the instances if they have
+changed, find the groups, roll them out together, and let the trainer score a few responses to check that both sides
+hold the same policy; return to each rank its own completions. The first call starts the instances. They end with the
 training, the program, or `close`, whichever comes first.
 
 Invariants
@@ -58,19 +58,17 @@ def seer_rollouts(
 ) -> SeerRollouts:
     """A `rollout_func` for `GRPOTrainer`: the same settings, rolled out by Seer.
 
-    `reward` is computed as each response ends (see `early_reward`). `keep_lengths` and `keep_responses` say what a
-    later
-    weights version may know of a prompt's earlier responses, as first length estimates and as drafts.
-    `check_responses` of each
-    rollout are scored by the trainer to see that they are on policy (0: never), and `OffPolicy` is warned about above
-    `max_mean_gap`. The run is recorded in `run_dir` (the trainer's output_dir/seer), with the events of the newest
-    `keep_steps` rollouts. `device` is the trainer's own unless given. The rest are settings of `seer.Rollout`:
+    `reward` is computed as each response ends (see `early_reward`). `keep_lengths` and `keep_responses` keep lengths
+    and tokens of a prompt's responses for later epochs, as first length estimates and as drafts. The trainer scores
+    `check_responses` of each rollout to check that they are on policy (0: never) and warns with `OffPolicy` above
+    `max_mean_gap`. The run is recorded in `run_dir` (default: the trainer's output_dir/seer), with the events of the
+    newest `keep_steps` rollouts. `device` is the trainer's own unless given. The rest are settings of `seer.Rollout`:
     `instances`, `engine`, `scheduler`, `pool`, `speculation`, `chunk_tokens`, `max_num_seqs`, `kv_memory_bytes`, ...
     """
     return SeerRollouts(
         TrainedInstances(device, fleet),
         rewards=RewardsByRow(reward, reward_deadline_s) if reward is not None else None,
-        memory=PromptMemory(lengths=keep_lengths, words=keep_responses),
+        memory=PromptMemory(lengths=keep_lengths, responses=keep_responses),
         check=OnPolicyCheck(num_responses=check_responses, max_mean_gap=max_mean_gap),
         run_dir=Path(run_dir) if run_dir is not None else None,
         keep_steps=keep_steps,
@@ -78,7 +76,7 @@ def seer_rollouts(
 
 
 class SeerRollouts:
-    """Callable as TRL's `rollout_func`; a context manager for whoever wants the instances gone at a certain point."""
+    """TRL's `rollout_func`. As a context manager it ends the instances on exit."""
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class SeerRollouts:
         """Completions for this rank's prompts, as TRL expects them."""
         settings = read_settings(trainer)
         refuse_unreadable(trainer)
-        return roll_out_together(prompts, trainer, lambda everybody: self._roll_out(everybody, trainer, settings))
+        return roll_out_together(prompts, trainer, lambda all_prompts: self._roll_out(all_prompts, trainer, settings))
 
     def close(self) -> None:
         """End the instances; a later call starts them anew."""
@@ -172,7 +170,7 @@ class SeerRollouts:
         settings: RolloutSettings,
         call: int,
     ) -> list[GroupResult]:
-        """All groups, in the trainer's order, every response whole."""
+        """All groups, in the trainer's order; refused if a response did not end by itself."""
         token_ids, images, _ = trainer._tokenize_prompts([group.prompt for group in groups])
         if images is not None:
             raise ConfigError("prompts with images are not supported", hint="use a text dataset")
@@ -192,7 +190,7 @@ class SeerRollouts:
                     sampling=settings.sampling,
                     seed=settings.seed,
                     length_hints=self._memory.lengths(keys),
-                    past_responses=self._memory.words(keys),
+                    past_responses=self._memory.responses(keys),
                     events=events,
                     **asked,
                 )

@@ -1,7 +1,7 @@
-"""The trainer's weights on their way to the instances, through shared memory and never through a disk.
+"""The trainer's weights for the instances, passed through shared memory.
 
-The instances are made from a model folder. It is written from the trainer's own model into shared memory when the
-first rollout is asked for, so whatever the trainer holds then (a checkpoint it resumed from, say) is weights version 0.
+The instances load a model folder, which the first rollout writes from the trainer's model into shared memory. What the
+trainer holds then (for example a checkpoint it resumed from) is weights version 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seer.errors import ConfigError
 
 
 def refuse_unreadable(trainer: Any) -> None:
-    """Refuse a model whose tensors are not simply there to be read."""
+    """Refuse a model whose tensors this process does not hold whole: adapters and sharded weights."""
     if hasattr(trainer.model, "peft_config"):
         raise ConfigError(
             "peft_config: Seer cannot roll out a model with adapters",
