@@ -137,7 +137,7 @@ def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
 
 
 def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLocal:
-    """For `InstanceSpec.factory`: `pool`, `draft_servers` and `draft_keys` are used here, the rest is `LocalInstance`'s."""
+    """For `InstanceSpec.factory`: uses `pool`, `draft_servers` and `draft_keys`; the rest is for `LocalInstance`."""
     own = dict(settings)
     pool_settings = own.pop("pool", None)
     servers = own.pop("draft_servers", None)
