@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from seer.cli.seeds import parse_seeds
 from seer.errors import ConfigError
 from seer.sim.paper import WORKLOADS, CellResult, Measure, Study, answer, claims, run_jobs
 
@@ -62,7 +63,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate what the tables need, and print them."""
-    seeds = _seeds(args.seeds)
+    seeds = parse_seeds(args.seeds)
     if args.processes < 1:
         raise ConfigError(f"{args.processes} processes", hint="--processes 1 or more")
     wanted = claims()
@@ -80,16 +81,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_studies(Console(width=None if sys.stdout.isatty() else 150), answers, seeds)
     return 0
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r} is not a list of numbers", hint="--seeds 0,1,2") from None
-    if min(seeds) < 0:
-        raise ConfigError(f"seed {min(seeds)}", hint="--seeds 0 or more")
-    return seeds
 
 
 def print_studies(console: Console, answers: Sequence[CellResult], seeds: Sequence[int]) -> None:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from seer.cli.seeds import parse_seeds
+from seer.cli.simulate_table import Row, describe, make_row, print_means, print_table
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
 from seer.report.simulation_folder import SimulationFolder
@@ -42,6 +42,7 @@ schedulers:
 
 examples:
   seer simulate qwen2-vl-72b
+  seer simulate qwen2-vl-72b --seeds 0..7           means over eight sets of lengths, with their range
   seer simulate moonlight --schedulers verl-sync,verl-sync+sd,seer --group-size 16
   seer simulate trace:lengths.json --model llama-8b --gpu h200 --instances 4
   seer simulate synthetic --groups 200 --mean 3000 --max 32768 --correlation 0.9 --out runs/long-tail
@@ -75,7 +76,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--chunk-tokens", type=int, metavar="T", help="tokens a request may run before it is placed anew"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="draws the lengths (%(default)s)")
+    parser.add_argument(
+        "--seeds",
+        default="0",
+        metavar="S,...|S..T",
+        help="one set of lengths for each; with several, means and ranges (%(default)s)",
+    )
     _add_output_options(parser)
     _add_cluster_options(parser)
     _add_shape_options(parser)
@@ -123,10 +129,36 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate each scheduler, then print and write what came of it."""
     schedulers = _schedulers(args.schedulers)
-    workload = load_workload(
+    seeds = parse_seeds(args.seeds)
+    if args.out is not None and len(seeds) > 1:
+        raise ConfigError(f"--out with {len(seeds)} seeds", hint="--out keeps the events of one: --seeds 0")
+    workloads = {seed: _workload(args, seed) for seed in seeds}
+    first = workloads[seeds[0]]
+    folder = None
+    if args.out is not None:
+        folder = SimulationFolder(args.out, first.name, first.num_instances, first.limits().kv_tokens)
+    rows = [
+        row for seed, workload in workloads.items() for row in _simulate_all(workload, seed, schedulers, args, folder)
+    ]
+    if folder is not None:
+        folder.write_results(_encode(rows))
+    if args.json:
+        sys.stdout.buffer.write(_encode(rows))
+        sys.stdout.flush()
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 170)
+        console.print(describe(first, seeds), highlight=False, soft_wrap=True)
+        (print_table if len(seeds) == 1 else print_means)(console, rows)
+        if args.out is not None:
+            sys.stdout.write(f"events, traces and plots are in {args.out}\n")
+    return 0
+
+
+def _workload(args: argparse.Namespace, seed: int) -> Workload:
+    return load_workload(
         args.workload,
         WorkloadOptions(
-            seed=args.seed,
+            seed=seed,
             group_size=args.group_size,
             instances=args.instances,
             chunk_tokens=args.chunk_tokens,
@@ -140,95 +172,6 @@ def run(args: argparse.Namespace) -> int:
             correlation=args.correlation,
             groups=args.groups,
         ),
-    )
-    folder = None
-    if args.out is not None:
-        folder = SimulationFolder(args.out, workload.name, workload.num_instances, workload.limits().kv_tokens)
-    rows = _simulate_all(workload, schedulers, args, folder)
-    if folder is not None:
-        folder.write_results(_encode(rows))
-    if args.json:
-        sys.stdout.buffer.write(_encode(rows))
-        sys.stdout.flush()
-    else:
-        print_table(Console(width=None if sys.stdout.isatty() else 150), workload, args.seed, rows)
-        if args.out is not None:
-            sys.stdout.write(f"events, traces and plots are in {args.out}\n")
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One scheduler's result, in the order and with the names that `--json` prints."""
-
-    workload: str
-    scheduler: str
-    group_size: int
-    seed: int
-    throughput_tokens_s: float
-    makespan_s: float
-    tail_s: float
-    preemptions: int
-    recomputed_tokens: int
-    migrations: int
-    migrated_tokens: int
-    idle_share: float
-    oracle_share: float
-    mean_accepted: float
-    simulator_wall_s: float | None
-    off_policy: bool
-    num_requests: int
-    num_tokens: int
-    cancelled_tokens: int
-    max_tokens: int
-    prompt_tokens: int
-    chunk_tokens: int
-    model: str
-    gpu: str
-    gpus_per_instance: int
-    instances: int
-    speculation: str
-
-
-def make_row(
-    workload: Workload,
-    result: SimulationResult,
-    oracle_tokens_s: float,
-    *,
-    seed: int,
-    speculation: str,
-    timing: bool,
-) -> Row:
-    """What one simulation came to. Floats are rounded: more digits would claim more than a model can know."""
-    summary = result.summary
-    return Row(
-        workload=workload.name,
-        scheduler=result.scheduler,
-        group_size=workload.group_size,
-        seed=seed,
-        throughput_tokens_s=round(summary.throughput_tokens_s, 3),
-        makespan_s=round(summary.makespan_s, 6),
-        tail_s=round(summary.tail_s, 6),
-        preemptions=summary.preemptions,
-        recomputed_tokens=summary.recomputed_tokens,
-        migrations=summary.migrations,
-        migrated_tokens=summary.migrated_tokens,
-        idle_share=round(summary.idle_share, 6),
-        oracle_share=round(summary.throughput_tokens_s / oracle_tokens_s, 6),
-        mean_accepted=round(summary.mean_accepted, 6),
-        simulator_wall_s=round(result.wall_s, 3) if timing else None,
-        off_policy=result.off_policy,
-        num_requests=summary.num_requests,
-        num_tokens=summary.num_tokens,
-        cancelled_tokens=summary.cancelled_tokens,
-        max_tokens=workload.max_tokens,
-        prompt_tokens=workload.prompt_tokens,
-        chunk_tokens=workload.chunk_tokens,
-        model=workload.cost.model.name,
-        gpu=workload.cost.gpu.name,
-        gpus_per_instance=workload.cost.num_gpus,
-        instances=workload.num_instances,
-        speculation=speculation,
     )
 
 
@@ -244,7 +187,7 @@ def _schedulers(names: str) -> list[str]:
 
 
 def _simulate_all(
-    workload: Workload, schedulers: list[str], args: argparse.Namespace, folder: SimulationFolder | None
+    workload: Workload, seed: int, schedulers: list[str], args: argparse.Namespace, folder: SimulationFolder | None
 ) -> list[Row]:
     todo = schedulers if ORACLE in schedulers else [*schedulers, ORACLE]
     results: dict[str, SimulationResult] = {}
@@ -255,7 +198,7 @@ def _simulate_all(
             bar = bars.add_task(scheduler, total=len(workload.lengths))
             recorder: contextlib.AbstractContextManager[EventSink | None] = contextlib.nullcontext(None)
             if folder is not None and scheduler in schedulers:
-                metadata = run_metadata(workload, scheduler, args.speculation, args.seed)
+                metadata = run_metadata(workload, scheduler, args.speculation, seed)
                 recorder = folder.recorder(scheduler, metadata)
             with recorder as events:
                 results[scheduler] = simulate(
@@ -271,7 +214,7 @@ def _simulate_all(
             workload,
             results[scheduler],
             oracle_tokens_s,
-            seed=args.seed,
+            seed=seed,
             speculation=args.speculation,
             timing=not args.no_timing,
         )
@@ -281,42 +224,3 @@ def _simulate_all(
 
 def _encode(rows: list[Row]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n"
-
-
-def describe(workload: Workload, seed: int) -> str:
-    """The workload and its cluster in one line."""
-    cost = workload.cost
-    return (
-        f"{workload.name}: {len(workload.lengths):,} groups of {workload.group_size}, "
-        f"{workload.num_requests:,} responses, mean {workload.num_tokens / workload.num_requests:,.0f}, "
-        f"longest {max(map(max, workload.lengths)):,} of {workload.max_tokens:,} tokens; "
-        f"{cost.model.name} on {workload.num_instances} instances of {cost.num_gpus} x {cost.gpu.name}; "
-        f"seed {seed}"
-    )
-
-
-def print_table(console: Console, workload: Workload, seed: int, rows: list[Row]) -> None:
-    """One line per scheduler; ratios are to the first."""
-    first = rows[0]
-    console.print(describe(workload, seed), highlight=False, soft_wrap=True)
-    table = Table(caption=f"x: throughput relative to {first.scheduler}; of oracle: without speculation, same lengths")
-    table.add_column("scheduler")
-    columns = "tokens/s,x,of oracle,total s,tail s,preempted,recomputed,migrations,idle,accepted,simulated in"
-    for column in columns.split(","):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            f"{row.scheduler} (off-policy)" if row.off_policy else row.scheduler,
-            f"{row.throughput_tokens_s:,.0f}",
-            f"{row.throughput_tokens_s / first.throughput_tokens_s:.2f}",
-            f"{row.oracle_share:.1%}",
-            f"{row.makespan_s:,.1f}",
-            f"{row.tail_s:,.1f}",
-            f"{row.preemptions:,}",
-            f"{row.recomputed_tokens:,}",
-            f"{row.migrations:,}",
-            f"{row.idle_share:.1%}",
-            f"{row.mean_accepted:.2f}",
-            "-" if row.simulator_wall_s is None else f"{row.simulator_wall_s:.1f} s",
-        )
-    console.print(table)

@@ -5,6 +5,8 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
     makespan_s            max t_r - t_0
     throughput_tokens_s   generated tokens / makespan_s
     tail_s                makespan_s - time at which 90% of the requests had ended (the paper's tail)
+    group_*_s             over the groups without a cancelled request, the time from t_0 to a group's last end: the
+                          median, the 90th percentile (both by nearest rank) and the last; None without such a group
     preemptions           `Preempted` events, and what `Stepped` counts
     recomputed_tokens     prefilled tokens whose KV had been computed before
     migrations            chunks started on another instance than the request's last one; migrated_tokens: KV pulled
@@ -17,6 +19,7 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seer.metrics.events import (
@@ -52,17 +55,23 @@ class Summary:
     migrated_tokens: int
     idle_share: float
     mean_accepted: float
+    group_median_s: float | None = None
+    group_p90_s: float | None = None
+    group_last_s: float | None = None
     pool_failures: int = 0
     pool_corrupt: int = 0
     pool_recomputed_tokens: int = 0
 
 
 class Summarizer:
-    """An event sink that adds up; memory grows only with the number of requests (their end times)."""
+    """An event sink that adds up; memory grows only with the number of requests (their groups and end times)."""
 
     def __init__(self, num_instances: int) -> None:
         self._first_s = math.inf
         self._ends_s: list[float] = []
+        self._group_of: dict[int, int] = {}
+        self._group_ends_s: dict[int, float] = {}
+        self._cut_groups: set[int] = set()
         self._num_tokens = 0
         self._cancelled_tokens = 0
         self._preemptions = 0
@@ -90,13 +99,19 @@ class Summarizer:
             self._recomputed += event.num_recomputed
             self._migrated_tokens += event.num_loaded
         elif type(event) is Ended:
+            group = self._group_of.get(event.request)
             if event.finish_reason == FinishReason.CANCELLED.value:
                 self._cancelled_tokens += event.num_generated
+                if group is not None:
+                    self._cut_groups.add(group)
             else:
                 self._ends_s.append(event.t_s)
                 self._num_tokens += event.num_generated
+                if group is not None:
+                    self._group_ends_s[group] = event.t_s
         elif type(event) is Queued:
             self._first_s = min(self._first_s, event.t_s)
+            self._group_of[event.request] = event.group
         elif type(event) is Preempted:
             self._preemptions += 1
         elif type(event) is Stepped:
@@ -116,6 +131,9 @@ class Summarizer:
         for instance in range(len(self._running)):
             self._account(instance, ends[-1])
         busy = sum(self._busy_s) / len(self._busy_s)
+        groups_s = sorted(
+            end_s - self._first_s for group, end_s in self._group_ends_s.items() if group not in self._cut_groups
+        )
         return Summary(
             num_requests=len(ends),
             num_tokens=self._num_tokens,
@@ -123,6 +141,9 @@ class Summarizer:
             makespan_s=makespan_s,
             throughput_tokens_s=self._num_tokens / makespan_s if makespan_s else 0.0,
             tail_s=ends[-1] - tail_starts_s,
+            group_median_s=_nearest_rank(groups_s, 0.5),
+            group_p90_s=_nearest_rank(groups_s, 0.9),
+            group_last_s=_nearest_rank(groups_s, 1.0),
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed,
             migrations=self._migrations,
@@ -142,3 +163,8 @@ class Summarizer:
             self._busy_s[instance] += elapsed_s
             self._request_seconds += running * elapsed_s
             self._accepted_request_seconds += running * elapsed_s * self._accepted[instance]
+
+
+def _nearest_rank(ordered: Sequence[float], share: float) -> float | None:
+    """The least value that `share` of the values do not exceed; None if there are none."""
+    return ordered[math.ceil(len(ordered) * share) - 1] if ordered else None

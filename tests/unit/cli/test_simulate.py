@@ -17,6 +17,9 @@ PROMISED = {
     "throughput_tokens_s",
     "makespan_s",
     "tail_s",
+    "group_median_s",
+    "group_p90_s",
+    "group_last_s",
     "preemptions",
     "recomputed_tokens",
     "migrations",
@@ -46,9 +49,9 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_time(capsys: pytest
         assert main([*SMALL, "--json", "--no-timing", *words]) == 0
         return capsys.readouterr().out
 
-    first = run("--seed", "3")
-    assert first == run("--seed", "3")
-    assert first != run("--seed", "4")
+    first = run("--seeds", "3")
+    assert first == run("--seeds", "3")
+    assert first != run("--seeds", "4")
     assert '"simulator_wall_s": null' in first
 
 
@@ -75,6 +78,33 @@ def test_the_table_shows_ratios_to_the_first_and_labels_off_policy_rows(
     assert rows[1][1] == "partial (off-policy)"
 
 
+def test_several_seeds_are_simulated_each_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = simulate_json(capsys, "--schedulers", "verl,seer", "--seeds", "2..3,7", "--no-timing")
+    assert [(row["seed"], row["scheduler"]) for row in rows] == [
+        (seed, scheduler) for seed in (2, 3, 7) for scheduler in ("verl", "seer")
+    ]
+    assert rows[2:4] == simulate_json(capsys, "--schedulers", "verl,seer", "--seeds", "3", "--no-timing")
+
+
+def test_the_table_of_several_seeds_shows_the_mean_and_the_range_of_ratios_of_equal_seeds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--schedulers", "verl,seer", "--seeds", "0..2"]
+    rows = simulate_json(capsys, *words)
+    rates = {(row["scheduler"], row["seed"]): float(str(row["throughput_tokens_s"])) for row in rows}
+    ratios = [rates["seer", seed] / rates["verl", seed] for seed in range(3)]
+    assert main([*SMALL, *words]) == 0
+    out = capsys.readouterr().out
+    assert "seeds 0, 1, 2" in out
+    cells = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.startswith("│")]
+    assert [row[3] for row in cells] == [
+        "1.00",
+        "1.00..1.00",
+        f"{sum(ratios) / 3:.2f}",
+        f"{min(ratios):.2f}..{max(ratios):.2f}",
+    ]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -83,6 +113,10 @@ def test_the_table_shows_ratios_to_the_first_and_labels_off_policy_rows(
         [*SMALL, "--schedulers", ""],
         [*SMALL, "--schedulers", "seer,seer"],
         [*SMALL, "--instances", "0"],
+        [*SMALL, "--seeds", "one"],
+        [*SMALL, "--seeds", "3..1"],
+        [*SMALL, "--seeds", "-1"],
+        [*SMALL, "--seeds", "0,1", "--out", "somewhere"],
         [*SMALL[:2], "--group-size", "0"],
         [*SMALL[:2], "--max", "10000000"],
         ["simulate", "trace:missing.json"],

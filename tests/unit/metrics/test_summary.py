@@ -63,3 +63,31 @@ def test_cancelled_requests_are_left_out_but_for_their_tokens() -> None:
     summarizer(Ended(4.0, 1, 70, "cancelled"))
     summary = summarizer.summary()
     assert (summary.num_requests, summary.num_tokens, summary.cancelled_tokens) == (1, 100, 70)
+
+
+def test_a_group_is_complete_when_its_last_request_ended() -> None:
+    summarizer = Summarizer(1)
+    for request in range(20):
+        summarizer(Queued(1.0, request, request // 2, request % 2, 10))
+    for request in range(20):  # the second request of group g ends g + 0.5 s after the first of group 0
+        summarizer(Ended(5.0 + request / 2, request, 100, "stop"))
+    summary = summarizer.summary()
+    assert (summary.group_median_s, summary.group_p90_s, summary.group_last_s) == (8.5, 12.5, 13.5)
+
+
+def test_a_group_with_a_cancelled_request_never_completes() -> None:
+    summarizer = Summarizer(1)
+    for request in range(4):
+        summarizer(Queued(0.0, request, request // 2, request % 2, 10))
+    summarizer(Ended(1.0, 0, 100, "stop"))
+    summarizer(Ended(2.0, 1, 100, "stop"))
+    summarizer(Ended(3.0, 2, 100, "stop"))
+    summarizer(Ended(4.0, 3, 100, "cancelled"))
+    summary = summarizer.summary()
+    assert (summary.group_median_s, summary.group_p90_s, summary.group_last_s) == (2.0, 2.0, 2.0)
+    only_cut = Summarizer(1)
+    only_cut(Queued(0.0, 0, 0, 0, 10))
+    only_cut(Queued(0.0, 1, 0, 1, 10))
+    only_cut(Ended(1.0, 0, 100, "stop"))
+    only_cut(Ended(1.0, 1, 100, "cancelled"))
+    assert only_cut.summary().group_last_s is None

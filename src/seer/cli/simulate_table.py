@@ -1,0 +1,180 @@
+"""What `seer simulate` prints: one row per scheduler and seed, as JSON, a table, or a table of means over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from seer.sim.cluster import SimulationResult
+from seer.sim.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One scheduler's result, in the order and with the names that `--json` prints."""
+
+    workload: str
+    scheduler: str
+    group_size: int
+    seed: int
+    throughput_tokens_s: float
+    makespan_s: float
+    tail_s: float
+    group_median_s: float | None
+    group_p90_s: float | None
+    group_last_s: float | None
+    preemptions: int
+    recomputed_tokens: int
+    migrations: int
+    migrated_tokens: int
+    idle_share: float
+    oracle_share: float
+    mean_accepted: float
+    simulator_wall_s: float | None
+    off_policy: bool
+    num_requests: int
+    num_tokens: int
+    cancelled_tokens: int
+    max_tokens: int
+    prompt_tokens: int
+    chunk_tokens: int
+    model: str
+    gpu: str
+    gpus_per_instance: int
+    instances: int
+    speculation: str
+
+
+def make_row(
+    workload: Workload,
+    result: SimulationResult,
+    oracle_tokens_s: float,
+    *,
+    seed: int,
+    speculation: str,
+    timing: bool,
+) -> Row:
+    """What one simulation came to. Floats are rounded: more digits would claim more than a model can know."""
+    summary = result.summary
+    return Row(
+        workload=workload.name,
+        scheduler=result.scheduler,
+        group_size=workload.group_size,
+        seed=seed,
+        throughput_tokens_s=round(summary.throughput_tokens_s, 3),
+        makespan_s=round(summary.makespan_s, 6),
+        tail_s=round(summary.tail_s, 6),
+        group_median_s=_rounded(summary.group_median_s),
+        group_p90_s=_rounded(summary.group_p90_s),
+        group_last_s=_rounded(summary.group_last_s),
+        preemptions=summary.preemptions,
+        recomputed_tokens=summary.recomputed_tokens,
+        migrations=summary.migrations,
+        migrated_tokens=summary.migrated_tokens,
+        idle_share=round(summary.idle_share, 6),
+        oracle_share=round(summary.throughput_tokens_s / oracle_tokens_s, 6),
+        mean_accepted=round(summary.mean_accepted, 6),
+        simulator_wall_s=round(result.wall_s, 3) if timing else None,
+        off_policy=result.off_policy,
+        num_requests=summary.num_requests,
+        num_tokens=summary.num_tokens,
+        cancelled_tokens=summary.cancelled_tokens,
+        max_tokens=workload.max_tokens,
+        prompt_tokens=workload.prompt_tokens,
+        chunk_tokens=workload.chunk_tokens,
+        model=workload.cost.model.name,
+        gpu=workload.cost.gpu.name,
+        gpus_per_instance=workload.cost.num_gpus,
+        instances=workload.num_instances,
+        speculation=speculation,
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def describe(workload: Workload, seeds: Sequence[int]) -> str:
+    """The workload and its cluster in one line; the lengths are those of the first seed."""
+    cost = workload.cost
+    return (
+        f"{workload.name}: {len(workload.lengths):,} groups of {workload.group_size}, "
+        f"{workload.num_requests:,} responses, mean {workload.num_tokens / workload.num_requests:,.0f}, "
+        f"longest {max(map(max, workload.lengths)):,} of {workload.max_tokens:,} tokens; "
+        f"{cost.model.name} on {workload.num_instances} instances of {cost.num_gpus} x {cost.gpu.name}; "
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    )
+
+
+def print_table(console: Console, rows: Sequence[Row]) -> None:
+    """One line per scheduler of one seed; ratios are to the first."""
+    first = rows[0]
+    table = Table(
+        caption=f"x: throughput relative to {first.scheduler}; of oracle: without speculation, same lengths; "
+        "groups s: until half and 90% of the groups were complete"
+    )
+    table.add_column("scheduler", no_wrap=True)
+    columns = "tokens/s,x,of oracle,total s,tail s,groups s,preempted,recomputed,migrations,idle,accepted,simulated in"
+    for column in columns.split(","):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            _name(row),
+            f"{row.throughput_tokens_s:,.0f}",
+            f"{row.throughput_tokens_s / first.throughput_tokens_s:.2f}",
+            f"{row.oracle_share:.1%}",
+            f"{row.makespan_s:,.1f}",
+            f"{row.tail_s:,.1f}",
+            "-" if row.group_median_s is None else f"{row.group_median_s:,.0f} / {row.group_p90_s:,.0f}",
+            f"{row.preemptions:,}",
+            f"{row.recomputed_tokens:,}",
+            f"{row.migrations:,}",
+            f"{row.idle_share:.1%}",
+            f"{row.mean_accepted:.2f}",
+            "-" if row.simulator_wall_s is None else f"{row.simulator_wall_s:.1f} s",
+        )
+    console.print(table)
+
+
+def print_means(console: Console, rows: Sequence[Row]) -> None:
+    """One line per scheduler: the mean over the seeds and, below it, the range. Ratios are taken seed by seed."""
+    first = rows[0].scheduler
+    base = {row.seed: row.throughput_tokens_s for row in rows if row.scheduler == first}
+    columns: list[tuple[str, str, Callable[[Row], float | None]]] = [
+        ("tokens/s", "{:,.0f}", lambda row: row.throughput_tokens_s),
+        ("x", "{:.2f}", lambda row: row.throughput_tokens_s / base[row.seed]),
+        ("of oracle", "{:.1%}", lambda row: row.oracle_share),
+        ("total s", "{:,.0f}", lambda row: row.makespan_s),
+        ("tail s", "{:,.0f}", lambda row: row.tail_s),
+        ("half of groups s", "{:,.0f}", lambda row: row.group_median_s),
+        ("90% of groups s", "{:,.0f}", lambda row: row.group_p90_s),
+        ("preempted", "{:,.0f}", lambda row: row.preemptions),
+        ("idle", "{:.1%}", lambda row: row.idle_share),
+    ]
+    table = Table(
+        caption=f"mean over {len(base)} seeds, range below; x: throughput relative to {first} on the same seed; "
+        "of oracle: without speculation, same lengths",
+        show_lines=True,
+    )
+    table.add_column("scheduler")
+    for title, _, _ in columns:
+        table.add_column(title, justify="right")
+    for scheduler in dict.fromkeys(row.scheduler for row in rows):
+        mine = [row for row in rows if row.scheduler == scheduler]
+        table.add_row(_name(mine[0]), *(_mean_and_range(mine, form, value) for _, form, value in columns))
+    console.print(table)
+
+
+def _mean_and_range(rows: Sequence[Row], form: str, value: Callable[[Row], float | None]) -> str:
+    values = [number for number in map(value, rows) if number is not None]
+    if not values:
+        return "-"
+    return f"{form.format(fmean(values))}\n{form.format(min(values))}..{form.format(max(values))}"
+
+
+def _name(row: Row) -> str:
+    return f"{row.scheduler} (off-policy)" if row.off_policy else row.scheduler
