@@ -22,7 +22,7 @@ from seer.sim.paper import WORKLOADS, CellResult, Measure, Study, answer, claims
 EXAMPLES = """\
 examples:
   seer paper                     a minute or two on two cores
-  seer paper --seeds 0,1,2       the mean over three draws of the lengths, as the paper's over iterations
+  seer paper --seeds 0,1,2       the mean over three sets of lengths, as the paper's over iterations
   seer paper --json > paper.json
 """
 TITLES: dict[Study, str] = {
@@ -46,10 +46,13 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "paper",
         help="print the paper's tables beside ours",
         description="Simulate the paper's evaluation and print its numbers beside ours.\n"
-        "Only veRL's rows of Figure 8 were used to calibrate; everything else is prediction.",
+        "The cost model is fitted to veRL's rows of Figure 8. The other rows are not fitted, but they were in view\n"
+        "when its remaining constants were chosen (docs/design/0002-simulator.md).",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--seeds", default="0", metavar="S,...", help="draws of lengths to average (%(default)s)")
+    parser.add_argument(
+        "--seeds", default="0", metavar="S,...", help="sets of lengths to average: 0,1,2 or 0..7 (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print a list of cells instead of tables")
     parser.add_argument(
         "--processes",
@@ -90,8 +93,8 @@ def print_studies(console: Console, answers: Sequence[CellResult], seeds: Sequen
     goals = [a for a in answers if a.within_goal is not None]
     met = sum(bool(a.within_goal) for a in goals)
     console.print(
-        "Each cell: paper, ours (error). Calibrated: veRL's total and tail seconds, marked *; all else is "
-        "predicted.\n"
+        "Each cell: paper, ours (error). Calibrated: veRL's total and tail seconds, marked *; the others are not, but "
+        "were in view when constants were chosen.\n"
         "SD of veRL and StreamRL is ours (drafts from a request's own text); the paper's differs by model.\n"
         f"Goals (table 4 within 10%, tail left within 8 points, context at 94-98% of oracle): {met} of "
         f"{len(goals)} cells meet theirs; misses are red and marked !. "

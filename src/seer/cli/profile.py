@@ -1,4 +1,4 @@
-"""`seer profile`: measure what a step of the local engine costs, for the speculation budget."""
+"""`seer profile`: measure what a step of the local engine costs, as a table and a JSON file for people."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "profile",
         help="measure step costs of the local engine by batch size, tokens per request and context",
-        description="Measure the local engine's step time and write it as JSON, which the speculation budget reads\n"
-        "to decide how many draft tokens pay.",
+        description="Measure the local engine's step time by batch size, tokens per request and context, and write it\n"
+        "as JSON. Engines do not read it: their speculation budget measures its own steps.",
     )
     parser.add_argument("model", help="a model folder, or the name of one that was fetched")
     parser.add_argument("--batches", default="1,4,16,32", help="requests per step (default %(default)s)")

@@ -125,9 +125,9 @@ def _verification_numbers(rollout: Rollout) -> dict[str, Any] | None:
 
 
 def _measured(numbers: dict[str, Any], engine: str) -> dict[str, Any]:
-    """The summary without what an engine does not report: a zero there would read as a measurement."""
+    """The summary without what is not known: a zero there would read as a measurement."""
     unknown = () if engine == "local" else ("recomputed_tokens", "migrated_tokens")
-    return {key: value for key, value in numbers.items() if key not in unknown}
+    return {key: value for key, value in numbers.items() if key not in unknown and value is not None}
 
 
 def _restore_arguments(args: argparse.Namespace) -> None:
