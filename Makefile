@@ -107,10 +107,23 @@ docs: setup ## Write the reference pages that are generated from the code
 site: setup ## Build the docs site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+BENCH := build/bench
+bench: SHELL := /bin/bash
+bench: .SHELLFLAGS := -o pipefail -c
+
 .PHONY: bench
-bench: setup ## Every benchmark a CPU machine can run; results go to benchmarks/*/results.md by hand
-	$(BIN)/python benchmarks/scheduling/run.py decisions
-	$(BIN)/python benchmarks/scheduling/run.py workload
-	$(BIN)/python benchmarks/drafting/run.py
-	$(BIN)/python benchmarks/pool/run.py --rounds 5
-	$(BIN)/python benchmarks/engine/run.py
+bench: setup ## Every benchmark a CPU machine can run, into build/bench (hours; short ones first)
+	mkdir -p $(BENCH)
+	$(BIN)/python benchmarks/grpo/context.py tokens | tee $(BENCH)/context-tokens.txt
+	$(BIN)/python benchmarks/scheduling/run.py workload | tee $(BENCH)/workload.txt
+	$(BIN)/python benchmarks/scheduling/run.py decisions | tee $(BENCH)/decisions.txt
+	$(BIN)/python benchmarks/grpo/context.py lengths | tee $(BENCH)/context-lengths.txt
+	$(BIN)/python benchmarks/engine/host.py | tee $(BENCH)/host.jsonl
+	$(BIN)/python benchmarks/engine/budget.py | tee $(BENCH)/budget.jsonl
+	$(BIN)/python benchmarks/engine/budget.py --trace benchmarks/recordings/smollm2-gsm8k-n16.npz | tee $(BENCH)/budget-smollm2.jsonl
+	$(BIN)/python benchmarks/engine/run.py | tee $(BENCH)/engine.txt
+	$(BIN)/python benchmarks/pool/run.py --rounds 5 --out $(BENCH)/pool
+	$(BIN)/python benchmarks/drafting/run.py --out $(BENCH)/drafting.md
+	$(BIN)/python benchmarks/scheduling/run.py million | tee $(BENCH)/million.txt
+	$(BIN)/python benchmarks/simulator/calibrate.py | tee $(BENCH)/calibrate.txt
+	$(BIN)/python benchmarks/rollout/cpu.py --out $(BENCH)/rollout

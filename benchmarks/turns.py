@@ -1,4 +1,4 @@
-"""Engines take a minute to start, so several start side by side and are measured one after the other."""
+"""Turns on one machine: engines take a minute to start, so they start together and are measured one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def await_turn(go: Path | None, limit_s: float) -> None:
-    """Return once the file `go` is there; at once where none is named."""
+    """Return once the file `go` exists, or at once if `go` is None."""
     deadline_s = time.monotonic() + limit_s
     while go is not None and not go.exists():
         if time.monotonic() > deadline_s:

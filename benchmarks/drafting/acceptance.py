@@ -1,9 +1,8 @@
-"""Accepted tokens per step at equal budget: arctic uncapped against ours, on recorded groups.
+"""Accepted tokens per step at equal budget: arctic without its caps against ours, on recorded groups.
 
-The peer gets one tree per group (it has no notion of a group; this is the kindest use of it), no cap by
-match length and no threshold. It is given the prompt as its own cache does, in front of every response;
-where a set has no prompts it also gets a start mark in front of every response, because our index has one.
-Its better depth counts.
+arctic gets one tree per group, which is its best use here (it does not know groups), no cap by match length and no
+threshold. As in its own cache, the prompt stands in front of every response, after a start mark, because our index has
+one. The better of its two depths counts.
 """
 
 from collections.abc import Sequence
@@ -63,7 +62,7 @@ def arctic_replay(  # noqa: PLR0917
 
 
 MODES = {"linear-8": (8, 1), "tree-8": (8, 8), "tree-32": (32, 8)}
-"""Name: budget, children per fork (the peer's trees have no limit per fork)."""
+"""Name: budget, children per fork (arctic's trees have no limit per fork)."""
 
 
 def compare(
@@ -94,7 +93,7 @@ class Efficiency(NamedTuple):
 def tokens_for_equal_acceptance(
     module: ModuleType, name: str, groups: Sequence[RecordedGroup], references: int
 ) -> Efficiency:
-    """How few drafted tokens, cut by confidence, reach what the peer accepts uncapped (linear, 8)?"""
+    """The fewest drafted tokens, cut by confidence, that reach what arctic accepts without caps (linear, 8)."""
     theirs, drafted = max(arctic_replay(module, groups, references, 8, False, depth) for depth in (24, 64))
     best = float("inf")
     for least in np.arange(0.0, 0.5, 0.02):

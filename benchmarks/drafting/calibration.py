@@ -1,8 +1,8 @@
-"""How far is a node's confidence from the frequency with which such nodes are accepted?
+"""Confidence of draft tokens against the share of such tokens that are accepted.
 
-The correction learns while it drafts, as in a rollout. It is warmed on every other group and then measured,
-still learning, on the rest. The error is the mean over all nodes of |predicted - accepted| per bin of ten,
-and the worst bin that holds at least 1% of the nodes.
+The correction learns while it drafts, as in a rollout. It learns first on every other group and is then measured, still
+learning, on the rest. Nodes are put into ten bins by confidence. The errors are the mean over all nodes of
+|predicted - accepted| of their bin, and the worst bin that holds at least 1% of the nodes.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
-"""Fetch and build the peer we compare with: the suffix extension of arctic-inference, alone.
+"""Fetch and build the suffix extension of arctic-inference, which our drafts are compared with.
 
-Its release is source only and its build wants torch and protobuf; the suffix tree needs neither. So the
-source is downloaded with pip (an empty `torch` module satisfies the import in its setup script) and the one
-CMake target is built with the nanobind at hand, optimised as its own project says. Everything lands in a
-cache folder outside the repository.
+Its release is source only and its build needs torch and protobuf; the suffix tree needs neither. So the source is
+downloaded with pip (an empty `torch` module satisfies the import in its setup script) and only that CMake target is
+built, with the installed nanobind and the project's own optimisation flags. Everything is kept in a cache folder.
 """
 
 import importlib.util
@@ -20,6 +19,12 @@ VERSION = "0.3.0"
 
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "seer-bench" / f"arctic-{VERSION}"
+
+
+def cmake() -> str:
+    """The cmake of this Python's environment, or else of the system."""
+    beside = Path(sys.executable).parent / "cmake"
+    return str(beside) if beside.exists() else "cmake"
 
 
 def load_arctic() -> ModuleType:
@@ -41,14 +46,17 @@ def _build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as stubs:
         (Path(stubs) / "torch.py").write_text("")
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-        pip += ["--no-build-isolation", "--dest", str(folder), f"arctic-inference=={VERSION}"]
-        subprocess.run(pip, check=True, env={**os.environ, "PYTHONPATH": stubs})
+        pip = [sys.executable, "-m", "pip"]
+        # Its setup script needs `bdist_wheel`, which setuptools has since 70.1; a new venv may have an older one.
+        subprocess.run([*pip, "install", "-q", "--target", stubs, "setuptools>=70.1"], check=True)
+        download = [*pip, "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        download += ["--dest", str(folder), f"arctic-inference=={VERSION}"]
+        subprocess.run(download, check=True, env={**os.environ, "PYTHONPATH": stubs})
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     (source,) = folder.glob("arctic_inference-*/csrc/suffix_decoding")
     build = folder / "build"
-    configure = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
+    configure = [cmake(), "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
     subprocess.run([*configure, f"-DPython_EXECUTABLE={sys.executable}"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cmake", "--build", str(build)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([cmake(), "--build", str(build)], check=True, stdout=subprocess.DEVNULL)

@@ -1,21 +1,22 @@
-"""Measure everything claimed about drafting, ours and the peer's in the same run, and write results.md.
+"""Measure every claim about drafting, ours and arctic-inference in the same run, and write results.md.
 
     python benchmarks/drafting/run.py [--traces DIR] [--rounds 3] [--quick] [--only SECTION ...]
 
-Needs recorded groups (drafts_*.npz); the peer is fetched from PyPI and built on first use. Rounds alternate
-between ours and the peer, so that a busy machine hurts both; the table gives the median and the range.
+Reads the recordings in ../recordings (--traces names another folder with files of the same names). arctic-inference is
+fetched from PyPI and built on first use. Rounds alternate between ours and arctic, so that a busy machine slows both.
+The tables give the median and the range.
 """
 
 import argparse
 import gc
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import acceptance
 import calibration
@@ -27,30 +28,33 @@ from peers import VERSION, load_arctic
 from streams import edited, stitched
 
 from seer.drafting.recording import RecordedGroup, read_groups
+from stamp import QWEN_MIX, RECORDINGS, as_text, print_stamp
 
 HERE = Path(__file__).parent
 SETS = ("drafts_game24", "drafts_humaneval", "drafts_long_code")
-
-
 SECTIONS = ("speed", "acceptance", "efficiency", "sharing", "confidence", "server")
+SECTIONS_WITH_ARCTIC = ("speed", "acceptance", "efficiency")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, default=HERE.parents[2] / "shared" / "traces")
+    parser.add_argument("--traces", type=Path, default=RECORDINGS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="smaller sizes, one round, ten-second load")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="print these sections and write nothing")
     parser.add_argument("--out", type=Path, default=HERE / "results.md")
     args = parser.parse_args()
     began = time.time()
-    module = load_arctic()
+    stamp = print_stamp(args, arctic_inference=VERSION)
+    names = args.only or SECTIONS
+    # Building arctic takes a minute, and some sections do not compare with it.
+    module = load_arctic() if set(names) & set(SECTIONS_WITH_ARCTIC) else None
     sets = {name: read_groups(args.traces / f"{name}.npz") for name in SETS}
-    extra = args.traces / "qwen1.5b-mix-n16.npz"
+    extra = args.traces / QWEN_MIX.name
     rounds = 1 if args.quick else args.rounds
     all_sets = dict(sets) | ({extra.stem: read_groups(extra)} if extra.exists() else {})
-    texts = [section(name, module, sets, all_sets, rounds, args.quick) for name in args.only or SECTIONS]
-    whole = "\n".join([head(args, rounds, time.time() - began), *texts])
+    texts = [section(name, module, sets, all_sets, rounds, args.quick) for name in names]
+    whole = "\n".join([head(stamp, rounds, time.time() - began), *texts])
     if args.only is None:
         args.out.write_text(whole)
     print(whole)
@@ -59,24 +63,16 @@ def main() -> int:
 
 def section(  # noqa: PLR0917 - one call for all kinds of section
     name: str,
-    module: ModuleType,
+    module: ModuleType | None,
     sets: dict[str, list[RecordedGroup]],
     all_sets: dict[str, list[RecordedGroup]],
     rounds: int,
     quick: bool,
 ) -> str:
-    """Measure one section; those that need no peer also use the set recorded from our own rollouts."""
-    if name == "speed":
-        return speed_table([row for number in range(rounds) for row in measure_speed(module, sets, number, quick)])
-    if name == "acceptance":
-        references = (0, 15) if quick else (0, 1, 5, 15)
-        modes = ["linear-8", "tree-8", "tree-32"]
-        rows = [acceptance.compare(module, key, groups, references, modes) for key, groups in sets.items()]
-        return acceptance_table([row for some in rows for row in some])
-    if name == "efficiency":
-        return efficiency_table(
-            acceptance.tokens_for_equal_acceptance(module, key, groups, 15) for key, groups in sets.items()
-        )
+    """Measure one section. Sections without arctic also use the recording of Qwen2.5-Coder."""
+    if name in SECTIONS_WITH_ARCTIC:
+        assert module is not None, f"{name} compares with arctic"
+        return compared_section(name, module, sets, rounds, quick)
     if name == "sharing":
         mixed = [group for groups in all_sets.values() for group in groups[:16]]
         return sharing_table(sharing.compare(mixed, (1, 2, 4, 8)), len(mixed))
@@ -90,6 +86,22 @@ def section(  # noqa: PLR0917 - one call for all kinds of section
         ("server killed and restarted half-way", server_load.run(load_s / 2, 200_000.0, kill=True)),
     ]
     return load_table(load_s, loads)
+
+
+def compared_section(
+    name: str, module: ModuleType, sets: dict[str, list[RecordedGroup]], rounds: int, quick: bool
+) -> str:
+    """Measure one section that compares with arctic."""
+    if name == "speed":
+        return speed_table([row for number in range(rounds) for row in measure_speed(module, sets, number, quick)])
+    if name == "acceptance":
+        references = (0, 15) if quick else (0, 1, 5, 15)
+        modes = ["linear-8", "tree-8", "tree-32"]
+        rows = [acceptance.compare(module, key, groups, references, modes) for key, groups in sets.items()]
+        return acceptance_table([row for some in rows for row in some])
+    return efficiency_table(
+        acceptance.tokens_for_equal_acceptance(module, key, groups, 15) for key, groups in sets.items()
+    )
 
 
 def measure_speed(
@@ -117,23 +129,14 @@ def measure_speed(
     return rows
 
 
-def head(args: argparse.Namespace, rounds: int, took_s: float) -> str:
-    cpu = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
-    memory = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "0")
+def head(stamp: dict[str, Any], rounds: int, took_s: float) -> str:
     return "\n".join(
         [
             "# Drafting: measured",
             "",
-            f"Command: `python benchmarks/drafting/run.py{' --quick' if args.quick else ''}`; "
-            f"{rounds} rounds, {took_s / 60:.0f} minutes.",
-            f"Date: {time.strftime('%Y-%m-%d', time.gmtime())}. Commit: {_commit()}.",
-            f"Hardware: {cpu}, {os.cpu_count()} cores, {int(memory) / 2**20:.0f} GiB.",
-            f"Software: Python {platform.python_version()}, numpy {np.__version__}, "
-            f"arctic-inference {VERSION} (its suffix extension, built from the PyPI source).",
+            as_text(stamp),
             "",
+            f"{rounds} rounds, {took_s / 60:.0f} minutes. arctic is the suffix extension of arctic-inference.",
             "Values are medians over rounds, the range in brackets; ratios are of the medians.",
             "Speeds are CPU time of the calling thread.",
             "",
@@ -243,20 +246,8 @@ def load_table(seconds: float, loads: Sequence[tuple[str, dict[str, float]]]) ->
             f"| {load['step_p50_ms']:.2f} / {load['step_p99_ms']:.2f} "
             f"| {load['server_bytes_per_token']:.2f} | {'yes' if complete else 'no'} |"
         )
-    note = "The decode-side call is one observe_batch and one draft of 8 for 128 requests; nothing in it waits."
+    note = "The decode-side call is one observe_batch and one draft of 8 for 128 requests; it never waits."
     return "\n".join([*lines, "", note, ""])
-
-
-def _lines(path: str) -> list[str]:
-    file = Path(path)
-    return file.read_text().splitlines() if file.exists() else []
-
-
-def _commit() -> str:
-    result = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or "none"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Two clients and one server on loopback, three processes: rate, lag, memory; and the server killed.
+"""Load on a draft server: two clients and one server on loopback, in three processes. Rate, lag and memory.
 
 Each client observes half of the offered tokens, in steps of 10 ms over its running requests, and drafts for
 all of them after each step. Lag is the time from `observe` in one process until the other's index holds the
-token, on the system's monotonic clock, seen by polling a few streams every 2 ms; polling adds to it.
+token, on the system's monotonic clock. It is found by polling a few streams every 2 ms; polling adds to it.
 
     python benchmarks/drafting/server_load.py [--seconds 60] [--rate 200000] [--kill]
 """
@@ -24,9 +24,12 @@ from typing import Any
 import numpy as np
 import zmq
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.curve_keys import read_client_keys, write_keys
 from seer.drafting.wire import Ask, Status, decode, encode
+from stamp import take_stamp
 
 STEP_S = 0.01
 GROUPS = 32
@@ -45,7 +48,7 @@ class Load:
 
 
 def drive(me: int, load: Load, begin: float, out: Connection) -> None:
-    """One instance: observes, drafts, and watches streams of the other."""
+    """One client: observes, drafts, and watches streams of the other."""
     seconds = load.seconds
     client = DraftClient(ClientConfig(servers=(ADDRESS,), keys=read_client_keys(load.keys)))
     rng = np.random.default_rng(me)
@@ -53,7 +56,7 @@ def drive(me: int, load: Load, begin: float, out: Connection) -> None:
     other = [(item % GROUPS, 1000 * (1 - me) + item) for item in range(0, REQUESTS, REQUESTS // WATCHED)]
     for group in range(GROUPS):
         client.register(group, ttl_s=600.0)
-    # Text with structure: each group repeats pieces of its own book.
+    # Responses of a group repeat pieces of one text.
     books = [rng.integers(0, 50_000, 20_000).astype(np.int32) for _ in range(GROUPS)]
     noted: list[tuple[float, int]] = []  # when, length each own request has reached
     seen: list[tuple[float, list[int]]] = []
@@ -158,7 +161,7 @@ def run(load: Load, kill: bool) -> dict[str, Any]:
         held = status(keys)
         memory = resident_bytes(server.pid) - empty
         server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0, "the server did not stop in good order"
+        assert server.wait(10) == 0, "the server did not stop cleanly"
     finally:
         server.kill()
         for client in clients:
@@ -182,11 +185,11 @@ def run(load: Load, kill: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=200_000.0)
     parser.add_argument("--kill", action="store_true", help="kill and restart the server half-way")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         load = Load(args.seconds, args.rate, Path(folder) / "keys")
-        print(json.dumps(run(load, args.kill), indent=2))
+        print(json.dumps({"stamp": take_stamp(args)} | run(load, args.kill), indent=2))

@@ -1,7 +1,7 @@
-"""One draft budget for a batch: the same number for each request, or the most confident tokens of all?
+"""One draft budget for a batch: the same number of tokens for each request, or the most confident tokens of all.
 
-A batch of recorded targets of mixed kinds, decoding side by side, five finished siblings each. Every step
-has the same total budget either way; requests that end leave the batch.
+A batch of recorded responses of several kinds decodes side by side, with five finished siblings each. Every step has
+the same total budget in both cases. Requests that end leave the batch.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from seer.drafting.recording import RecordedGroup
 from seer.speculation.allocation import allocate
 
 REFERENCES = 5
-DRAFTED = 16  # drafted generously before sharing
+DRAFTED = 16  # per request, before the budget cuts
 
 
 class Shared(NamedTuple):

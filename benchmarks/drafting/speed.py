@@ -1,8 +1,8 @@
 """Append rate, draft latency and memory: ours against arctic, from Python, back to back.
 
-Both are called as an engine would call them: ours in batches, the peer request by request, because it has
-no batch calls. Times include the call from Python (about 1 us a call for the peer). All times are the
-calling thread's CPU time: both do all their work there, and the machine may be busy with other things.
+Both are called as an engine would call them: ours in batches, arctic request by request, because it has no batch calls.
+Times include the call from Python (about 1 us per call for arctic). All times are CPU time of the calling thread: both
+do all their work in it, and other processes may use the machine.
 """
 
 import time

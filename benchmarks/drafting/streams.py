@@ -1,7 +1,7 @@
-"""Token streams to measure on: long responses cut and stitched from recorded ones.
+"""Token streams to measure on: long responses made of pieces of recorded ones.
 
-A group of the wanted size has 16 members; each is a chain of 500-token pieces drawn from the recorded
-responses, so members repeat each other the way siblings do, at any length.
+A group has 16 members. Each is a chain of 500-token pieces drawn from the recorded responses, so members repeat each
+other as siblings do, at any length.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""What a draft budget earns on a device of a given speed, over recorded responses and without the device.
+"""What a draft budget gains on a GPU of a given speed, over recorded responses, without a GPU.
 
-    python benchmarks/engine/budget.py --trace ../shared/traces/qwen1.5b-mix-n16.npz [--batches 1,8,64]
+    python benchmarks/engine/budget.py [--trace FILE.npz] [--batches 1,8,64]
                                        [--base-us 1800] [--row-us 6] [--host-us 100]
 
-The engine plans, drafts, verifies and learns as on a GPU (recorded.py); a step takes base + row x (rows of its graph),
-and one with drafts `host` more. The defaults are Qwen2.5-1.5B on an H200. Prints tokens per second of virtual time and
-their ratio to no drafts, for fixed allowances and for the budget that ships: what of it is the device's is given, what
-is the drafts' is real.
+The engine plans, drafts, verifies and learns as on a GPU (recorded.py). The cost of a step is given: base + row x
+(batched tokens of its graph), plus `host` if it has drafts. The defaults are Qwen2.5-1.5B on an H200. What is drafted
+and accepted is real. Prints one JSON object per line: first the stamp, then tokens per second of virtual time and their
+ratio to no drafts, for fixed allowances and for the default budget.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from recorded import Recording, recorded_engine
 
 from seer.drafting.base import Allowance, DraftBudget
@@ -29,9 +32,10 @@ from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.local.hosted import TREE_PATHS
 from seer.engine.local.tiny import make_tiny_model
 from seer.speculation.step_report import StepReport
+from stamp import QWEN_MIX, take_stamp
 
 NUM_ROLLOUTS = 3
-"""Of the same responses, one after the other; the first is left out, as costs are learnt there."""
+"""Of the same responses, one after the other. The first is not counted: the budget learns step costs in it."""
 
 
 def earn(
@@ -71,12 +75,13 @@ def earn(
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--trace", type=Path, required=True, help="grouped responses, an .npz of shared/traces")
+    options.add_argument("--trace", type=Path, default=QWEN_MIX, help="a recording of grouped responses")
     options.add_argument("--batches", default="1,8,64")
     options.add_argument("--base-us", type=float, default=1800.0)
     options.add_argument("--row-us", type=float, default=6.0)
     options.add_argument("--host-us", type=float, default=100.0)
     args = options.parse_args()
+    print(json.dumps({"stamp": take_stamp(args)}), flush=True)
     torch.set_num_threads(1)
 
     def price(num_batched_tokens: int) -> float:
@@ -87,7 +92,7 @@ def main() -> int:
 
     budgets: dict[str, Callable[[GroupedDrafter], DraftBudget]] = {
         "no drafts": allow(0, 1), "2 tokens": allow(2, 1), "4 tokens": allow(4, 1), "8 tokens, 2 paths": allow(8, 2),
-        "the budget that ships": lambda drafter: MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS),
+        "default budget": lambda drafter: MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as at:
         folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1)

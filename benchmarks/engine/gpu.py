@@ -1,11 +1,11 @@
-"""Everything issue 5 asks of the embedded engine on a GPU, in one run that ends within its limit.
+"""The embedded engine on a GPU: correctness, speed and speculation, in one run that ends within its limit.
 
     python benchmarks/engine/gpu.py --smollm2 FOLDER [--qwen FOLDER] --out DIR [--limit-s 480]
-    python benchmarks/engine/gpu.py --only vllm ...     the peer alone, in its own process (started by the above)
+    python benchmarks/engine/gpu.py --only vllm ...     vLLM alone; the first command starts it in its own process
 
 Sections: correctness, decode (SmolLM2 by batch size), vllm (the same), seven (a 7B shape with made-up weights),
-speculation (grouped drafts), tree (tree against linear verification). Each writes DIR/engine-gpu.json when it is done,
-and one that fails leaves its traceback there and lets the next go on.
+speculation (grouped drafts), tree (tree against linear verification). DIR/engine-gpu.json is written after each
+section. A section that fails leaves its traceback there, and the next one runs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from seer.engine.local.tokenizer import Tokenizer
 from seer.engine.local.weights import expected_shapes
 from seer.speculation.step_report import StepReport
 from seer.types import Chunk, Sampling
+from stamp import print_stamp, take_stamp
 from turns import await_turn
 
 BUDGETED = -1
-"""In the place of a depth: as much as measured costs and acceptance say pays, step by step."""
+"""Instead of a fixed depth: the budget chooses it step by step from measured costs and acceptance."""
 BATCHES = (1, 8, 32, 128, 256)
 PROMPT_TOKENS, NEW_TOKENS = 128, 256
 SEVEN = {
@@ -85,7 +86,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
 
 class Blind:
-    """Proposes arbitrary trees of a fixed form: what verification costs does not depend on the tokens."""
+    """Proposes arbitrary tokens in trees of a fixed form: the cost of verification does not depend on the tokens."""
 
     def __init__(self, parents: Sequence[int | None]) -> None:
         self.parents = list(parents)
@@ -140,7 +141,7 @@ def play(engine: Engine, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[list[
 
 
 def difference(a: Mapping[int, Any], b: Mapping[int, Any]) -> dict[str, float]:
-    """First divergences per token compared, and the log-probability gap where both said the same."""
+    """First divergences per token compared, and the log-probability gap where tokens are equal."""
     compared = diverged = 0
     gaps: list[float] = []
     for request in a:
@@ -245,7 +246,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
     found["wide, no drafts, tokens/s"] = sum(len(ids) for ids, _ in said.values()) / wall
 
     def teach(drafter: GroupedDrafter) -> GroupedDrafter:
-        """Let it know the 15 finished siblings of each prompt, and nobody else."""
+        """Index the 15 finished siblings of each prompt, and nothing else."""
         drafter.begin_run("bench", "grouped", 0)
         for chunk in siblings:
             drafter.observe(chunk.group, chunk.request, said[chunk.request][0], start=0)
@@ -267,7 +268,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
             play(engine, [a_chunk(5000 + i, 99, prompts[i % 8], 24, **sampling) for i in range(batch)])
             runs = []
             for repeat in range(3):
-                # Nothing said in an earlier run may help a later one: other seeds, and an empty memory.
+                # Responses of an earlier run must not help a later one: other seeds, and a new index.
                 if drafter is not None:
                     teach(drafter)
                 first = 1000 * (1 + repeat)
@@ -331,10 +332,11 @@ def tree(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def vllm(args: argparse.Namespace) -> dict[str, Any]:
-    """The peer, in this process: started by `main` in one of its own."""
+    """vLLM, in this process; `main` starts a process for it."""
     from vllm import LLM, SamplingParams
 
     found: dict[str, Any] = {}
+    stamp = take_stamp(args)
 
     def measure(name: str, llm: Any, prompts: Any, params: Any, *, batch: int, repeats: int) -> None:
         runs = []
@@ -348,7 +350,7 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
                 total += sum(len(m.outputs[0].token_ids) for m in made)
             runs.append({"tokens_per_s": total / wall, "tokens": total})
         found[f"{name} batch {batch}"] = runs[1:]
-        (args.out / "engine-gpu-vllm.json").write_text(json.dumps({"vllm": found}, indent=1))
+        (args.out / "engine-gpu-vllm.json").write_text(json.dumps({"stamp": stamp, "vllm": found}, indent=1))
 
     def decode_batches(name: str, llm: Any, params: Any, *, repeats: int) -> None:
         for batch in BATCHES:
@@ -362,7 +364,7 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
             load_format="dummy",
             skip_tokenizer_init=True,
             gpu_memory_utilization=0.2,
-            kv_cache_memory_bytes=8 << 30,  # a share of the GPU would count the neighbours in
+            kv_cache_memory_bytes=8 << 30,  # gpu_memory_utilization would count other processes
             **sizes,
         )
         params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, logprobs=0, detokenize=False)
@@ -371,7 +373,7 @@ def vllm(args: argparse.Namespace) -> dict[str, Any]:
         decode_batches("seven", llm, params, repeats=2)
         del llm
     if args.qwen:
-        # The same questions as in `speculation`, answered to their end: as many requests, so many at once.
+        # The same questions as in `speculation`, answered to their end, with the same number of requests at once.
         llm = LLM(model=str(args.qwen), gpu_memory_utilization=0.3, **sizes)
         params = SamplingParams(temperature=1.0, max_tokens=300, logprobs=0)
         questions = [Tokenizer(args.qwen).chat([{"role": "user", "content": question}]) for question in QUESTIONS]
@@ -395,8 +397,8 @@ def main() -> int:
     options.add_argument("--smollm2", type=Path, required=True)
     options.add_argument("--qwen", type=Path)
     options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--seven", type=Path, help="folder with the 7B shape, for the peer (section seven writes it)")
-    options.add_argument("--go", type=Path, help="of the peer: measure only once this file is there")
+    options.add_argument("--seven", type=Path, help="folder with the 7B shape, for vLLM (section seven writes it)")
+    options.add_argument("--go", type=Path, help="of vLLM: start measuring when this file exists")
     options.add_argument("--skip-smollm2-peer", action="store_true")
     options.add_argument("--limit-s", type=float, default=480)
     options.add_argument("--only", default=",".join((*SECTIONS, "vllm")), help="sections, in order")
@@ -404,9 +406,10 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     results: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS,
-    }  # fmt: skip
+        "stamp": print_stamp(args),
+        "prompt_tokens": PROMPT_TOKENS,
+        "new_tokens": NEW_TOKENS,
+    }
     alone = args.only == "vllm"
     path = args.out / ("engine-gpu-vllm.json" if alone else "engine-gpu.json")
     for name in args.only.split(","):
@@ -430,7 +433,7 @@ def main() -> int:
             try:
                 subprocess.run(command, timeout=left, check=False, env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"})
             except subprocess.TimeoutExpired:
-                results[name] = {"stopped": f"after {left:.0f} s; what it had is in engine-gpu-vllm.json"}
+                results[name] = {"stopped": f"after {left:.0f} s; its numbers so far are in engine-gpu-vllm.json"}
         else:
             began = time.monotonic()
             try:

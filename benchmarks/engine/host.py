@@ -1,8 +1,9 @@
-"""What the host needs for a step of the embedded engine on a GPU, without one: everything but the device's part.
+"""Host time of a step of the embedded engine, measured without a GPU: all work of a step except the device's.
 
-    python benchmarks/engine/host.py --trace ../shared/traces/qwen1.5b-mix-n16.npz [--batches 1,8,64] [--profile]
+    python benchmarks/engine/host.py [--trace FILE.npz] [--batches 1,8,64] [--profile]
 
-Plans, drafts, lays out, settles, learns and reports as the engine does, over real grouped responses (recorded.py).
+The engine plans, drafts, verifies, learns and reports as on a GPU, over recorded responses (recorded.py). Prints one
+JSON object per line: first the stamp, then the best of five runs for each batch size and draft shape.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import time
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from recorded import Recording, recorded_engine
 
 from seer.drafting.base import Allowance
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.local.tiny import make_tiny_model
 from seer.speculation.step_report import StepReport
+from stamp import QWEN_MIX, take_stamp
 
 
 def measure(folder: Path, trace: Path, batch: int, allowance: Allowance, *, profile: bool) -> dict[str, float]:
-    """Microseconds of a step's host work, and what it gained."""
+    """Microseconds of host work per step and per request, and tokens per request and step."""
     recording = Recording.read(trace, batch)
     drafter = GroupedDrafter((), None)
     steps: list[StepReport] = []
@@ -48,7 +53,7 @@ def measure(folder: Path, trace: Path, batch: int, allowance: Allowance, *, prof
         if watch:
             watch.disable()
         num_steps = sum(step.num_steps for step in steps)
-        num_works = num_tokens - sum(step.num_accepted for step in steps)  # requests, each counted once a step
+        num_works = num_tokens - sum(step.num_accepted for step in steps)  # sum over steps of their requests
         found = {
             "us_per_step": wall_s / num_steps * 1e6,
             "us_per_request": wall_s / num_works * 1e6,
@@ -64,10 +69,11 @@ def measure(folder: Path, trace: Path, batch: int, allowance: Allowance, *, prof
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--trace", type=Path, required=True, help="grouped responses, an .npz of shared/traces")
+    options.add_argument("--trace", type=Path, default=QWEN_MIX, help="a recording of grouped responses")
     options.add_argument("--batches", default="1,8,64")
-    options.add_argument("--profile", action="store_true", help="also where it goes, function by function")
+    options.add_argument("--profile", action="store_true", help="also print the time by function")
     args = options.parse_args()
+    print(json.dumps({"stamp": take_stamp(args)}), flush=True)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as at:
         folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1)

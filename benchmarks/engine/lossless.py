@@ -1,11 +1,10 @@
-"""Token-for-token losslessness on a real model: every way of being fast against plain decoding.
+"""Losslessness on a real model, token by token: batching, drafts and migration against plain decoding.
 
     python benchmarks/engine/lossless.py [--model smollm2] [--requests 16] [--tokens 160]
 
-Plain decoding is each request alone, one token at a time. Half of the requests are greedy, half sampled at
-temperature 1. Compared are tokens and log-probabilities (equal to the bit or not); near-ties are samples whose
-runner-up
-was within 1e-3.
+Plain decoding is each request alone, one token at a time. Half of the requests are greedy, half are sampled at
+temperature 1. Tokens and log-probabilities are compared, the latter bit by bit. A near-tie is a sample whose second
+choice was within 1e-3.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from engines import Generated, a_chunk, always, an_engine, generate, knowing, tokens_of
 from seer.drafting.grouped_drafter import GroupedDrafter
@@ -32,6 +31,8 @@ from seer.engine.local.models_get import get_model
 from seer.engine.local.tokenizer import Tokenizer
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
+from seer.types import Chunk, TokenSpan
+from stamp import print_stamp
 
 QUESTIONS = ("How do tides work?", "Add 17 and 26, step by step.", "Name three rivers.", "Write a haiku about rain.")
 
@@ -51,19 +52,20 @@ def report(name: str, answers: dict[int, Generated], plain: dict[int, Generated]
     return compared
 
 
-def main() -> int:  # noqa: PLR0915 - one experiment, told in order
+def main() -> int:  # noqa: PLR0915 - one experiment, in order
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", default="smollm2")
     options.add_argument("--requests", type=int, default=16)
     options.add_argument("--tokens", type=int, default=160)
     args = options.parse_args()
+    print_stamp(args)
     folder = get_model(args.model)
     tokenizer = Tokenizer(folder)
     prompts = [
         tokenizer.chat([{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}]) for i in range(args.requests)
     ]
 
-    def chunk(i: int, max_tokens: int, spans: Sequence = ()):
+    def chunk(i: int, max_tokens: int, spans: Sequence[TokenSpan] = ()) -> Chunk:
         # Half of every group is greedy, so that siblings agree and drafts are accepted.
         hot = float(i // len(QUESTIONS) % 2)
         return a_chunk(
@@ -125,7 +127,7 @@ def main() -> int:  # noqa: PLR0915 - one experiment, told in order
         pool = LocalPool(config)
         fleet = [an_engine(folder, **shape, pool=pool) for _ in range(2)]
         dice = random.Random(1)
-        spans: dict[int, list] = {i: [] for i in everyone}
+        spans: dict[int, list[TokenSpan]] = {i: [] for i in everyone}
         answers = {i: Generated() for i in everyone}
         while any(len(answer.ids) < args.tokens for answer in answers.values()):
             going = [i for i in everyone if len(answers[i].ids) < args.tokens]

@@ -1,7 +1,7 @@
-"""The embedded engine over recorded responses: everything but the device, for benchmarks of what is not the device.
+"""The embedded engine over recorded responses, without a device: for benchmarks of the host's part.
 
-A stub in the runner's place samples the recorded tokens, so that drafts are accepted as they would have been. Each
-request is the last of its group; the others are what the drafter knows.
+A stub replaces the model runner and samples the recorded tokens, so drafts are accepted as they would have been. Each
+request is the last of its group. The drafter knows the others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from seer.drafting.base import Allowance, DraftBudget, DraftSession
 from seer.drafting.grouped_drafter import GroupedDrafter
+from seer.drafting.recording import read_groups
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.batch import Work
 from seer.engine.local.drafted_steps import run_drafted_steps
@@ -29,7 +30,7 @@ from seer.speculation.step_report import StepObserver
 from seer.types import Chunk, Sampling
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 96, 400
-"""Of a response, and of its prompt: what a tiny model has room for."""
+"""Prompts and responses are cut to this: the tiny model has a short context."""
 BURST = 8
 
 
@@ -42,19 +43,13 @@ class Recording:
 
     @classmethod
     def read(cls, trace: Path, num_groups: int) -> Recording:
-        data = np.load(trace)
-        lengths, num_prompt = data["lengths"], data["prompt_lengths"]
-        ends, prompt_ends = np.cumsum(lengths.ravel()).reshape(lengths.shape), np.cumsum(num_prompt)
-        prompts, responses = [], []
-        for group in range(num_groups):
-            last = int(prompt_ends[group])
-            prompts.append(data["prompts"][last - min(MAX_PROMPT_TOKENS, int(num_prompt[group])) : last].tolist())
-            spans = zip(ends[group].tolist(), lengths[group].tolist(), strict=True)
-            responses.append([data["tokens"][end - size : end][:MAX_TOKENS].tolist() for end, size in spans])
+        groups = read_groups(trace)[:num_groups]
+        prompts = [group.prompt[-MAX_PROMPT_TOKENS:].tolist() for group in groups]
+        responses = [[tokens[:MAX_TOKENS].tolist() for tokens in group.responses] for group in groups]
         return cls(prompts, responses)
 
     def teach(self, drafter: GroupedDrafter) -> None:
-        """Let it know the siblings, and nothing else."""
+        """Index the siblings of every request, and nothing else."""
         drafter.begin_run("recorded", "grouped", 0)
         for group, responses in enumerate(self.responses):
             for number, tokens in enumerate(responses[:-1]):
@@ -93,7 +88,7 @@ def recorded_engine(
 
 
 class RecordedStep:
-    """A device that takes no time: samples what was recorded."""
+    """A device step that takes no time and samples the recorded tokens."""
 
     def __init__(self, runner: RecordedRunner) -> None:
         self.runner, self.told, self.shape = runner, np.empty(0, np.int32), Shape(1, 1)
@@ -107,7 +102,7 @@ class RecordedStep:
         began_s = time.perf_counter()
         rows = self.told[: 6 * self.shape.num_batched_tokens].reshape(6, self.shape.num_batched_tokens)
         sampled = np.ones((self.shape.num_batched_tokens, 4), np.float32)
-        table = self.runner.said
+        table = self.runner.recorded
         at = np.minimum(rows[POSITION] + 1 - self.runner.num_prompt[rows[SEQ_SLOT]], table.shape[1] - 1)
         sampled[:, 0].view(np.int32)[...] = table[rows[SEQ_SLOT], at]
         self.runner.device_s += self.runner.price(self.shape.num_batched_tokens)
@@ -116,23 +111,23 @@ class RecordedStep:
 
 
 class RecordedRunner:
-    """In the place of the GPU's, for chunks that decode."""
+    """Replaces the GPU's runner, for chunks that decode."""
 
     num_captured = 0
 
     def __init__(self, engine: Engine, recording: Recording) -> None:
         self.engine = engine
-        self.said = np.zeros((len(recording.prompts) + 1, MAX_TOKENS), np.int32)  # by seq_slot, the spare one too
+        self.recorded = np.zeros((len(recording.prompts) + 1, MAX_TOKENS), np.int32)  # by seq_slot, the spare one too
         for seq_slot, responses in enumerate(recording.responses):
-            self.said[seq_slot, : len(responses[-1])] = responses[-1]
+            self.recorded[seq_slot, : len(responses[-1])] = responses[-1]
         self.num_prompt = np.array([*map(len, recording.prompts), 0])
         self.step = RecordedStep(self)
         self.sampling_s = 0.0
-        """The stub's own work, of the host's time."""
+        """Host time spent in this stub."""
         self.price: Callable[[int], float] = lambda num_batched_tokens: 0.0
-        """Seconds that a step of so many rows would take."""
+        """Seconds of a step with so many batched tokens."""
         self.device_s = 0.0
-        """The sum of these."""
+        """Sum of the prices of all steps."""
 
     def run_drafted(
         self, works: Sequence[Work], session: DraftSession, allowance: Allowance, *, until_one_ends: bool
@@ -159,6 +154,6 @@ class RecordedRunner:
             tokens = []
             for active in (work.active for work in works):
                 at = min(len(active.tokens) + ahead - active.chunk.num_prompt_tokens, MAX_TOKENS - 1)
-                tokens.append(int(self.said[active.seq_slot, at]))
+                tokens.append(int(self.recorded[active.seq_slot, at]))
             steps.append(Samples(tokens, [0.0] * len(works), [0.0] * len(works)))
         return steps

@@ -2,20 +2,21 @@
 
     python benchmarks/engine/run.py [--quick]
 
-Prints what results.md records. Needs `pip install transformers` for the peer. GPU numbers: gpu.py.
+Prints what results.md records. The comparison needs `pip install transformers`. gpu.py measures on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from stamp import print_stamp
 
 FIRST_TOKEN = """
 import time; started = time.perf_counter()
@@ -45,7 +46,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="one run of each, fewer tokens")
     args = options.parse_args()
-    print(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), platform.processor() or platform.machine(), flush=True)
+    print_stamp(args)
     python = [sys.executable]
     environment = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     size = ["--new-tokens", "128", "--repeat", "1"] if args.quick else ["--new-tokens", "256", "--repeat", "3"]

@@ -8,13 +8,13 @@ Arms, each in a process of its own, one after the other:
     vllm           TRL with use_vllm=True, vllm_mode="colocate"
     transformers   TRL with transformers' generate
 
-Trainer, task, seeds, learning rate and batch are the same for all; sampled tokens are not (each engine has its own
-noise). DIR/ARM.jsonl gets a line per step as it is made, DIR/ARM.log what the arm wrote, DIR/summary.json the means
-over the steps after the first two. `--limit-s` bounds everything together; an arm that runs into its share stops after
-the step it is in. Bring the wheels that the machine lacks with pack.py, beside this file.
+Trainer, task, seeds, learning rate and batch are the same for all arms. Sampled tokens are not: each engine has its own
+random numbers. DIR/ARM.jsonl gets one line per step, DIR/ARM.log the arm's output, DIR/summary.json the stamp and the
+means over the steps after the first two. `--limit-s` is for all arms together; an arm whose share is used up stops
+after its current step. pack.py (beside this file) packs the wheels for a machine without a package index.
 
-Times: `rollout_s` is the whole call that makes completions, new weights brought to the engine included; `step_s` the
-time from one optimizer step's end to the next.
+Times: `rollout_s` is the whole call that makes completions, with the transfer of new weights to the engine. `step_s` is
+the time from the end of one optimizer step to the next.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ from typing import Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
+
+from stamp import as_text, take_stamp
+
 ARMS = ("seer", "vllm", "transformers")
 WARM_UP_STEPS = 2
-"""Left out of the means: they compile kernels and allocate the optimizer's state."""
+"""Not in the means: these steps compile kernels and allocate the optimizer's state."""
 START_S = 150.0
-"""What an arm may need before its first step; no arm is begun with less left."""
+"""Time for an arm to reach its first step. With less time left, no arm is started."""
 
 
 def main() -> None:
@@ -53,6 +57,8 @@ def main() -> None:
 
 def run_all(args: argparse.Namespace) -> None:
     began_s = time.monotonic()
+    stamp = take_stamp(args)
+    sys.stdout.write(f"{as_text(stamp)}\n\n")
     arms = args.arms.split(",")
     statuses: dict[str, Any] = {}
     for number, arm in enumerate(arms):
@@ -62,12 +68,12 @@ def run_all(args: argparse.Namespace) -> None:
             statuses[arm] = "no time left"
             continue
         statuses[arm] = start_arm(args, arm, share_s)
-        write_summary(args, statuses)
+        write_summary(args, statuses, stamp)
     sys.stdout.write((args.out / "summary.json").read_text())
 
 
 def start_arm(args: argparse.Namespace, arm: str, limit_s: float) -> Any:
-    """Exit status of the arm's process, or what went wrong. Handles to GPU memory may not work: then without."""
+    """Exit status of the arm's process, or what failed. Without handles to GPU memory, it runs again without them."""
     for weights in dict.fromkeys((args.weights, "memory")) if arm == "seer" else ("memory",):
         began_s = time.monotonic()
         command = [sys.executable, "-u", str(HERE / "gpu.py"), *sys.argv[1:], "--arm", arm, "--weights", weights]
@@ -90,9 +96,8 @@ def start_arm(args: argparse.Namespace, arm: str, limit_s: float) -> Any:
     return {"status": status, "weights": weights} if arm == "seer" else status
 
 
-def write_summary(args: argparse.Namespace, statuses: dict[str, Any]) -> None:
-    summary: dict[str, Any] = {"machine": machine(args), "settings": vars(args) | {"out": str(args.out)}}
-    summary["settings"]["model"] = str(args.model)
+def write_summary(args: argparse.Namespace, statuses: dict[str, Any], stamp: dict[str, Any]) -> None:
+    summary: dict[str, Any] = {"stamp": stamp}
     for arm, status in statuses.items():
         lines = read_lines(args.out / f"{arm}.jsonl")
         warm = lines[WARM_UP_STEPS:]
@@ -116,21 +121,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def machine(args: argparse.Namespace) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: dict[str, Any] = {}
-    for package in ("torch", "transformers", "trl", "accelerate", "vllm"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    if not args.tiny:
-        found["gpu"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-    return found
-
-
 # One arm
 
 
@@ -150,8 +140,8 @@ def run_arm(args: argparse.Namespace) -> None:
         model, tokenizer = tiny_model(0), tiny_tokenizer()
         rows = [{"prompt": f"{i}+{i}=", "answer": 2 * i} for i in range(64)]
     else:
-        # Float32 weights under bfloat16 autocast: with learning rates like this, bfloat16 weights would round most
-        # of each update away.
+        # Float32 weights under bfloat16 autocast: at this learning rate, bfloat16 weights would lose most of each
+        # update to rounding.
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         rows = problems(args.prompts_per_step * (args.steps + 1), args.seed)
@@ -190,7 +180,7 @@ def run_arm(args: argparse.Namespace) -> None:
         model=model,
         processing_class=tokenizer,
         reward_funcs=correct,
-        # With a name of its own: deriving one pickles all of pyarrow, which not every pair of versions survives.
+        # A fixed fingerprint: datasets would pickle all of pyarrow to make one, which fails with some versions.
         train_dataset=Dataset(InMemoryTable.from_pylist(rows), fingerprint=f"rows-{args.seed}-{len(rows)}"),
         args=config,
         rollout_func=seers(args) if args.arm == "seer" else None,
@@ -224,7 +214,7 @@ def seers(args: argparse.Namespace) -> Any:
 
 
 def log_steps(trainer: Any, args: argparse.Namespace, began_s: float) -> None:
-    """Time every call that makes completions, write a line per step, stop in time."""
+    """Time every call that makes completions, write one line per step, and stop before the limit."""
     from transformers import TrainerCallback
 
     rollouts_s: list[float] = []
@@ -239,6 +229,7 @@ def log_steps(trainer: Any, args: argparse.Namespace, began_s: float) -> None:
     trainer._generate = timed
     path = args.out / f"{args.arm}.jsonl"
     path.write_text("")
+    (args.out / f"{args.arm}-stamp.json").write_text(json.dumps(take_stamp(args), indent=1) + "\n")
 
     class Writer(TrainerCallback):
         last_s = time.monotonic()

@@ -2,17 +2,17 @@
 
     python benchmarks/grpo/pack.py [--out .trl] [--python python3.12]
 
-Run it where a package index can be reached. It downloads TRL and what TRL wants (for Python 3.12 on Linux x86_64),
-builds a wheel of this very tree (native modules included; that takes a Python 3.12 with its headers), and writes parts
-of at most 55 MiB: OUT/1 ... OUT/N. Bring each part to the machine and keep it outside the checkout, for the next one
-may replace it: `mkdir -p ~/gpu && cp .trl/1/* ~/gpu/`. Then, once,
+Run it on a machine with a package index. It downloads TRL and its dependencies (for Python 3.12 on Linux x86_64),
+builds a wheel of this tree with its native modules (this needs Python 3.12 with its headers), and writes parts of at
+most 55 MiB: OUT/1 ... OUT/N. Copy each part to the GPU machine, outside the checkout:
+`mkdir -p ~/gpu && cp .trl/1/* ~/gpu/`. Then, once,
 
     bash ~/gpu/unpack-trl.sh                                     # makes ~/gpu/site-trl
     export PYTHONPATH=~/gpu/site-trl:~/gpu/site HF_HUB_OFFLINE=1
     python benchmarks/grpo/gpu.py --model FOLDER --out DIR
 
-The machine is taken to have torch, transformers >= 5, accelerate, numpy, requests, pyyaml, filelock, tqdm, jinja2 and
-packaging. Versions are pinned to those this benchmark was written with.
+The GPU machine must have torch, transformers >= 5, accelerate, numpy, requests, pyyaml, filelock, tqdm, jinja2 and
+packaging. Versions are pinned to those that this benchmark was tested with.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def download(folder: Path) -> None:
-    """The wheels, for Python 3.12 whatever Python runs this."""
+    """The wheels for Python 3.12, also if another Python runs this script."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", "3.12"]
     for platform in PLATFORMS:

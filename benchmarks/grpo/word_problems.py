@@ -1,7 +1,7 @@
-"""Word problems in the manner of GSM8K, made up on the spot: no download, as many as wanted, each with its answer.
+"""Generated word problems in the style of GSM8K, each with its answer: no download, any number of them.
 
-Every problem is a short story of three to five sums. Numbers stay small enough to be worked out in the head and large
-enough that a small model slips.
+Every problem is a short story of three to five sums. Numbers are small, but large enough for a small model to fail on
+some of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""LMCache's local CPU backend, measured as measure.py measures ours. Runs in a virtual environment of its
-own.
+"""LMCache's local CPU backend, measured as `seer bench pool` measures ours. run.py starts it in its own environment.
 
-    <venv>/bin/python lmcache_peer.py <block_bytes> <round_bytes> <rounds>
+    VENV/bin/python benchmarks/pool/lmcache_peer.py BLOCK_BYTES ROUND_BYTES ROUNDS
 
-One process: the backend cannot be shared. A put is what its engine does without a GPU: allocate, copy,
-submit; a get is fetch, copy out, release. torch copies with as many threads as it likes.
+It is one process, because the backend cannot be shared. A put does what LMCache's engine does without a GPU: allocate,
+copy, submit. A get fetches, copies out and releases. torch chooses the number of threads of a copy.
 """
 
 import json
@@ -34,7 +33,7 @@ def main(block_bytes: int, round_bytes: int, rounds: int) -> None:
     def in_turns(what, number, keys, move) -> None:
         moves, copies = [], []
         for i in range(num_blocks):
-            far = (i + num_blocks // 2) % num_blocks  # not what was just read
+            far = (i + num_blocks // 2) % num_blocks  # not the block just read
             start = time.perf_counter()
             move(i, keys[i])
             middle = time.perf_counter()
@@ -80,4 +79,5 @@ def main(block_bytes: int, round_bytes: int, rounds: int) -> None:
     print("RESULT " + json.dumps(result), flush=True)
 
 
-main(*map(int, sys.argv[1:4]))
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

@@ -1,21 +1,18 @@
 """The KV pool against memory, disk and its peers, in one run on one machine.
 
-    python benchmarks/pool/run.py [--rounds 7] [--lmcache-venv FOLDER] [--skip mooncake lmcache ssd] [--out
-    FOLDER]
+    python benchmarks/pool/run.py [--rounds 7] [--lmcache-venv FOLDER] [--skip mooncake lmcache ssd] [--out FOLDER]
 
-Writes results.json and results.md beside itself (or under --out). LMCache goes into a virtual environment of
-its own, made here on first use and kept in a cache folder: it brings its own torch and dozens of packages.
+Writes results.json and results.md beside this script, or to --out. LMCache gets its own virtual environment, made on
+first use and kept in a cache folder, because it brings its own torch and dozens of packages.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import functools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,25 +24,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from seer.cli.bench_pool import measure_local, measure_mooncake
 from seer.kvpool.bench import PoolSpeed, Spread, copy_blocks, fresh_name, in_turns
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
+from stamp import as_text, print_stamp
 
 HERE = Path(__file__).parent
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 ROUND_BYTES = 256 << 20
 BATCH = 16
 CALL_BYTES = 16 << 20
-LMCACHE = "lmcache==0.5.6"
+LMCACHE = "0.5.6"
+TORCH = "2.13.0"
 GIB = 1 << 30
 
 
 def mooncake_bare(block_bytes: int, num_rounds: int) -> dict[str, Any]:
-    """Mooncake alone, at its best: batches from and to its own registered shared memory, nothing of ours
-    around it.
-    """
+    """Mooncake alone, at its best: batches from and to its own registered shared memory, without our code."""
     from mooncake.store import MooncakeDistributedStore
 
     num_blocks = ROUND_BYTES // block_bytes
@@ -97,7 +96,7 @@ def batch_of(block_bytes: int) -> int:
 
 
 def note_rates(rates: dict[str, list[float]], what: str, move_s: float, copy_s: float) -> None:
-    """What one round of puts or gets showed, next to the copies made in turns with them."""
+    """Add the rates of one round of puts or gets, and of the plain copies made in turns with them."""
     rates.setdefault(f"{what}_bytes_s", []).append(ROUND_BYTES / move_s)
     rates.setdefault("memcpy_bytes_s", []).append(ROUND_BYTES / copy_s)
     rates.setdefault(f"{what}_to_memcpy", []).append(copy_s / move_s)
@@ -114,8 +113,8 @@ def lmcache(block_bytes: int, num_rounds: int, venv: Path) -> dict[str, Any]:
             text=True,
             timeout=300,
             check=True,
-            # On a busy machine, threads that spin while they wait would make torch look far slower.
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_SCHEDULER": "passive"},
+            # Threads that spin while they wait make torch far slower on a busy machine.
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"},
         )
         line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
         result = json.loads(line.removeprefix("RESULT "))
@@ -125,12 +124,12 @@ def lmcache(block_bytes: int, num_rounds: int, venv: Path) -> dict[str, Any]:
 
 
 def lmcache_venv(folder: Path) -> Path:
-    """The environment LMCache lives in, made when it is not there."""
+    """The environment of LMCache, made if it does not exist."""
     if not (folder / "bin/python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         pip = [str(folder / "bin/pip"), "install", "-q"]
-        subprocess.run([*pip, "torch", "--index-url", "https://download.pytorch.org/whl/cpu"], check=True)
-        subprocess.run([*pip, LMCACHE], check=True)
+        subprocess.run([*pip, f"torch=={TORCH}"], check=True)
+        subprocess.run([*pip, f"lmcache=={LMCACHE}"], check=True)
     return folder
 
 
@@ -241,16 +240,7 @@ def four_times_dram(folder: str) -> dict[str, Any]:
     }
 
 
-def hardware() -> str:
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    return f"{cpu}, {os.cpu_count()} cores (virtual, shared), {memory:.0f} GiB, Linux {platform.release()}"
-
-
-def as_markdown(results: dict[str, Any], command: str) -> str:
+def as_markdown(results: dict[str, Any]) -> str:
     def rate(spread: dict[str, float]) -> str:
         return f"{spread['median'] / GIB:.2f} ({spread['least'] / GIB:.2f}..{spread['most'] / GIB:.2f})"
 
@@ -260,16 +250,15 @@ def as_markdown(results: dict[str, Any], command: str) -> str:
     lines = [
         "# The KV pool against memory, disk and peers",
         "",
-        f"{results['date']}. {results['hardware']}. Load average before, after: {results['load']}.",
-        "",
-        f"    {command}",
+        as_text(results["stamp"]),
+        f"Load average before, after: {results['load']}.",
         "",
         f"GiB/s, median (least..most) of {results['rounds']} rounds of {ROUND_BYTES >> 20} MiB, in calls of at most",
-        f"{BATCH} blocks and {CALL_BYTES >> 20} MiB; a round counts as so many times its median call.",
-        "Put in one process and get in another, except LMCache, which cannot. memcpy copies block by block,",
-        "by numpy (for LMCache by torch), between private buffers, in turns with put and get; ratios are within",
-        "a round. The load of a shared machine changes from row to row: compare backends by their ratios. Load hurts",
-        "a backend that answers from another process (Mooncake) more, since it waits for two to be scheduled.",
+        f"{BATCH} blocks and {CALL_BYTES >> 20} MiB. The time of a round is its number of calls times its median call.",
+        "One process puts and another gets, except for LMCache, which cannot be shared. memcpy copies block by block,",
+        "with numpy (for LMCache with torch), between private buffers, in turns with put and get. Ratios are within",
+        "a round. The load of a shared machine changes from row to row, so compare backends by their ratios. Load",
+        "slows Mooncake more, because its calls wait for two processes to be scheduled.",
         "",
         "| block | backend | memcpy | put | get | put / memcpy | get / memcpy | lookup of 256 |",
         "|---|---|---|---|---|---|---|---|",
@@ -309,7 +298,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
-    results: dict[str, Any] = {"dram": [], "ssd": [], "rounds": args.rounds, "hardware": hardware()}
+    peers_versions = {} if "lmcache" in args.skip else {"lmcache": LMCACHE}
+    results: dict[str, Any] = {
+        "stamp": print_stamp(args, **peers_versions),
+        "rounds": args.rounds,
+        "dram": [],
+        "ssd": [],
+    }
     peers: list[Any] = [functools.partial(_ours, measure_local)]
     if "mooncake" not in args.skip:
         peers += [functools.partial(_ours, measure_mooncake), mooncake_bare]
@@ -329,12 +324,10 @@ def main() -> None:
             for block_bytes in SIZES:
                 results["ssd"] += ssd_tier(folder, block_bytes, min(args.rounds, 5))
             results["four_times_dram"] = four_times_dram(folder)
-    results["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     results["load"] = f"{load_before:.1f}, {os.getloadavg()[0]:.1f}"
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    command = "python benchmarks/pool/run.py" + (f" --rounds {args.rounds}" if args.rounds != 7 else "")
-    (args.out / "results.md").write_text(as_markdown(results, command))
+    (args.out / "results.md").write_text(as_markdown(results))
     print((args.out / "results.md").read_text())
 
 

@@ -1,27 +1,33 @@
-"""Real rollouts on a CPU: SmolLM2 on two instances, verl's dispatch against Seer, on the same prompts and seeds.
+"""Rollouts of a real model on a CPU: SmolLM2 on two instances, verl's dispatch against Seer, same prompts and seeds.
 
     python benchmarks/rollout/cpu.py [--repeat 3] [--limit-s 3600] [--out DIR]
 
-Three parts, each under every scheduler, interleaved and repeated: `mixed` (short answers to long lists, 24 groups of 8)
-with natural lengths, the same with lengths forced to those of the first run, and `uniform` (prompts that all want
-about as much). Then one more run of `seer` on the mixed set whose responses are verified. Wants a machine with
-nothing else on it: two instances take two cores. Writes DIR/cpu.json after every run, and DIR/cpu.md, a table for
-results.md.
+Needs `seer model get smollm2` first. Runs three parts under every scheduler, interleaved and repeated:
+
+    natural   the mixed prompts (from one word to long lists, 24 groups of 8), responses end where the model ends them
+    forced    the same prompts, with response lengths forced to those of the first run
+    uniform   prompts whose answers have similar lengths
+
+Then one more run of `seer` on the mixed prompts, with a share of its responses verified. Two instances take two cores;
+run nothing else on the machine. DIR/cpu.json is written after every run, DIR/cpu.md (tables for results.md) at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from measure import Ledger, measure, table
 
 from seer import Rollout, Sampling
 from seer.runs.prompts import read_prompts
-from seer.runs.run_folder import machine
+from stamp import as_text, print_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "examples" / "prompts"
@@ -38,7 +44,7 @@ async def run(args: argparse.Namespace, ledger: Ledger) -> None:
             prompts = rollout.encode(good[: args.groups], n=args.n, sampling=sampling)
             forced = lengths if part == "forced" else None
             if part == "forced" and forced is None:
-                ledger.skip("forced lengths: the natural ones were not run")
+                ledger.skip("forced lengths: the part natural was not run")
                 continue
             print(f"{part}: {len(prompts)} groups of {args.n}", flush=True)
             found = await measure(
@@ -58,7 +64,7 @@ async def run(args: argparse.Namespace, ledger: Ledger) -> None:
 
 
 def write_tables(ledger: Ledger, schedulers: list[str], path: Path) -> None:
-    lines = []
+    lines = [as_text(ledger.content["stamp"]) + "\n"]
     for part in dict.fromkeys(run["part"] for run in ledger.content["runs"]):
         lines += [f"### {part}\n", table([r for r in ledger.content["runs"] if r["part"] == part], schedulers)]
     verification = ledger.content.get("verification")
@@ -86,8 +92,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-rollout")
     args = parser.parse_args()
-    about = {"machine": machine(), "options": {k: str(v) for k, v in vars(args).items()}}
-    ledger = Ledger(args.out / "cpu.json", args.limit_s, about)
+    ledger = Ledger(args.out / "cpu.json", args.limit_s, print_stamp(args))
     asyncio.run(run(args, ledger))
     write_tables(ledger, args.schedulers.split(","), args.out / "cpu.md")
     print((args.out / "cpu.md").read_text())

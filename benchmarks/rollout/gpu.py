@@ -1,19 +1,20 @@
-"""Real rollouts on one GPU: verl's dispatch against Seer and its parts, with one instance and with several under MPS.
+"""Rollouts on one GPU: verl's dispatch against Seer and its parts, with one instance and with several under MPS.
 
-    python benchmarks/rollout/gpu.py --model DIR --trace qwen1.5b-mix-n16.npz --out DIR [--engine vllm] [--limit-s 540]
+    python benchmarks/rollout/gpu.py --model DIR --out DIR [--trace FILE.npz] [--engine vllm] [--limit-s 540]
 
-Prompts (and, with --lengths forced, the lengths of the responses) are those of the trace: an .npz with `prompts`
-(concatenated token ids), `prompt_lengths` and `lengths` (groups x responses). The same prompts and seeds under every
-scheduler. KV memory is limited (--kv-share of what all running requests could fill), so that whoever promises memory it
-does not have preempts. Instances that share the GPU do so under MPS, each with an equal part of its threads; without
-MPS they would take turns, and an idle instance's share would go to the others.
+Prompts (and, with --lengths forced, the lengths of the responses) come from a recording (../recordings/README.md): an
+.npz with `prompts` (concatenated token ids), `prompt_lengths` and `lengths` (groups x responses). Its token ids must be
+those of the model: the default recording is for Qwen2.5 models. Every scheduler gets the same prompts and seeds. KV
+memory is limited to --kv-share of what all running requests could fill, so a scheduler that starts more than fits
+causes preemptions. Instances share the GPU under MPS, each with an equal part of its threads. Without MPS they would
+take turns, and an idle instance's share would go to the others.
 
-Speculation on vLLM is off, as shipped (../vllm/results.md); --engine-settings '{"speculation": true}' turns it on.
+Speculation on vLLM is off by default (../vllm/results.md); --engine-settings '{"speculation": true}' turns it on.
 
-After each run DIR/gpu.json holds everything so far: measured numbers, where the time went, the fitted step cost, and
-what the simulator predicts for the recorded lengths at that step cost. DIR/gpu.md has the tables. A run for which no
-time is left is skipped and named. Run it once per engine; use --instances 1 and --instances 4 in two calls where a
-call is short.
+DIR/gpu.json is written after each run: measured numbers, where the time went, the fitted step cost, and what the
+simulator predicts for the recorded lengths at that step cost. DIR/gpu.md has the tables. Runs that no longer fit into
+--limit-s are skipped and named. Run it once per engine. Where a call must be short, use --instances 1 and --instances 4
+in two calls.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from measure import Ledger, measure, table
 
 from seer import HostOptions, Rollout, Sampling
 from seer.runs.prompts import EncodedPrompt, Prompt
-from seer.runs.run_folder import machine
+from stamp import QWEN_MIX, as_text, print_stamp
 from turns import await_turn
 
 SCHEDULERS = "verl-sync,verl,divided,context,seer"
@@ -49,7 +50,7 @@ BLOCK_SIZE = 16
 
 
 def read_trace(path: Path, args: argparse.Namespace) -> tuple[list[EncodedPrompt], list[list[int]]]:
-    """The first groups of the trace, interleaved as they were recorded, and their lengths."""
+    """The first groups of the recording, in recorded order, and the lengths of their responses."""
     with np.load(path) as trace:
         counts = trace["prompt_lengths"][: args.groups]
         ends = np.cumsum(counts)
@@ -66,7 +67,7 @@ def read_trace(path: Path, args: argparse.Namespace) -> tuple[list[EncodedPrompt
 
 @contextlib.contextmanager
 def sharing_the_gpu(num_instances: int) -> Iterator[dict[str, Any]]:
-    """MPS for the children of this process, where several of them share the GPU; says what was done."""
+    """Start MPS for the child processes if several share the GPU. Yields what was started."""
     if num_instances == 1:
         yield {"mps": False}
         return
@@ -105,7 +106,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
     kv_blocks = -(-max(kv_tokens, context + BLOCK_SIZE) // BLOCK_SIZE)
     settings: dict[str, Any] = json.loads(args.engine_settings)
     if args.engine == "vllm":
-        # KV memory is given in blocks, so this is only what must be free at the start: others may share the GPU.
+        # KV memory is given in blocks. This is only the share of the GPU that must be free at the start.
         settings.setdefault("engine", {"gpu_memory_utilization": 0.08})
     began_s = time.monotonic()
     async with Rollout(
@@ -139,7 +140,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a Hugging Face folder")
-    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--trace", type=Path, default=QWEN_MIX, help="a recording, for its prompts and lengths")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--engine", default="vllm", choices=("vllm", "local"))
     parser.add_argument("--device", default="cuda")
@@ -155,21 +156,20 @@ def main() -> None:
     parser.add_argument("--lengths", choices=("natural", "forced"), default="natural")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
-    parser.add_argument("--go", type=Path, help="measure only once this file is there: fleets may start side by side")
+    parser.add_argument("--go", type=Path, help="start measuring when this file exists: fleets may start side by side")
     parser.add_argument("--limit-s", type=float, default=540.0)
     args = parser.parse_args()
-    about = {"machine": machine(), "options": {k: str(v) for k, v in vars(args).items()}}
-    ledger = Ledger(args.out / "gpu.json", args.limit_s, about)
+    ledger = Ledger(args.out / "gpu.json", args.limit_s, print_stamp(args))
     for num_instances in map(int, args.instances.split(",")):
         try:
             with sharing_the_gpu(num_instances) as how:
                 label = {"instances": num_instances, "engine": args.engine, "lengths": args.lengths, **how}
                 asyncio.run(run(args, num_instances, label, ledger))
-        except Exception:  # what was measured before it is worth keeping, and the next may work
+        except Exception:  # keep the numbers so far, and try the next number of instances
             traceback.print_exc()
             ledger.content.setdefault("errors", []).append(traceback.format_exc())
             ledger.save()
-    lines = []
+    lines = [as_text(ledger.content["stamp"]) + "\n"]
     for num_instances in dict.fromkeys(run["instances"] for run in ledger.content["runs"]):
         runs = [run for run in ledger.content["runs"] if run["instances"] == num_instances]
         lines += [f"### {num_instances} instances, {args.lengths} lengths\n", table(runs, args.schedulers.split(","))]

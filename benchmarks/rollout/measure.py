@@ -1,8 +1,7 @@
 """Runs of several schedulers on one fleet, measured and predicted; shared by cpu.py and gpu.py.
 
-Every run begins with the weights loaded anew under another weights version, so that no KV and no draft of an earlier
-run can be
-reached; runs of a repetition are interleaved. What is written after each run is all that is known so far.
+Every run starts with the weights loaded again under a new weights version, so it cannot use KV or drafts of an earlier
+run. The runs of a repetition are interleaved. The file is written after each run, with all numbers so far.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ Lengths = Sequence[Sequence[int]]
 
 
 class Ledger:
-    """The numbers so far, in a file, and the time there is left."""
+    """The file with the stamp and the numbers so far, and the time that is left."""
 
-    def __init__(self, path: Path, limit_s: float, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, limit_s: float, stamp: dict[str, Any]) -> None:
         self._path = path
         self._ends_s = time.monotonic() + limit_s
-        self.content: dict[str, Any] = {"about": about, "runs": [], "skipped": []}
+        self.content: dict[str, Any] = {"stamp": stamp, "runs": [], "skipped": []}
         path.parent.mkdir(parents=True, exist_ok=True)
         self.save()
 
@@ -55,7 +54,7 @@ class Ledger:
         self.save()
 
     def skip(self, what: str) -> None:
-        print(f"skipped for lack of time: {what}", flush=True)
+        print(f"skipped: {what}", flush=True)
         self.content["skipped"].append(what)
         self.save()
 
@@ -109,7 +108,7 @@ async def _warm_up(rollout: Rollout, prompts: Sequence[EncodedPrompt]) -> None:
 def _numbers(
     rollout: Rollout, scheduler: str, events: Sequence[Event], *, max_tokens: int, different: int
 ) -> dict[str, Any]:
-    """What a run came to, where its time went, and what the simulator makes of its lengths and step costs."""
+    """The numbers of a run, where its time went, and what the simulator predicts from its lengths and step costs."""
     limits = rollout.fleet.instances[0].limits
     num_instances = len(rollout.fleet.instances)
     summary = rollout.summary

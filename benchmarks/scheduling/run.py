@@ -1,10 +1,10 @@
-"""Does scheduling scale? Three claims, one command each; results.md has what they printed, and where.
+"""Does scheduling scale? Three claims, one command each. results.md has the numbers.
 
     run.py decisions    cost of a decision from 1,000 to 1,000,000 waiting requests
     run.py million      1,000,000 requests on 1,024 instances, in virtual time
     run.py workload     qwen2-vl-72b, each scheduler: under 5 s on one core
 
-Seconds are processor seconds of this process where marked cpu: on a shared machine wall time says little.
+Seconds marked cpu are processor seconds of this process: on a shared machine wall time says little.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from __future__ import annotations
 import argparse
 import math
 import resource
+import sys
 import time
 from collections import deque
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
@@ -22,6 +26,7 @@ from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_sc
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import simulate
 from seer.types import ChunkEnd, ChunkOutput, Group, InstanceLimits, Sampling
+from stamp import print_stamp
 
 GROUP_SIZE = 16
 CHUNK_TOKENS = 2048
@@ -34,10 +39,10 @@ def peak_gib() -> float:
 
 
 def cost_per_decision(scheduler_name: str, num_requests: int) -> float:
-    """Processor seconds to choose a chunk, place it, and take it back; what a rollout does for every chunk.
+    """Processor seconds to choose a chunk, place it and apply its output: the work of a rollout for every chunk.
 
-    All requests wait at first. Instances are filled; from then on each chunk that ends makes room for one.
-    Every other chunk ends its request, so that estimates move too.
+    All requests wait at first. Instances are filled. From then on, each chunk that ends makes room for one more.
+    Every other chunk ends its request, so that the length estimates change too.
     """
     num_instances = max(1, num_requests // REQUESTS_PER_INSTANCE)
     limits = InstanceLimits(kv_blocks=4000, block_size=64, max_num_seqs=1024, max_model_len=100_000)
@@ -72,7 +77,7 @@ def cost_per_decision(scheduler_name: str, num_requests: int) -> float:
     fill()
     decisions = 0
     began_s = time.process_time()
-    # A rollout of few requests is over before that many decisions: measure what there is.
+    # A rollout with few requests ends before that many decisions.
     while decisions < MEASURED_DECISIONS and running:
         request, output = running.popleft()
         buffer.apply(output, 0.0)
@@ -91,7 +96,7 @@ def decisions(args: argparse.Namespace) -> None:
     print("| scheduler | " + " | ".join(f"{size:,}" for size in sizes) + " | growth | log n grows | median over best |")
     print("|---" * (len(sizes) + 4) + "|")
     for scheduler in args.schedulers.split(","):
-        # A small rollout makes few decisions: it is run more often, or its best would be that of a few milliseconds.
+        # A small rollout makes few decisions and takes milliseconds, so it is repeated more often.
         runs = [
             sorted(cost_per_decision(scheduler, size) for _ in range(args.repeats * max(1, MEASURED_DECISIONS // size)))
             for size in sizes
@@ -153,6 +158,7 @@ def main() -> None:
     speed.add_argument("--schedulers", default="verl-sync,verl,divided,context,oracle,seer-paper,seer,verl-sync+sd")
     speed.set_defaults(run=workload)
     args = parser.parse_args()
+    print_stamp(args)
     args.run(args)
 
 

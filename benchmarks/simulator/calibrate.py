@@ -1,6 +1,6 @@
 """Fit the two free numbers of each paper workload, `overhead_s` and `slowdown`, to the paper's veRL rows.
 
-Only total and tail seconds of veRL (Fig. 8) are fitted; everything else the simulator says about the paper is
+Only total and tail seconds of veRL (Fig. 8) are fitted; every other number that the simulator gives for the paper is a
 prediction. Prints the values to put into `seer.sim.workloads.PAPER`.
 
     python benchmarks/simulator/calibrate.py [workload ...]
@@ -8,14 +8,19 @@ prediction. Prints the values to put into `seer.sim.workloads.PAPER`.
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from seer.sim import workloads
 from seer.sim.cluster import simulate
+from stamp import print_stamp
 
 VERL_SECONDS = {"moonlight": (3910, 1817), "qwen2-vl-72b": (3957, 2301), "kimi-k2": (12202, 3144)}
 SEEDS = (0, 1, 2)
@@ -31,7 +36,7 @@ def verl(name: str, log_overhead: float, log_slowdown: float) -> np.ndarray:
 
 
 def fit(name: str) -> None:
-    """Levenberg's method in the logarithms of both numbers: the two pull nearly the same way, so steps are damped."""
+    """Levenberg's method in the logarithms of both numbers. They have nearly the same effect, so steps are damped."""
     spec = workloads.PAPER[name]
     x = np.log([spec.overhead_s, spec.slowdown])
     target = np.log(VERL_SECONDS[name])
@@ -45,6 +50,16 @@ def fit(name: str) -> None:
         x = np.clip(x + step, LOW, HIGH)
 
 
-if __name__ == "__main__":
-    for workload in sys.argv[1:] or list(VERL_SECONDS):
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", metavar="workload", help=", ".join(VERL_SECONDS))
+    args = parser.parse_args()
+    if unknown := set(args.workloads) - set(VERL_SECONDS):
+        parser.error(f"no such workload: {', '.join(sorted(unknown))}; known are {', '.join(VERL_SECONDS)}")
+    print_stamp(args)
+    for workload in args.workloads or VERL_SECONDS:
         fit(workload)
+
+
+if __name__ == "__main__":
+    main()

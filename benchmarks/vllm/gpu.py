@@ -1,19 +1,19 @@
-"""Everything issue 6 asks of vLLM as a Seer instance on a GPU, in one run that ends within its limit.
+"""vLLM as a Seer instance on a GPU: correctness, migration, overhead, drafting, in one run that ends within its limit.
 
-    python benchmarks/vllm/gpu.py --smollm2 FOLDER --qwen FOLDER --trace qwen1.5b-mix-n16.npz --out DIR [--limit-s 540]
-    python benchmarks/vllm/gpu.py --device cpu --tiny --out DIR      the same on a CPU with toys, as a smoke check
+    python benchmarks/vllm/gpu.py --smollm2 FOLDER --qwen FOLDER --out DIR [--trace FILE.npz] [--limit-s 540]
+    python benchmarks/vllm/gpu.py --device cpu --tiny --out DIR      the same on a CPU with a tiny model, to check this
 
 Sections (`--only correctness,migration,...`)
   correctness  two instances, chunks of 32 moving between them, with drafts: tokens and log-probabilities against one
-               uninterrupted run, and that run against itself in a batch (what the hardware does on its own)
+               uninterrupted run, and that run against itself in a batch (the difference that batching makes alone)
   migration    an 8k-token context of a 7B shape with made-up weights: loaded from the pool against computed again
   overhead     our instance with the pool, without drafts, against plain vLLM, by batch size
-  drafting     groups of 16 on Qwen2.5-Coder-1.5B: grouped drafts (as they come, and padded to full CUDA graphs)
+  drafting     groups of 16 on Qwen2.5-Coder-1.5B: grouped drafts (unpadded, and padded to full CUDA graphs)
                against plain vLLM and its own n-gram (and suffix) drafts, by batch size
-  together     overhead and drafting on Qwen by engines that start once; not among the default sections
+  together     overhead and drafting on Qwen with engines that start once; not run by default
 
-Every engine is a process of its own (served.py); those of a section start together and are measured in turns, the
-others idle. Results are written to DIR/vllm-gpu.json after every number; a section that fails leaves its traceback.
+Every engine has its own process (served.py). The engines of a section start together and are measured in turns, while
+the others idle. DIR/vllm-gpu.json is written after every number. A section that fails leaves its traceback there.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from step_profile import SHAPES
 from seer.engine.vllm.model_folder import ModelFolder, read_folder
 from seer.engine.vllm.settings import VllmSettings, engine_arguments
 from seer.engine.vllm.version import require_vllm
+from stamp import QWEN_MIX, print_stamp
 from turns import await_turn
 
 LEAST_S = 20.0
-"""A section that has less time left than this is not begun."""
+"""With less time left than this, no section is started."""
 
 
 class Bench:
@@ -59,11 +60,8 @@ class Bench:
         self.deadline_s = time.monotonic() + args.limit_s
         self.path = args.out / "vllm-gpu.json"
         self.results: dict[str, Any] = {
-            "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+            "stamp": print_stamp(args),
             "vllm": require_vllm(),
-            "device": args.device,
-            "gpu": _gpu_name() if not self.on_cpu else "none",
-            "tiny": args.tiny,
         }
 
     @property
@@ -71,18 +69,18 @@ class Bench:
         return self.deadline_s - time.monotonic()
 
     def wait_for_go(self) -> None:
-        """Somebody else may be measuring while engines start."""
+        """Wait until another script has measured: engines may start at the same time."""
         (self.args.out / "engines.ready").touch()
         await_turn(self.args.go, self.left_s - LEAST_S)
 
     def note(self, section: str, name: str, value: Any) -> None:
-        """Keep a number at once: the machine may be taken away."""
+        """Write a number at once, so that it survives if the run is stopped."""
         self.results.setdefault(section, {})[name] = value
         self.path.write_text(json.dumps(self.results, indent=1))
         print(f"{section}: {name}: {json.dumps(value)}", flush=True)
 
     def settings(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """Of a seer instance, plain values."""
+        """Settings of a Seer instance, as plain values."""
         tiny = self.args.tiny
         defaults: dict[str, Any] = {
             "model_dir": str(folder),
@@ -93,7 +91,7 @@ class Bench:
             "dtype": "float32" if self.on_cpu else "bfloat16",
             "device": self.args.device,
             "stream_tokens": 16,
-            # Engines share the GPU: each takes the KV memory it is told and checks only that this much is free.
+            # Engines share the GPU: each takes the given KV memory and checks only that this share is free.
             "engine": {} if self.on_cpu else {"gpu_memory_utilization": 0.08},
         }
         merged = defaults | changes
@@ -101,7 +99,7 @@ class Bench:
         return merged
 
     def plain_arguments(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """The same engine without anything of ours, and with vLLM's own log-probabilities."""
+        """The same engine without our extensions, and with vLLM's own log-probabilities."""
         arguments = engine_arguments(VllmSettings(**self.settings(folder)), "")
         del arguments["worker_extension_cls"], arguments["scheduler_cls"], arguments["logprobs_mode"]
         return arguments | changes
@@ -174,7 +172,7 @@ class Engine:
 
 @contextmanager
 def engines(bench: Bench, section: str, orders: dict[str, dict[str, Any]]) -> Iterator[dict[str, Engine]]:
-    """Start engines together; all are ready, and gone afterwards."""
+    """Start engines together, wait until all are ready, and stop them afterwards."""
     with ExitStack() as stack:
         started = {name: Engine(bench, f"{section}-{name}", order) for name, order in orders.items()}
         for engine in started.values():
@@ -250,7 +248,7 @@ def correctness(bench: Bench) -> None:
 
 
 def difference(a: list[Any], b: list[Any]) -> dict[str, float]:
-    """How many requests said something else, and the log-probability gap as long as both said the same."""
+    """How many responses are equal, and the log-probability gap up to the first different token."""
     equal, gaps, compared = 0, [], 0
     for (ids_a, logprobs_a), (ids_b, logprobs_b) in zip(a, b, strict=True):
         equal += ids_a == ids_b
@@ -344,14 +342,14 @@ def measure_overhead(bench: Bench, model: str, folder: ModelFolder, served: dict
 
 
 def drafter_orders(bench: Bench, path: Path) -> dict[str, dict[str, Any]]:
-    """The engines of the section drafting, those that were chosen."""
+    """The chosen engines of the section drafting."""
     ngram = {
         "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2,
     }  # fmt: skip
     orders = {
         "plain": plain(bench.plain_arguments(path)),
         "ngram": plain(bench.plain_arguments(path, speculative_config=ngram)),
-        # Its drafts may be longer than ours where a match is long, as its authors have it.
+        # With its own defaults: its drafts may be longer than ours where a match is long.
         "suffix": plain(bench.plain_arguments(path, speculative_config={"method": "suffix"})),
         "grouped 4": seer(bench.settings(path, speculation={"max_draft_tokens": 4})),
         "grouped 4 padded": seer(bench.settings(path, speculation={"max_draft_tokens": 4, "padding": "drafted"})),
@@ -370,10 +368,10 @@ def drafting(bench: Bench) -> None:
 
 
 def measure_drafting(bench: Bench, folder: ModelFolder, served: dict[str, Engine]) -> None:
-    """Groups of a recorded trace under every drafter, by how many requests run at once."""
+    """Groups of a recording under every drafter, by how many requests run at once."""
     prompts = trace_prompts(bench, folder)
     new_tokens = 48 if bench.args.tiny else 512
-    for engine in served.values():  # graphs, kernels and budgets warm up on prompts that are not measured
+    for engine in served.values():  # warm up graphs, kernels and budgets on prompts that are not measured
         warm = [a_request(prompts[-1], 32, group=0) for _ in range(4 if bench.args.tiny else 64)]
         engine.do("generate", requests=warm, at_once=64, drafts="grouped")
     plans = {1: (1, 4), 4: (1, 4)} if bench.args.tiny else {1: (1, 8), 16: (2, 16), 64: (8, 16), 256: (24, 16)}
@@ -409,7 +407,7 @@ def measure_drafting(bench: Bench, folder: ModelFolder, served: dict[str, Engine
 
 
 def measure_questions(bench: Bench, folder: ModelFolder, engine: Engine) -> None:
-    """What the embedded engine's speculation is compared with: its questions, answered by plain vLLM to their end."""
+    """Plain vLLM on the questions of benchmarks/engine/gpu.py, to compare with that engine's speculation."""
     prompts, stop = json.loads(bench.args.questions.read_text()), list(folder.eos_token_ids)
     for at_once, count in ((1, 4), (8, 16), (64, 64)):
         runs = []
@@ -424,7 +422,7 @@ def measure_questions(bench: Bench, folder: ModelFolder, engine: Engine) -> None
 
 
 def together(bench: Bench) -> None:
-    """Overhead, drafting and the engine's questions on Qwen, by engines that start once: a start takes a minute."""
+    """Overhead, drafting and the engine's questions on Qwen, with engines that start once: a start takes a minute."""
     folder = read_folder(bench.args.qwen or bench.args.smollm2)
     with bench.pool(folder, 8 << 30 if not bench.on_cpu else 64 << 20) as pool:
         orders = drafter_orders(bench, folder.path) | {"seer": seer(bench.settings(folder.path, pool=pool))}
@@ -437,7 +435,7 @@ def together(bench: Bench) -> None:
 
 
 def trace_prompts(bench: Bench, folder: ModelFolder) -> list[list[int]]:
-    """The prompts of a recorded trace, or made-up ones."""
+    """The prompts of the recording, or random ones without a recording."""
     if bench.args.trace is None:
         return [random_prompt(40, folder.vocab_size) for _ in range(32)]
     import numpy as np
@@ -449,13 +447,6 @@ def trace_prompts(bench: Bench, folder: ModelFolder) -> list[list[int]]:
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
     return round(statistics.median(ours) / statistics.median(theirs), 4)
-
-
-def _gpu_name() -> str:
-    found = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip()
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
@@ -470,9 +461,9 @@ DEFAULT_SECTIONS = ("correctness", "migration", "overhead", "drafting")
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--smollm2", type=Path, help="model folder; made up with --tiny")
+    options.add_argument("--smollm2", type=Path, help="model folder; --tiny makes one")
     options.add_argument("--qwen", type=Path, help="folder of Qwen2.5-Coder-1.5B-Instruct")
-    options.add_argument("--trace", type=Path, help="npz with `prompts` and `prompt_lengths`")
+    options.add_argument("--trace", type=Path, help="a recording, for its prompts; with --qwen, ours by default")
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--limit-s", type=float, default=540)
     options.add_argument("--only", default=",".join(DEFAULT_SECTIONS), help="sections, in order (%(default)s)")
@@ -480,14 +471,16 @@ def main() -> int:
     options.add_argument("--batches", default="", help="of the section drafting, comma separated (all)")
     options.add_argument("--questions", type=Path, help="JSON list of token lists; see benchmarks/engine/gpu.py")
     options.add_argument(
-        "--go", type=Path, help="of the sections together and overhead: measure only once this file is there"
+        "--go", type=Path, help="of the sections together and overhead: start measuring when this file exists"
     )
     options.add_argument("--device", default="cuda")
-    options.add_argument("--dram-dir", default="/dev/shm", help="where pools lie (%(default)s)")
-    options.add_argument("--tiny", action="store_true", help="toys: checks that everything runs")
+    options.add_argument("--dram-dir", default="/dev/shm", help="folder of the pools (%(default)s)")
+    options.add_argument("--tiny", action="store_true", help="a tiny model, to check that this script works")
     args = options.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     random.seed(1)
+    if args.qwen is not None and args.trace is None:
+        args.trace = QWEN_MIX  # its token ids are those of Qwen2.5
     if args.tiny:
         from seer.engine.local.tiny import make_tiny_model
 

@@ -2,9 +2,9 @@
 
     python benchmarks/vllm/pack_suffix.py [--out .suffix] [--python python3.12]
 
-vLLM's `suffix` method imports `arctic_inference.suffix_decoding` and nothing else of that package, whose whole build
-wants CUDA. So the one extension is built for the machine's Python and put beside its two Python files; with OUT on
-PYTHONPATH, `gpu.py --drafters plain,suffix` finds it.
+vLLM's `suffix` method imports only `arctic_inference.suffix_decoding`; the whole package needs CUDA to build. So that
+extension alone is built for the machine's Python and put beside its two Python files. With OUT on PYTHONPATH,
+`gpu.py --drafters plain,suffix` finds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "drafting"))
 
-from peers import cache_folder, load_arctic
+from peers import cache_folder, cmake, load_arctic
 
 
 def main() -> None:
@@ -28,18 +28,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".suffix"))
     parser.add_argument("--python", default="python3.12", help="of the GPU machine (%(default)s)")
     args = parser.parse_args()
-    load_arctic()  # fetches the source, if it is not there yet
+    load_arctic()  # fetches the source on first use
     (source,) = cache_folder().glob("arctic_inference-*/")
     build = cache_folder() / "build-suffix"
     executable = shutil.which(args.python) or args.python
-    configure = ["cmake", "-S", str(source / "csrc" / "suffix_decoding"), "-B", str(build)]
+    configure = [cmake(), "-S", str(source / "csrc" / "suffix_decoding"), "-B", str(build)]
     configure += ["-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={executable}"]
-    # CMake asks that Python where nanobind lies; this one has it, and it is only headers and sources.
+    # CMake asks that Python for nanobind. This Python has it, and it is only headers and sources.
     import nanobind
 
     environment = {**os.environ, "PYTHONPATH": str(Path(nanobind.__file__).parents[1])}
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL, env=environment)
-    subprocess.run(["cmake", "--build", str(build)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([cmake(), "--build", str(build)], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(args.out, ignore_errors=True)
     package = args.out / "arctic_inference"
     (package / "suffix_decoding").mkdir(parents=True)

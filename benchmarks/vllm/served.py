@@ -1,7 +1,7 @@
-"""One vLLM engine in a process of its own, driven by gpu.py over lines of JSON; started by it, not by hand.
+"""One vLLM engine in its own process. gpu.py starts it and sends it commands as lines of JSON.
 
-Two kinds: `plain` is `AsyncLLM` and nothing of ours but a stat logger that counts drafts; `seer` is `VllmInstance`.
-Both generate the same requests, at most `at_once` of them in flight, in a process settled as a server's is.
+Two kinds: `plain` is `AsyncLLM` with nothing of ours but a stat logger that counts drafts; `seer` is `VllmInstance`.
+Both generate the same requests, at most `at_once` of them in flight, with the garbage collector set as in a server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 
 class Served:
-    """What both kinds answer."""
+    """The commands of both kinds."""
 
     async def start(self) -> None:
         raise NotImplementedError
@@ -33,10 +33,10 @@ class Served:
         raise NotImplementedError
 
     async def begin(self, drafts: str) -> None:
-        """A run of its own."""
+        """Start a new run."""
 
     async def generate(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Generate requests; what it took, and what was said where asked for."""
+        """Generate requests. Returns time and counts, and the tokens if the job asks for them."""
         await self.begin(job.get("drafts", "none"))
         before, permits = self.counts(), asyncio.Semaphore(job["at_once"])
 
@@ -148,7 +148,7 @@ class Seer(Served):
         await done
         del self._waiting[key]
         ids = [token for output in outputs if output.span for token in output.span.ids]
-        # Greedy tokens are certain under their own rule; the model's view of them is in the raw values.
+        # A greedy token has probability 1 after sampling parameters; the raw values are the model's.
         logprobs = [
             value for output in outputs if output.span for value in output.span.raw_logprobs or output.span.logprobs
         ]
@@ -167,7 +167,7 @@ class Seer(Served):
         return _step_counts(self.instance.counts) | {"recomputed": self.instance.num_recomputed_tokens}
 
     async def pool(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Let the saves arrive; what was moved so far."""
+        """Wait for pending saves. Returns the blocks moved so far."""
         await self.instance.settle_saves()
         return dict(await self.instance.pool_counts())
 
@@ -187,7 +187,7 @@ def _step_counts(counts: Any) -> dict[str, float]:
 
 
 async def serve(answers: Any) -> None:
-    """Start the engine, then answer one command after the other."""
+    """Start the engine, then answer commands one by one."""
     loop = asyncio.get_running_loop()
 
     def say(answer: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ async def serve(answers: Any) -> None:
         job = json.loads(line)
         try:
             say(await getattr(served, job["do"])(job))
-        except Exception as error:  # the edge: gpu.py decides what a failure means
+        except Exception as error:  # gpu.py decides what a failure means
             say({"error": f"{type(error).__name__}: {error}"})
 
 
@@ -212,7 +212,7 @@ if __name__ == "__main__":
 
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # vLLM and its children write to standard output; answers go to what it was.
+    # vLLM and its children write to standard output. Answers go to the original one, which they cannot reach.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asyncio.run(serve(channel))

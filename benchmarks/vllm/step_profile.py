@@ -1,10 +1,10 @@
-"""Where a step of stock vLLM spends its time when drafts come from outside: run on a GPU machine.
+"""Where a step of stock vLLM spends its time when drafts come from an external drafter. Needs a GPU.
 
     python benchmarks/vllm/step_profile.py --out DIR [--batches 1,8,64] [--shape qwen2.5-7b] [--only plain,uniform]
 
-Each way of running vLLM has a process of its own with its engine inside, so that PyTorch's profiler sees it; all start
-together and are then measured one at a time. The weights are made up (`--shape`), so drafts of
-random tokens are never accepted and every step gives one token per request: seconds per token are seconds per step.
+Each way of running vLLM has its own process with the engine inside, so that PyTorch's profiler sees it. All start
+together and are then measured one at a time. The weights are random (`--shape`), so drafts of random tokens are never
+accepted and every step gives one token per request: seconds per token are seconds per step.
 
 The ways
     plain         vLLM as installed: its newest runner, asynchronous scheduling, full CUDA graphs
@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from stamp import print_stamp, take_stamp
 from turns import await_turn
 
 WAYS = ("plain", "runner-v1", "synchronous", "none", "uniform", "ragged", "ngram")
@@ -56,7 +57,7 @@ START_LIMIT_S = 300.0
 
 
 class Drafter:
-    """vLLM's `custom_class` interface; what it drafts is set by the environment of its process."""
+    """vLLM's `custom_class` interface. Environment variables of its process say what it drafts."""
 
     def __init__(self, vllm_config: Any) -> None:
         self.k = int(os.environ["SEER_PROFILE_K"])
@@ -78,7 +79,7 @@ class Drafter:
 
 
 def measure(way: str, args: argparse.Namespace, out: Path) -> None:
-    """In a process of its own: start, say so, wait for the word, measure."""
+    """In its own process: start, touch the ready file, wait for the go file, measure."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", SEER_PROFILE_K=str(args.draft_tokens), SEER_PROFILE_WAY=way)
     if way in ("runner-v1", "synchronous"):
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -108,7 +109,7 @@ def measure(way: str, args: argparse.Namespace, out: Path) -> None:
         model=str(model),
         load_format="dummy",
         skip_tokenizer_init=True,
-        kv_cache_memory_bytes=4 << 30,  # a share of the GPU would count the neighbours in
+        kv_cache_memory_bytes=4 << 30,  # gpu_memory_utilization would count other processes
         gpu_memory_utilization=0.25,  # what must be free at the start
         max_model_len=2048,
         max_num_seqs=max(args.batches),
@@ -118,7 +119,7 @@ def measure(way: str, args: argparse.Namespace, out: Path) -> None:
     (out / f"{way}.ready").touch()
     while not (out / f"{way}.go").exists():
         time.sleep(0.05)
-    result: dict[str, Any] = {"way": way, "started_s": started_s, "batches": {}}
+    result: dict[str, Any] = {"stamp": take_stamp(args), "way": way, "started_s": started_s, "batches": {}}
 
     def generate(batch: int, tokens: int) -> float:
         prompts = [
@@ -145,7 +146,7 @@ def measure(way: str, args: argparse.Namespace, out: Path) -> None:
 
 
 def digest(profile: Any, num_steps: int) -> dict[str, Any]:
-    """Per step: time on the GPU, and what the host called to get it there."""
+    """Time on the GPU per step, and the host calls that launched it."""
     averages = profile.key_averages()
     gpu_us = sum(event.self_device_time_total for event in averages)
     host = {
@@ -174,7 +175,7 @@ def main() -> int:
     options.add_argument("--draft-tokens", type=int, default=4)
     options.add_argument("--shape", choices=tuple(SHAPES), default="qwen2.5-1.5b", help="%(default)s")
     options.add_argument("--only", default=",".join(WAYS))
-    options.add_argument("--go", type=Path, help="measure only once this file is there")
+    options.add_argument("--go", type=Path, help="start measuring when this file exists")
     options.add_argument("--way", help="measure this one here (used by the script itself)")
     args = options.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -183,6 +184,7 @@ def main() -> int:
     if args.way:
         measure(args.way, args, args.out)
         return 0
+    print_stamp(args)
     ways = args.only.split(",")
     again = [sys.executable, __file__, "--out", str(args.out), "--batches", ",".join(map(str, args.batches))]
     processes = {}
