@@ -1,4 +1,4 @@
-"""Groups of responses with rewards, in about ten lines. Run it after `seer model get smollm2`.
+"""Groups of responses with rewards. Run `seer model get smollm2` first.
 
 The reward is called as each response ends, while others are still being generated.
 """
@@ -11,7 +11,7 @@ from seer import Prompt, Response, Rollout, Sampling
 
 
 async def reward(prompt: Prompt, response: Response) -> float:
-    """Short answers are good answers."""
+    """Shorter responses get higher rewards."""
     return 1.0 / response.num_tokens
 
 

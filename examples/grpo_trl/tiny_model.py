@@ -1,4 +1,4 @@
-"""A model of random weights and a tokenizer of fifteen characters: enough for sums, made in a moment."""
+"""A tiny model with random weights and a tokenizer of fifteen tokens, for sums of small numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(seed: int) -> LlamaForCausalLM:
-    """A Llama of 0.1 M parameters."""
+    """A Llama with 0.1 M parameters."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(

@@ -1,13 +1,14 @@
-"""GRPO with TRL, rolled out by Seer: sums from reasoning-gym, checked by its verifier, on a CPU or a GPU.
+"""GRPO with TRL, with rollouts by Seer: sums from reasoning-gym, checked by its verifier.
 
-    python examples/grpo_trl/train.py --tiny                  # a minute; a model of random weights, to see it work
+    python examples/grpo_trl/train.py --tiny                  # a minute; a tiny model with random weights
     seer model get smollm2
     python examples/grpo_trl/train.py --steps 20              # SmolLM2-135M on two CPU instances
     seer report out/grpo/seer                                 # reward, lengths, time, the on-policy check, the timeline
 
-What Seer adds to a plain TRL script is marked `Seer`. Each step prints its reward, the length of its responses, the
-share of its time that was rollout, and what `seer replay` estimates of its scheduling: the same responses at the same
-step cost, in virtual time, under verl's synchronous dispatch and under an oracle that knows every length.
+The lines that Seer adds to a plain TRL script are marked `Seer`. Each step prints its reward, the mean response length,
+the time of its rollout and its share of the step, and two estimates: the speed against verl's synchronous dispatch, and
+the share of the speed of an oracle that knows every length. The estimates replay the same responses at the measured
+step cost, in virtual time.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ def main() -> None:
     task = reasoning_gym.create_dataset(
         "chain_sum", size=args.num_prompts, seed=args.seed, min_terms=2, max_terms=2, min_digits=1, max_digits=1
     )
-    questions = {entry["question"]: entry for entry in task}  # each once: a reward finds its row by the prompt
+    questions = {entry["question"]: entry for entry in task}  # no duplicates: a reward finds its row by the prompt
     rows = [
         {"prompt": as_prompt(entry, args), "index": entry["metadata"]["source_index"]} for entry in questions.values()
     ]
 
-    @early_reward  # Seer: begins as each response ends, while others are still being generated
+    @early_reward  # Seer: called as each response ends, while others are still being generated
     def correct(completion: Any, index: int, **row: Any) -> float:
         text = completion if isinstance(completion, str) else completion[0]["content"]
         numbers = re.findall(r"-?\d+", text)
         if not numbers:
             return 0.0
-        # A tenth for saying a number at all, so that a model that has to learn even that has a slope to climb.
+        # A tenth for any number, so that a model that does not yet answer with numbers gets a reward to learn from.
         return 0.1 + 0.9 * float(task.score_answer(numbers[-1], task[index]) == 1.0)
 
     if args.tiny:
         model, tokenizer = tiny_model(args.seed), tiny_tokenizer()
     else:
         folder = find_model(args.model)
-        # In float32, as the instances compute on a CPU: the on-policy check is then sharp.
+        # float32, as the instances compute on a CPU, so that the on-policy check is exact up to rounding.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     with seer_rollouts(  # Seer
@@ -75,7 +76,7 @@ def main() -> None:
             reward_funcs=correct,
             train_dataset=Dataset.from_list(rows),
             args=configuration(args),
-            rollout_func=rollouts,  # Seer: this line is all that a TRL script needs
+            rollout_func=rollouts,  # Seer: the only line that a TRL script needs
             callbacks=[Printer(rollouts)],
         )
         trainer.train()
@@ -120,7 +121,7 @@ class Printer(TrainerCallback):
         print("step  reward  tokens  rollout s  share  vs verl-sync  of oracle   mean gap", flush=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **rest: Any) -> None:
-        """A step is over."""
+        """One line, at the end of a step."""
         if logs is None or "reward" not in logs:
             return
         rollout_s, share = logs["seer/rollout_s"], logs["seer/rollout_s"] / logs["step_time"]
@@ -134,7 +135,7 @@ class Printer(TrainerCallback):
 
 
 def estimated_speed(step: RunFolder | None) -> str:
-    """The step's lengths in virtual time at its own measured step cost; all schedulers without speculation."""
+    """The step replayed in virtual time at its measured step cost, without speculation."""
     try:
         recorded = read_recorded(step) if step is not None else None
     except InputError:  # too few steps to measure their cost
@@ -147,7 +148,7 @@ def estimated_speed(step: RunFolder | None) -> str:
 
 
 def read_arguments() -> argparse.Namespace:
-    """Small by default: this is for show."""
+    """The options. Defaults are small, for a CPU."""
     parser = argparse.ArgumentParser(description="GRPO with TRL, rolled out by Seer.")
     parser.add_argument("--model", default="smollm2", help="a Hugging Face folder, or a name of `seer model get`")
     parser.add_argument("--tiny", action="store_true", help="a tiny model of random weights instead")

@@ -1,7 +1,8 @@
 """Write the example prompt sets: `python examples/prompts/make.py` makes mixed.jsonl and uniform.jsonl beside it.
 
-`mixed` asks for anything from one word to a long numbered list, so that response lengths have a long tail, as in RL on
-reasoning tasks. `uniform` asks for one kind of answer only. All text is made here; equal runs write equal files.
+The prompts of `mixed` ask for answers from one word to a long numbered list, so that response lengths have a long tail,
+as in RL on reasoning tasks. The prompts of `uniform` all ask for three sentences. The text is generated here from fixed
+seeds, so the files are the same every time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NOUNS = ["lantern", "kettle", "ladder", "compass", "rope", "mirror", "basket", "
 
 
 def fill(template: str, rng: random.Random) -> str:
-    """A template with everything put in."""
+    """The template with its fields filled in."""
     a = rng.randint(11, 60)
     noun, other = rng.sample(NOUNS, 2)
     return template.format(
