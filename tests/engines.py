@@ -200,7 +200,9 @@ def random_trees(seed: int, vocab: int) -> FunctionDrafter:
 
     def propose(ask: DraftAsk) -> DraftTree:
         size = dice.randint(0, ask.max_tokens)
-        tokens, parents, taken = [], [], set()
+        tokens: list[int] = []
+        parents: list[int | None] = []
+        taken: set[tuple[int | None, int]] = set()
         for _ in range(size):
             parent = dice.choice([None, *range(len(tokens))])
             token = dice.randrange(vocab)

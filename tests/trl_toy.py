@@ -124,7 +124,8 @@ def rewards_of(trainer: GRPOTrainer) -> list[float]:
 
 
 def weights_of(trainer: GRPOTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in trainer.model.named_parameters()}
+    model: torch.nn.Module = trainer.model  # type: ignore[assignment]
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
 
 
 def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

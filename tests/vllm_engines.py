@@ -121,7 +121,7 @@ class SharedEngine:
         if self._engine is None:
             self._engine = self._start(arguments, self._counts)
         # The engine's statistics go to the instance that has the engine now.
-        self._counts.take = counts.take
+        self._counts.take = counts.take  # type: ignore[method-assign]
         return _Lent(self._engine)
 
 

@@ -57,6 +57,8 @@ def main() -> None:
         # A tenth for any number, so that a model that does not yet answer with numbers gets a reward to learn from.
         return 0.1 + 0.9 * float(task.score_answer(numbers[-1], task[index]) == 1.0)
 
+    model: Any
+    tokenizer: Any
     if args.tiny:
         model, tokenizer = tiny_model(args.seed), tiny_tokenizer()
     else:

@@ -114,7 +114,7 @@ def test_more_contexts_at_once_than_one_step_takes(play: Play) -> None:
 
 
 def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Play, folder: Path) -> None:
-    sampling = {"temperature": 0.8 * play.temperature, "top_k": 50}
+    sampling: dict[str, Any] = {"temperature": 0.8 * play.temperature, "top_k": 50}
 
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         for i in range(4):
@@ -252,7 +252,7 @@ def test_a_step_that_breaks_fails_its_chunks_by_name_and_not_the_instance(folder
         await instance.start(inbox)
         engine = instance.engine
         forward = engine.model.forward
-        engine.model.forward = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        engine.model.forward = lambda *_: 1 / 0  # type: ignore[assignment, method-assign]
         instance.submit(a_chunk(0, PROMPT, max_tokens=5))
         await inbox.ends(0)
         engine.model.forward = forward  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,11 @@ def test_the_asynchronous_calls_do_the_same(pool: Pool) -> None:
 def test_buffers_may_be_any_contiguous_memory(pool: Pool) -> None:
     keys, blocks = keys_of(3), blocks_of(3)
     mixed = [blocks[0], memoryview(blocks[1]), bytearray(blocks[2])]
-    out = [np.zeros(BLOCK_BYTES // 4, np.float32), bytearray(BLOCK_BYTES), memoryview(bytearray(BLOCK_BYTES))]
+    out: list[Any] = [
+        np.zeros(BLOCK_BYTES // 4, np.float32),
+        bytearray(BLOCK_BYTES),
+        memoryview(bytearray(BLOCK_BYTES)),
+    ]
 
     assert pool.put_now(keys, mixed) == [True] * 3
     assert pool.get_now(keys, out) == [True] * 3

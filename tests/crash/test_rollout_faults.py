@@ -97,7 +97,9 @@ def strike(rollout: Rollout, rng: random.Random) -> str:
         "stop an instance": lambda: send(signal.SIGSTOP, rng.choice(pids)),
         "kill the draft server": lambda: send(signal.SIGKILL, fleet.draft_server.pid if fleet.draft_server else None),
         "damage the pool": lambda: damage(fleet.pool) if fleet.pool is not None else None,
-        "remove the pool": lambda: remove_files(PoolFiles.named(fleet.pool.settings["name"], "/dev/shm")),
+        "remove the pool": lambda: (
+            remove_files(PoolFiles.named(fleet.pool.settings["name"], "/dev/shm")) if fleet.pool is not None else None
+        ),
     }
     kind = rng.choice(list(kinds))
     kinds[kind]()

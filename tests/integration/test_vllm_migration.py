@@ -100,7 +100,8 @@ class Pair:
 
     async def moving(self, variant: int) -> list[TokenSpan]:
         """One request, each chunk on the other instance."""
-        request, spans, at = self.request(), (), variant
+        spans: tuple[TokenSpan, ...] = ()
+        request, at = self.request(), variant
         while sum(len(span.ids) for span in spans) < RESPONSE_TOKENS:
             outputs = await self.chunk(at % 2, request, spans, max_tokens=CHUNK_TOKENS, variant=variant)
             spans += tuple(o.span for o in outputs if o.span)
@@ -108,7 +109,7 @@ class Pair:
         return list(spans)
 
     async def counts(self, name: str) -> float:
-        return sum([(await instance.pool_counts()).get(name, 0) for instance in self.instances])
+        return sum([float((await instance.pool_counts()).get(name, 0)) for instance in self.instances])
 
 
 @pytest.fixture(scope="module", params=["local", "mooncake"])
@@ -118,7 +119,11 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
     block_bytes = read_folder(folder).block_bytes(BLOCK_SIZE, 4)
     thread = LoopThread()
     if request.param == "local":
-        config = {"name": f"test-{uuid.uuid4().hex[:8]}", "block_bytes": block_bytes, "dram_bytes": 32 << 20}
+        config: dict[str, Any] = {
+            "name": f"test-{uuid.uuid4().hex[:8]}",
+            "block_bytes": block_bytes,
+            "dram_bytes": 32 << 20,
+        }
         with LocalPool(LocalPoolConfig(populate=False, **config)) as pool:
             made = Pair(folder, {"backend": "local", "populate": False, **config}, thread)
             yield from _running(made)
@@ -230,7 +235,9 @@ def test_stop_tokens_min_tokens_and_limits_are_counted_over_chunks(pair: Pair) -
         stop = free[45]
         first_at = free.index(stop)
         sampling = {"stop_token_ids": (stop,), "min_tokens": first_at + 2}
-        request, spans, outputs = pair.request(), (), []
+        request = pair.request()
+        spans: tuple[TokenSpan, ...] = ()
+        outputs: list[ChunkOutput] = []
         at = 0
         while not outputs or outputs[-1].end is ChunkEnd.LIMIT:
             outputs = await pair.chunk(at % 2, request, spans, max_tokens=20, sampling=sampling)
@@ -375,4 +382,4 @@ def z_of(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) 
     chi = sum((s - e) ** 2 / e for s, e in zip(seen, expected, strict=True))
     chi += (total - sum(seen) - rest * total) ** 2 / (rest * total)
     degrees = len(frequent)
-    return (chi - degrees) / (2 * degrees) ** 0.5
+    return float((chi - degrees) / (2 * degrees) ** 0.5)

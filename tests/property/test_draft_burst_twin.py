@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("torch")
 
 from seer.drafting.base import DraftTree
 from seer.engine.local._draft_burst import DraftBurst
-from seer.engine.local.tree_walk import walk
+from seer.engine.local.tree_walk import Walk, walk
 from seer.engine.local.uniform_rows import lay_out
 
 BLOCK_SIZE, SCRATCH, SPARE_SEQ_SLOT, SPARE_SLOT, NEAR_TIE = 4, 1000, 99, 777, 0.25
@@ -78,7 +79,9 @@ def a_tree(dice: np.random.Generator, most: int) -> DraftTree:
     return DraftTree(tokens, parents)
 
 
-def settle(twin: Twin, tree: DraftTree | None, slots: list[int] | None, drawn: np.ndarray, tally) -> list:
+def settle(
+    twin: Twin, tree: DraftTree | None, slots: list[int] | None, drawn: np.ndarray, tally: list[tuple[int, Walk]]
+) -> list[tuple[int, int]]:
     """What `Engine.settle` does to a chunk; returns the moves, and tallies what was allowed and the way taken."""
     tokens = drawn[:, 0].view(np.int32).tolist()
     way = walk(tree, tokens, twin.remaining, twin.stop_ids)
@@ -116,7 +119,7 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         )  # fmt: skip
     limits, offsets = np.empty(len(twins), np.int32), np.empty(len(twins) + 1, np.int64)
     due: list[tuple[int, int]] = []
-    tally: list = []
+    tally: list[tuple[int, Walk]] = []
     num_near_ties = 0
     for _ in range(4):
         live = [twin for twin in twins if twin.live]
@@ -133,7 +136,7 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         counts = np.array([len(tree.tokens) for tree in trees], np.int32)
         size, per_chunk = len(live) + num_spare, 1 + MAX_NODES
 
-        works = [
+        works: Any = [
             SimpleNamespace(active=twin, tree=tree if tree.tokens else None, first_sample=-1, node_slots=None)
             for twin, tree in zip(twins, trees, strict=True)
             if twin.live
@@ -191,7 +194,9 @@ def a_burst(remaining: int = 5) -> DraftBurst:
         ([[-1, 0]], 2, 6 * 3 - 1, "six fields"),
     ],
 )
-def test_a_table_that_cannot_be_laid_out_is_refused(parents, count: int, inputs: int, message: str) -> None:
+def test_a_table_that_cannot_be_laid_out_is_refused(
+    parents: list[list[int]], count: int, inputs: int, message: str
+) -> None:
     tables = np.zeros((1, 8), np.int32)
     with pytest.raises(ValueError, match=message):
         a_burst().lay_out(

@@ -1,5 +1,7 @@
 """Replicas and server over a network that loses, doubles and reorders, and a server that forgets."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,7 +115,7 @@ actions = st.lists(
 
 @given(actions, st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
-def test_all_replicas_equal_the_truth_once_the_network_heals(steps: list[tuple], seed: int) -> None:
+def test_all_replicas_equal_the_truth_once_the_network_heals(steps: list[tuple[Any, ...]], seed: int) -> None:
     world = World(3, np.random.default_rng(seed))
     for step in steps:
         world.now += 0.01

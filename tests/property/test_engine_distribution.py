@@ -7,6 +7,7 @@ any way, the counts of the first tokens would lean towards it. Chi-square agains
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from engines import FunctionDrafter, a_chunk, always, an_engine, generate
 from seer.drafting.base import DraftAsk, DraftTree
 from seer.engine.local import engine as engine_module
 from seer.engine.local import runner as runner_module
-from seer.engine.local.batch import build
+from seer.engine.local.batch import Work, build
+from seer.engine.local.sampling import SampleRow
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.local.tree_walk import Walk, walk
 
@@ -68,7 +70,7 @@ def sample(folder: Path) -> Counter[tuple[int, int]]:
     chunks = [a_chunk(i, PROMPT, max_tokens=3, seed=i) for i in range(NUM_SAMPLES)]
     answers = generate(engine, chunks)
     assert engine.num_drafted > NUM_SAMPLES
-    return Counter(tuple(answer.ids[:2]) for answer in answers.values())
+    return Counter((answer.ids[0], answer.ids[1]) for answer in answers.values())
 
 
 def chi_square(counts: Counter[tuple[int, int]], probabilities: dict[tuple[int, int], float]) -> tuple[float, int]:
@@ -86,7 +88,7 @@ def chi_square(counts: Counter[tuple[int, int]], probabilities: dict[tuple[int, 
 def far_too_large(statistic: float, freedom: int) -> bool:
     """Beyond six standard deviations (Wilson-Hilferty), a chance of about one in a billion."""
     z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
-    return z > 6
+    return bool(z > 6)
 
 
 def test_drafts_leave_the_distribution_alone(folder: Path) -> None:
@@ -111,7 +113,7 @@ def test_reusing_one_positions_noise_for_its_children_is_caught(folder: Path, mo
     """Draw a node's successor with its parent's noise: tokens then depend on each other."""
     real = runner_module.sample_rows
 
-    def careless(works):
+    def careless(works: Sequence[Work]) -> list[SampleRow]:
         rows = real(works)
         return [replace(row, position=len(PROMPT)) for row in rows]
 

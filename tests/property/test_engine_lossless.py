@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import Generated, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
 from seer.engine.local.tiny import make_tiny_model
+from seer.types import Chunk, TokenSpan
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 NUM_REQUESTS, NUM_TOKENS = 40, 90
@@ -30,43 +31,43 @@ def prompts(seed: int = 3) -> list[list[int]]:
     return [[*shared[: dice.randint(1, 30)], dice.randrange(3, 128)] for _ in range(NUM_REQUESTS)]
 
 
-def chunks(max_tokens: int = NUM_TOKENS):
+def chunks(max_tokens: int = NUM_TOKENS) -> list[Chunk]:
     """Half of them greedy, half sampled."""
     return [a_chunk(i, p, max_tokens=max_tokens, temperature=float(i % 2)) for i, p in enumerate(prompts())]
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path):
+def plain(folder: Path) -> dict[int, Generated]:
     """Every request alone, one token at a time: the definition of what is right."""
-    answers = {}
+    answers: dict[int, Generated] = {}
     for chunk in chunks():
         engine = an_engine(folder, max_num_seqs=1, max_step_tokens=64)
         answers |= generate(engine, [chunk])
     return answers
 
 
-def assert_same(answers, plain) -> None:
+def assert_same(answers: dict[int, Generated], plain: dict[int, Generated]) -> None:
     assert tokens_of(answers) == tokens_of(plain)
     for request, answer in answers.items():
         assert answer.logprobs == plain[request].logprobs, f"request {request}"
         assert answer.raw_logprobs == plain[request].raw_logprobs, f"request {request}"
 
 
-def test_batch_neighbours_change_nothing(folder: Path, plain) -> None:
+def test_batch_neighbours_change_nothing(folder: Path, plain: dict[int, Generated]) -> None:
     arrive = {i: (i * 7) % 60 for i in range(NUM_REQUESTS)}
     engine = an_engine(folder, max_num_seqs=8, max_step_tokens=23)
     assert_same(generate(engine, chunks(), arrive=arrive), plain)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32])
-def test_block_size_changes_nothing(folder: Path, plain, block_size: int) -> None:
+def test_block_size_changes_nothing(folder: Path, plain: dict[int, Generated], block_size: int) -> None:
     engine = an_engine(folder, block_size=block_size, kv_blocks=2048 // block_size, max_num_seqs=12)
     assert_same(generate(engine, chunks()), plain)
 
 
 @pytest.mark.parametrize("max_draft", [1, 3, 8, 20])
 @pytest.mark.parametrize("tree", [False, True])
-def test_drafts_change_nothing(folder: Path, plain, tree: bool, max_draft: int) -> None:
+def test_drafts_change_nothing(folder: Path, plain: dict[int, Generated], tree: bool, max_draft: int) -> None:
     drafter = knowing(tokens_of(plain), tree=tree)
     engine = an_engine(folder, max_num_seqs=6, drafter=drafter, budget=always(max_draft))
     answers = generate(engine, chunks())
@@ -76,19 +77,19 @@ def test_drafts_change_nothing(folder: Path, plain, tree: bool, max_draft: int) 
     assert sum(a.num_drafted for a in answers.values()) >= sum(a.num_accepted for a in answers.values())
 
 
-def test_random_drafts_change_nothing(folder: Path, plain) -> None:
+def test_random_drafts_change_nothing(folder: Path, plain: dict[int, Generated]) -> None:
     engine = an_engine(folder, max_num_seqs=6, drafter=random_trees(5, 128), budget=always(9))
     assert_same(generate(engine, chunks()), plain)
 
 
-def test_chunking_changes_nothing(folder: Path, plain) -> None:
+def test_chunking_changes_nothing(folder: Path, plain: dict[int, Generated]) -> None:
     """Each request in chunks of random size, each chunk on whichever of two engines."""
     dice = random.Random(11)
     engines = [
         an_engine(folder, max_num_seqs=5, drafter=random_trees(1, 128), budget=always(4)),
         an_engine(folder, max_num_seqs=3, block_size=8),
     ]
-    done = dict.fromkeys(range(NUM_REQUESTS), ((), 0))
+    done: dict[int, tuple[tuple[TokenSpan, ...], int]] = dict.fromkeys(range(NUM_REQUESTS), ((), 0))
     while any(count < NUM_TOKENS for _, count in done.values()):
         for engine in engines:
             wave = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.kvpool.local import LocalPool
 from seer.kvpool.none import NonePool
+from seer.speculation.step_report import StepReport
+from seer.types import TokenSpan
 
 BLOCK_SIZE = 8
 PROMPT = [11, 45, 3, 99, 27, 64, 80, 5, 31, 77, 12, 19, 101, 8]
@@ -30,13 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, folder: Path):
+def pool(tmp_path: Path, folder: Path) -> Iterator[LocalPool]:
     size = block_bytes(read_config(folder), BLOCK_SIZE, torch.float32)
     with a_local_pool(tmp_path, block_bytes=size, dram_blocks=512, ssd_blocks=512) as opened:
         yield opened
 
 
-def computed_tokens(steps: list) -> int:
+def computed_tokens(steps: list[StepReport]) -> int:
     return sum(step.num_batched_tokens - step.num_drafted for step in steps)
 
 
@@ -45,7 +48,7 @@ def test_imported_kv_equals_recomputed_kv(folder: Path, pool: LocalPool) -> None
     here = an_engine(folder, block_size=BLOCK_SIZE, pool=pool, drafter=random_trees(2, 128), budget=always(5))
     first = generate(here, [a_chunk(0, PROMPT, max_tokens=40)])[0]
 
-    steps: list = []
+    steps: list[StepReport] = []
     there = an_engine(folder, block_size=BLOCK_SIZE, pool=pool, on_step=steps.append)
     second = generate(there, [a_chunk(0, PROMPT, max_tokens=40, spans=(first.span(),))])[0]
     assert first.ids + second.ids == whole.ids
@@ -88,7 +91,7 @@ def test_random_migrations_through_the_pool_change_nothing(folder: Path, pool: L
         an_engine(folder, block_size=BLOCK_SIZE, pool=pool, drafter=random_trees(8, 128), budget=always(6)),
         an_engine(folder, block_size=BLOCK_SIZE, pool=NonePool()),
     ]
-    spans = dict.fromkeys(range(num_requests), ())
+    spans: dict[int, tuple[TokenSpan, ...]] = dict.fromkeys(range(num_requests), ())
     left = dict.fromkeys(range(num_requests), num_tokens)
     while any(left.values()):
         for engine in fleet:

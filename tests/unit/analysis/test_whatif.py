@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from seer.analysis.explain import StepFit
@@ -63,7 +65,13 @@ def test_gains_are_looked_up_by_the_nearest_batch_size() -> None:
 
 def test_kv_moves_as_fast_as_it_did() -> None:
     events = a_run([200, 400])
-    few = {"scheduler": "seer", "limits": LIMITS, "num_instances": 1, "max_tokens": 400, "chunk_tokens": None}
+    few: dict[str, Any] = {
+        "scheduler": "seer",
+        "limits": LIMITS,
+        "num_instances": 1,
+        "max_tokens": 400,
+        "chunk_tokens": None,
+    }
     assert recorded_run(events, **few).load_token_s == 0.0
     loaded = [Prefilling(0.1, 0, 0, 1, 0, 300), Prefilling(0.2, 1, 0, 1, 0, 100)]
     reported = [Stepped(0.3, 0, 1, 0.025, 1, 0, 1, 0, 0, load_s=0.3, overlapped_load_s=0.1, loaded_bytes=1)]

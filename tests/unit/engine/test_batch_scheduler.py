@@ -12,6 +12,7 @@ from engines import FunctionDrafter, a_chunk, always, an_engine, generate, token
 from seer.drafting.base import DraftTree
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import DraftError
+from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd
 
 
@@ -24,7 +25,7 @@ PROMPT = list(range(3, 43))
 
 
 def test_siblings_that_arrive_together_compute_their_prompt_once(folder: Path) -> None:
-    steps: list = []
+    steps: list[StepReport] = []
     engine = an_engine(folder, block_size=4, on_step=steps.append)
     generate(engine, [a_chunk(i, PROMPT, max_tokens=4) for i in range(8)])
     rows = sum(step.num_batched_tokens for step in steps)
@@ -61,7 +62,7 @@ def test_a_step_has_no_more_rows_than_allowed(folder: Path) -> None:
 
 
 def test_a_prefix_is_found_again_after_its_request_has_left(folder: Path) -> None:
-    steps: list = []
+    steps: list[StepReport] = []
     engine = an_engine(folder, block_size=4, on_step=steps.append)
     first = generate(engine, [a_chunk(0, PROMPT, max_tokens=9)])[0]
     steps.clear()

@@ -83,7 +83,9 @@ def script() -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("max_num_seqs", [5, 2])
 @pytest.mark.parametrize("kind", ["knowing", "random"])
-def test_the_script_is_said_to_each_ones_limit(folder: Path, script, max_num_seqs: int, kind: str) -> None:
+def test_the_script_is_said_to_each_ones_limit(
+    folder: Path, script: dict[int, list[int]], max_num_seqs: int, kind: str
+) -> None:
     steps: list[StepReport] = []
     drafter = SessionDrafter((knowing(script, tree=True) if kind == "knowing" else random_trees(3, 128)).propose)
     engine = an_engine(folder, max_num_seqs=max_num_seqs, drafter=drafter, budget=always(5), on_step=steps.append)
@@ -105,7 +107,7 @@ def test_the_script_is_said_to_each_ones_limit(folder: Path, script, max_num_seq
         assert runner.moved, "no side path was accepted at a burst's end"
 
 
-def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script) -> None:
+def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script: dict[int, list[int]]) -> None:
     said = {0: [*script[0][:9], STOP, *script[0][9:]], 1: script[1]}
     engine = an_engine(folder, drafter=SessionDrafter(knowing(said, tree=True).propose), budget=always(5))
     engine.runner = ScriptedRunner(engine, said)
@@ -115,7 +117,7 @@ def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script) -> None:
     assert answers[1].ids == said[1][:30]
 
 
-def test_where_somebody_waits_a_burst_ends_with_the_first_that_ends(folder: Path, script) -> None:
+def test_where_somebody_waits_a_burst_ends_with_the_first_that_ends(folder: Path, script: dict[int, list[int]]) -> None:
     steps: list[StepReport] = []
     drafter = SessionDrafter(random_trees(1, 128).propose)
     engine = an_engine(folder, max_num_seqs=2, drafter=drafter, budget=always(2), on_step=steps.append)

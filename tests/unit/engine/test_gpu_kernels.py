@@ -15,10 +15,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
-from engines import SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
+from engines import Generated, SessionDrafter, a_chunk, always, an_engine, generate, knowing, random_trees, tokens_of
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.local import graph_shapes
+from seer.engine.local.engine import Engine
+from seer.engine.local.gpu_runner import GpuRunner
 from seer.engine.local.tiny import make_tiny_model
+from seer.speculation.step_report import StepReport
+from seer.types import Chunk
 
 # As small as can be: the interpreter runs every program of every launch in Python.
 SMALL = {"num_hidden_layers": 1, "vocab_size": 128}
@@ -34,55 +38,60 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_tiny_model(tmp_path_factory.mktemp("model"), family, seed=1, **changes)
 
 
-def chunks(max_tokens: int = 12):
+def chunks(max_tokens: int = 12) -> list[Chunk]:
     prompts = [list(range(5, 9 + 11 * i)) for i in range(3)]
     return [a_chunk(i, p, max_tokens=max_tokens - i, temperature=[1.0, 0.0, 0.7][i % 3]) for i, p in enumerate(prompts)]
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path):
+def expected(folder: Path) -> dict[int, Generated]:
     return generate(an_engine(folder), chunks())
 
 
-def assert_close(answers, expected) -> None:
+def gpu_runner(engine: Engine) -> GpuRunner:
+    assert isinstance(engine.runner, GpuRunner)
+    return engine.runner
+
+
+def assert_close(answers: dict[int, Generated], expected: dict[int, Generated]) -> None:
     assert tokens_of(answers) == tokens_of(expected)
     for request, answer in answers.items():
         assert answer.logprobs == pytest.approx(expected[request].logprobs, abs=2e-4)
         assert answer.raw_logprobs == pytest.approx(expected[request].raw_logprobs, abs=2e-4)
 
 
-def test_bursts_of_decoding(folder: Path, expected) -> None:
+def test_bursts_of_decoding(folder: Path, expected: dict[int, Generated]) -> None:
     engine = an_engine(folder, kernels="triton", block_size=16, kv_blocks=64, max_num_seqs=4)
     assert_close(generate(engine, chunks()), expected)
-    assert len(engine.runner.decoding), "no burst was made"
+    assert len(gpu_runner(engine).decoding), "no burst was made"
 
 
 @pytest.fixture(params=["kernel by kernel", "by graph"])
 def mixed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether steps with pieces of contexts are captured at once, or never."""
-    by_graph = request.param == "by graph"
+    by_graph: bool = request.param == "by graph"
     monkeypatch.setattr(graph_shapes, "EAGER_ROWS", graph_shapes.CAPTURE_ROWS if by_graph else 0)
     return by_graph
 
 
-def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected, mixed: bool) -> None:
+def test_pieces_of_contexts_among_decoding_rows(folder: Path, expected: dict[int, Generated], mixed: bool) -> None:
     engine = an_engine(folder, kernels="triton", block_size=8, kv_blocks=64, max_num_seqs=3, max_step_tokens=9)
     assert_close(generate(engine, chunks(), arrive={1: 3, 2: 5}), expected)
-    assert bool(len(engine.runner.mixed)) is mixed
+    assert bool(len(gpu_runner(engine).mixed)) is mixed
 
 
-def test_pieces_of_contexts_among_trees(folder: Path, expected, mixed: bool) -> None:
+def test_pieces_of_contexts_among_trees(folder: Path, expected: dict[int, Generated], mixed: bool) -> None:
     drafter = knowing(tokens_of(expected), tree=True)
     engine = an_engine(
         folder, kernels="triton", block_size=8, kv_blocks=64, max_num_seqs=3, max_step_tokens=24,
         drafter=drafter, budget=always(6),
     )  # fmt: skip
     assert_close(generate(engine, chunks(), arrive={1: 2, 2: 3}), expected)
-    assert any(shape.has_trees for shape in engine.runner.mixed) is mixed
+    assert any(shape.has_trees for shape in gpu_runner(engine).mixed) is mixed
 
 
 @pytest.mark.parametrize("max_draft", [6])
-def test_trees(folder: Path, expected, max_draft: int) -> None:
+def test_trees(folder: Path, expected: dict[int, Generated], max_draft: int) -> None:
     drafter = knowing(tokens_of(expected), tree=True)
     engine = an_engine(folder, kernels="triton", max_num_seqs=3, drafter=drafter, budget=always(max_draft))
     answers = generate(engine, chunks())
@@ -94,20 +103,21 @@ def test_trees(folder: Path, expected, max_draft: int) -> None:
 
 
 @pytest.mark.parametrize("max_num_seqs", [3, 2])
-def test_trees_several_steps_at_once(folder: Path, expected, max_num_seqs: int) -> None:
+def test_trees_several_steps_at_once(folder: Path, expected: dict[int, Generated], max_num_seqs: int) -> None:
     for drafter in (knowing(tokens_of(expected), tree=True), random_trees(3, 128)):
-        steps: list = []
+        steps: list[StepReport] = []
+        follows = SessionDrafter(drafter.propose)
         engine = an_engine(
-            folder, kernels="triton", max_num_seqs=max_num_seqs, drafter=SessionDrafter(drafter.propose),
+            folder, kernels="triton", max_num_seqs=max_num_seqs, drafter=follows,
             budget=always(6), on_step=steps.append,
         )  # fmt: skip
         assert_close(generate(engine, chunks()), expected)
         assert any(step.num_steps > 1 and step.num_drafted for step in steps)
-        assert engine.scheduler.drafter.observed == tokens_of(expected)
+        assert follows.observed == tokens_of(expected)
 
 
 def test_a_burst_of_drafts_ends_when_somebody_can_take_a_place(folder: Path) -> None:
-    steps: list = []
+    steps: list[StepReport] = []
     engine = an_engine(
         folder, kernels="triton", max_num_seqs=2, drafter=SessionDrafter(random_trees(1, 128).propose),
         budget=always(2), on_step=steps.append,
@@ -121,7 +131,7 @@ def test_a_burst_of_drafts_ends_when_somebody_can_take_a_place(folder: Path) -> 
     assert sum(step.num_steps for step in steps) <= 2 + 3
 
 
-def test_grouped_drafts_several_steps_at_once(folder: Path, expected) -> None:
+def test_grouped_drafts_several_steps_at_once(folder: Path, expected: dict[int, Generated]) -> None:
     drafter = GroupedDrafter((), None)
     drafter.begin_run("test", "grouped", 0)
     for request, ids in tokens_of(expected).items():

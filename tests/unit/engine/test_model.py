@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from engines import a_chunk, an_engine, generate, tokens_of
 from seer.engine.local import cpu_ops
 from seer.engine.local.tiny import make_tiny_model
+from seer.types import Chunk
 
 PROMPTS = [list(range(3, 20 + 7 * i)) for i in range(5)]
 SCALING = {
@@ -31,13 +33,13 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS.keys())
+@pytest.fixture(scope="module", params=list(MODELS.values()), ids=list(MODELS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, changes = request.param
     return make_tiny_model(tmp_path_factory.mktemp("model"), family, **changes)
 
 
-def chunks():
+def chunks() -> list[Chunk]:
     return [a_chunk(i, prompt, max_tokens=30, temperature=float(i % 2)) for i, prompt in enumerate(PROMPTS)]
 
 
@@ -64,7 +66,7 @@ def test_native_kernels_compute_what_the_specification_says(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs_and_stays_close(folder: Path, dtype: torch.dtype) -> None:
+def test_half_precision_runs_and_stays_close(folder: Path, dtype: Any) -> None:
     exact = generate(an_engine(folder), chunks()[:2])
     rough = generate(an_engine(folder, dtype=dtype), chunks()[:2])
     for request in exact:

@@ -44,7 +44,7 @@ def test_instances_on_one_gpu_share_its_free_memory(model: Path) -> None:
 
 
 def test_the_share_decides_how_much_kv_an_instance_takes(model: Path) -> None:
-    sizes = {"max_num_seqs": 10**6, "max_step_tokens": 10**6, "block_size": 4}
+    sizes: dict[str, Any] = {"max_num_seqs": 10**6, "max_step_tokens": 10**6, "block_size": 4}
     few, many = (LocalInstance(0, model, memory_share=share, **sizes).limits.kv_blocks for share in (0.001, 0.01))
     assert many == pytest.approx(10 * few, rel=0.5)  # other processes take and free memory at the same time
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from seer.engine.local import cpu_ops, sampling
+from seer.engine.local import cpu_ops
 from seer.engine.local.sampling import SampleRow, gumbel, processed, sample
 from seer.types import Sampling
 
@@ -20,8 +21,9 @@ def a_row(seed: int = 1, position: int = 0, cut: frozenset[int] = frozenset(), *
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
 
 
-def kept(**settings: float) -> list[int]:
-    return torch.isfinite(processed(LOGITS, a_row(**settings))).nonzero().flatten().tolist()
+def kept(**settings: Any) -> list[int]:
+    found: list[int] = torch.isfinite(processed(LOGITS, a_row(**settings))).nonzero().flatten().tolist()
+    return found
 
 
 def test_noise_is_a_gumbel_variable() -> None:
@@ -92,7 +94,7 @@ def test_native_and_plain_sampling_agree(monkeypatch: pytest.MonkeyPatch) -> Non
     logits = 3 * torch.randn(200, 1003, generator=generator)
     rows = [a_row(seed, seed * 3, temperature=[0.0, 1.0, 0.6][seed % 3]) for seed in range(200)]
     native = sample(logits, rows)
-    monkeypatch.setattr(sampling.cpu_ops, "available", lambda: False)
+    monkeypatch.setattr(cpu_ops, "available", lambda: False)
     plain = sample(logits, rows)
     assert native.tokens == plain.tokens
     assert native.logprobs == pytest.approx(plain.logprobs, abs=1e-5)

@@ -71,7 +71,7 @@ def test_the_second_to_ask_maps_what_the_first_packed(
 def test_who_packs_at_the_same_time_and_is_slower_takes_the_others(
     home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight, pack, rival = a_weight(), shared_matrices.fill_panels, SharedMatrices(home, [source])
+    weight, pack, rival = a_weight(), cpu_ops.fill_panels, SharedMatrices(home, [source])
 
     def overtaken(panels: torch.Tensor, weight: torch.Tensor) -> None:
         with monkeypatch.context() as elsewhere:

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import a_chunk, always, an_engine, generate, knowing, tokens_of
+from engines import Generated, a_chunk, always, an_engine, generate, knowing, tokens_of
 from seer.engine.local.model_config import read_config
 from seer.engine.local.models_get import PACKAGES, find_model, get_model
 from seer.engine.local.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ def test_it_answers_and_drafts_change_no_bit(folder: Path) -> None:
     ]
     shape = {"block_size": 16, "kv_blocks": 64}
     chunks = [a_chunk(i, p, max_tokens=20, temperature=float(i)) for i, p in enumerate(prompts)]
-    plain = {}
+    plain: dict[int, Generated] = {}
     for chunk in chunks:
         plain |= generate(an_engine(folder, **shape, max_num_seqs=1), [chunk])
     assert "Paris" in tokenizer.decode(plain[0].ids)

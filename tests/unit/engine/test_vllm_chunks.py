@@ -41,7 +41,8 @@ def test_end_tokens_stop_unless_ignored_and_stop_tokens_always() -> None:
 
 def test_seeds_differ_between_chunks_and_repeat_between_runs() -> None:
     def seed(spans: tuple[TokenSpan, ...], **changes: Any) -> int | None:
-        return params_of(a_chunk(0, [1], spans=spans, **changes)).seed
+        found: int | None = params_of(a_chunk(0, [1], spans=spans, **changes)).seed
+        return found
 
     assert seed(()) == seed(())
     assert len({seed(()), seed(SAID), seed(SAID * 2), seed((), seed=4)}) == 4

@@ -292,9 +292,9 @@ def test_saves_are_dropped_when_the_pool_is_too_slow() -> None:
     release = threading.Event()
 
     class SlowPool(MemoryPool):
-        def put_now(self, keys: Any, buffers: Any, request_id: str | None = None) -> list[bool]:
+        def put_now(self, keys: Any, buffers: Any, owners: Any = None) -> list[bool]:
             release.wait(30)
-            return super().put_now(keys, buffers, request_id)
+            return super().put_now(keys, buffers, owners)
 
     transfer = a_transfer(SlowPool(), kv_memory(), num_save_buffers=1, save_wait_s=0.0)
     transfer.save([jobs([b"a" * 32], [1])[0]], [])

@@ -29,6 +29,7 @@ def busy_process() -> Iterator[None]:
 
 
 def test_our_stat_logger_is_the_only_one_that_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerManager
 
     from seer.engine.vllm import instance
@@ -36,7 +37,7 @@ def test_our_stat_logger_is_the_only_one_that_records(monkeypatch: pytest.Monkey
 
     asked: dict[str, Any] = {}
     monkeypatch.setattr(instance, "AsyncEngineArgs", lambda **_: None)
-    monkeypatch.setattr(instance.AsyncLLM, "from_engine_args", lambda _, stat_loggers: asked.update(made=stat_loggers))
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda _, stat_loggers: asked.update(made=stat_loggers))
     counts = StepCounts()
     taken: list[Any] = []
     monkeypatch.setattr(counts, "take", lambda *stats: taken.append(stats), raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import namedtuple
 
 import pytest
@@ -14,7 +15,7 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture
 def free_bytes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     free = {"shared": 64 << 30, "memory": 64 << 30}
-    monkeypatch.setattr(fleet_pool.shutil, "disk_usage", lambda _: Usage(1 << 40, 0, free["shared"]))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, free["shared"]))
     monkeypatch.setattr(fleet_pool, "free_memory_bytes", lambda: free["memory"])
     return free
 

@@ -190,7 +190,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, monkeypatch: py
 
 def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests may run as root, for whom no mode is read-only; what is checked is what access() would say.
-    monkeypatch.setattr(local_files.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PoolError, match="read-only"):
         LocalPool(a_config(tmp_path))
 

@@ -72,10 +72,10 @@ def order(ordering: ProbesThenLongestGroup, requests: list[Request]) -> list[int
     for request in requests:
         ordering.push(request)
     taken = []
-    while (request := ordering.peek()) is not None:
-        assert ordering.pop() is request
-        ordering.granted(request, 10)
-        taken.append(request.id)
+    while (first := ordering.peek()) is not None:
+        assert ordering.pop() is first
+        ordering.granted(first, 10)
+        taken.append(first.id)
     return taken
 
 

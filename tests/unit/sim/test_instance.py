@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
@@ -38,6 +39,9 @@ def a_chunk(
         weights_version=0,
         load_kv=load_kv,
     )
+
+
+Kind = TypeVar("Kind", bound=Event)
 
 
 class Bench:
@@ -77,8 +81,8 @@ class Bench:
             self._news.clear()
             await self._news.wait()
 
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if type(event) is kind]
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
 
 
 def test_a_chunk_ends_with_the_response_or_at_its_limit() -> None:

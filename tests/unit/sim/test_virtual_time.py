@@ -64,7 +64,7 @@ def test_a_deadlock_is_an_error_that_says_so() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 
-    loop = virtual_time.VirtualTimeLoop()
+    loop = virtual_time.VirtualTimeLoop()  # type: ignore[abstract]
     task = loop.create_task(main())
     with pytest.raises(RuntimeError, match="deadlock in virtual time"):
         loop.run_until_complete(task)
@@ -78,7 +78,7 @@ def test_an_exception_in_a_callback_ends_the_run() -> None:
         asyncio.get_running_loop().call_later(1, lambda: 1 // 0)
         await asyncio.sleep(5)
 
-    loop = virtual_time.VirtualTimeLoop()
+    loop = virtual_time.VirtualTimeLoop()  # type: ignore[abstract]
     task = loop.create_task(main())
     with pytest.raises(ZeroDivisionError):
         loop.run_until_complete(task)

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_a_group_size_keeps_the_first_responses_of_a_trace(tmp_path: Path) -> No
         load_workload(f"trace:{path}", WorkloadOptions(group_size=4))
 
 
-def npz(**arrays: object) -> Callable[[Path], None]:
+def npz(**arrays: Any) -> Callable[[Path], None]:
     return lambda path: np.savez(path, **arrays)
 
 

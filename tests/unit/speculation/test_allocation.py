@@ -46,13 +46,13 @@ def test_a_larger_budget_takes_nothing_away(drafts: list[list[int]], budget: int
 def test_speculation_is_off_where_a_step_costs_as_much_as_it_gains() -> None:
     confidence, counts = arrays([[4, 2], [3]])
     flat = np.ones(10)
-    steep = 1.0 + 0.5 * np.arange(10)
+    steep = 1.0 + 0.5 * np.arange(10, dtype=np.float64)
     assert best_total(confidence, counts, flat) == 3
     assert best_total(confidence, counts, steep) == 0
 
 
 def test_the_best_total_maximises_tokens_per_second() -> None:
     confidence, counts = arrays([[19, 10, 1], [18, 2]])
-    cost = 1.0 + 0.2 * np.arange(6)
+    cost = 1.0 + 0.2 * np.arange(6, dtype=np.float64)
     gains = np.cumsum([0, 0.95, 0.9, 0.5, 0.1, 0.05])
     assert best_total(confidence, counts, cost) == int(np.argmax((2 + gains) / cost))
