@@ -82,8 +82,8 @@ def section(  # noqa: PLR0917 - one call for all kinds of section
         )
     load_s = 10.0 if quick else 60.0
     loads = [
-        ("steady", server_load.run(load_s, 200_000.0, kill=False)),
-        ("server killed and restarted half-way", server_load.run(load_s / 2, 200_000.0, kill=True)),
+        ("steady", server_load.measure(load_s, 200_000.0, kill=False)),
+        ("server killed and restarted half-way", server_load.measure(load_s / 2, 200_000.0, kill=True)),
     ]
     return load_table(load_s, loads)
 

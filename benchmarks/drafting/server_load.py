@@ -135,6 +135,12 @@ def status(keys: Path) -> Status:
         return reply
 
 
+def measure(seconds: float, rate: float, *, kill: bool) -> dict[str, Any]:
+    """Run the load with new keys."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Load(seconds, rate, Path(folder) / "keys"), kill)
+
+
 def run(load: Load, kill: bool) -> dict[str, Any]:
     seconds, keys = load.seconds, load.keys
     write_keys(keys)
@@ -190,6 +196,4 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=200_000.0)
     parser.add_argument("--kill", action="store_true", help="kill and restart the server half-way")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        load = Load(args.seconds, args.rate, Path(folder) / "keys")
-        print(json.dumps({"stamp": take_stamp(args)} | run(load, args.kill), indent=2))
+    print(json.dumps({"stamp": take_stamp(args)} | measure(args.seconds, args.rate, kill=args.kill), indent=2))

@@ -112,7 +112,7 @@ def fill(address: str) -> None:
 @pytest.mark.parametrize("keys", STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_gets_nothing_in_and_nothing_out(keys: ClientKeys | None) -> None:
     group = number_of("g")
-    attacks = [
+    attacks: list[Push | Fetch | Drop | Ask] = [
         Push(1, 0, [Tail(group, 77, 0, pack_tokens(np.array([9, 9], np.int32)))]),
         Fetch(2, 0, [Known(group, 0, b"", b"")]),
         Drop(3, 0, [group]),

@@ -56,7 +56,7 @@ def test_a_command_arrives_as_it_was_sent(command: Command) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [UpdateWeights("/weights", "three"), BeginRun("run", "all", 0), BeginRun("run", "none", 0, {0: ["text"]})],  # type: ignore[arg-type, dict-item]
+    [UpdateWeights("/weights", "three"), BeginRun("run", "all", 0), BeginRun("run", "none", 0, {0: ["text"]})],  # type: ignore[arg-type, list-item]
     ids=repr,
 )
 def test_a_field_of_another_type_is_refused_where_it_is_received(command: Command) -> None:

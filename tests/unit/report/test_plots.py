@@ -60,7 +60,7 @@ def test_finish_times_name_every_scheduler_in_a_colour_of_its_own(tmp_path: Path
     names = [f"scheduler-{number}" for number in range(len(PALETTE))]
     plot_finish_times({name: a_timeline() for name in names}, "t", path)
     assert {f"{name} (100 s)" for name in names} <= set(words(path))
-    strokes = [element.get("stroke") for element in ElementTree.parse(path).iter(f"{SVG}path")]
+    strokes = [element.get("stroke", "") for element in ElementTree.parse(path).iter(f"{SVG}path")]
     assert sorted(strokes) == sorted(PALETTE)
     height = float(ElementTree.parse(path).getroot().get("height", "0"))
     assert all(float(element.get("y", "0")) <= height for element in ElementTree.parse(path).iter(f"{SVG}text"))
