@@ -8,20 +8,11 @@ from seer.errors import InstanceError, Overloaded
 from seer.types import Chunk, InstanceLimits
 
 
-def refuse_unfit(
-    chunk: Chunk,
-    *,
-    instance: int,
-    weights_version: int,
-    limits: InstanceLimits,
-    in_flight: Collection[int],
-    max_waiting: int,
-    vocab_size: int,
+def refuse_misplaced(
+    chunk: Chunk, *, instance: int, weights_version: int, limits: InstanceLimits, in_flight: Collection[int]
 ) -> None:
-    """Raise if an instance with these requests in flight cannot run the chunk."""
+    """Raise if the chunk is of other weights, runs here already or could become too long. For the simulator too."""
     who = f"instance {instance}"
-    if chunk.prompt is None:
-        raise InstanceError(f"request {chunk.request} carries no token ids", hint="only the simulator runs without")
     if chunk.weights_version != weights_version:
         raise InstanceError(
             f"request {chunk.request} wants weights version {chunk.weights_version}, {who} runs {weights_version}"
@@ -34,12 +25,29 @@ def refuse_unfit(
             f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_model_len} at most",
             hint="lower max_tokens or use shorter prompts",
         )
+
+
+def refuse_unfit(
+    chunk: Chunk,
+    *,
+    instance: int,
+    weights_version: int,
+    limits: InstanceLimits,
+    in_flight: Collection[int],
+    max_waiting: int,
+    vocab_size: int,
+) -> None:
+    """Raise if an instance with these requests in flight cannot run the chunk."""
+    if chunk.prompt is None:
+        raise InstanceError(f"request {chunk.request} carries no token ids", hint="only the simulator runs without")
+    refuse_misplaced(chunk, instance=instance, weights_version=weights_version, limits=limits, in_flight=in_flight)
+    end_tokens = chunk.num_context_tokens + chunk.max_tokens
     if limits.blocks(end_tokens) > limits.kv_blocks:
         raise Overloaded(
             f"request {chunk.request} needs {limits.blocks(end_tokens)} KV blocks of {limits.kv_blocks}",
             hint="give the instance more KV memory or use smaller chunks",
         )
     if len(in_flight) >= limits.max_num_seqs + max_waiting:
-        raise Overloaded(f"{who} already holds {len(in_flight)} chunks")
+        raise Overloaded(f"instance {instance} already holds {len(in_flight)} chunks")
     if chunk.prompt and not 0 <= min(chunk.prompt) <= max(chunk.prompt) < vocab_size:
         raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")

@@ -1,4 +1,4 @@
-"""Run one workload under one scheduler in virtual time: the production rollout loop over simulated instances."""
+"""Simulate one workload under one scheduler: the production rollout loop over simulated instances in virtual time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from seer.buffer import Request
 from seer.context import Context
 from seer.metrics.events import Event, EventSink
 from seer.metrics.summary import Summarizer, Summary
@@ -48,9 +47,9 @@ def simulate(
     events: EventSink | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
-    """Roll the workload out to the end; `events` also receives everything that happens.
+    """Roll the workload out to the end; `events` receives every event.
 
-    `length_hints` is what an earlier epoch taught of the groups' lengths, by the group's number as text.
+    `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
     """
     workload.check()
     began_s = time.perf_counter()
@@ -58,40 +57,22 @@ def simulate(
     wanted_groups = len(workload.lengths)
     if spec.oversample > 1:
         workload = replace(workload, lengths=workload.lengths * spec.oversample)
-    flat = [length for row in workload.lengths for length in row]
+    summarizer = Summarizer(workload.num_instances)
+    emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
     model: SpeculationModel | None = None
     if speculation == "auto" and spec.drafts != "none":
         model = SpeculationModel(spec.drafts == "grouped", budget_rule, curve or AcceptanceCurve())
-    groups = GroupProgress()
-    summarizer = Summarizer(workload.num_instances)
-    sinks: list[EventSink] = [summarizer]
-    if events is not None:
-        sinks.append(events)
-    emit = sinks[0] if len(sinks) == 1 else _fan_out(sinks)
-
     settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),
     )
     context = Context(length_hints)
-
-    def true_length(request: Request) -> int:
-        return flat[request.id]
+    flat = [length for row in workload.lengths for length in row]
+    chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
 
     async def rollout() -> None:
-        instances = [
-            SimulatedInstance(
-                i,
-                workload.cost,
-                workload.limits(),
-                flat.__getitem__,
-                speculation=model,
-                progress=groups,
-                events=emit,
-            )
-            for i in range(workload.num_instances)
-        ]
-        loop = RolloutLoop(instances, make_scheduler(spec, settings, context, true_length), context, events=emit)
+        instances = _make_instances(workload, flat, model, emit)
+        loop = RolloutLoop(instances, chosen, context, events=emit)
         for instance in instances:
             await instance.start(loop.on_output)
         enough = wanted_groups if spec.oversample > 1 else None
@@ -111,6 +92,24 @@ def simulate(
         summary=summarizer.summary(),
         wall_s=time.perf_counter() - began_s,
     )
+
+
+def _make_instances(
+    workload: Workload, lengths: list[int], model: SpeculationModel | None, emit: EventSink
+) -> list[SimulatedInstance]:
+    progress = GroupProgress()  # siblings on all instances serve as references
+    return [
+        SimulatedInstance(
+            id,
+            workload.cost,
+            workload.limits(),
+            lengths.__getitem__,
+            speculation=model,
+            progress=progress,
+            events=emit,
+        )
+        for id in range(workload.num_instances)
+    ]
 
 
 def _fan_out(sinks: list[EventSink]) -> EventSink:
