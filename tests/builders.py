@@ -53,7 +53,7 @@ def a_fleet(instances: int = 2, *, blocks: int = 100, max_num_seqs: int = 1000) 
 
 
 def a_context(finished: Mapping[int, int] | None = None) -> Context:
-    """A context that has seen a request of each of these groups end, at these lengths."""
+    """A context in which one request of each of these groups has ended, at these lengths."""
     context = Context()
     for group, length in (finished or {}).items():
         request = Request(0, a_group(group, max_tokens=max(length, 1)), 0, 0.0)
@@ -71,7 +71,7 @@ def a_scheduler(name: str, *, chunk_tokens: int = 100, context: Context | None =
 
 
 def drain(scheduler: Scheduler, fleet: Fleet) -> list[Assignment]:
-    """Everything the scheduler starts now, with its promises made."""
+    """Everything the scheduler starts now; memory is reserved for each assignment."""
     plans = []
     while (plan := scheduler.next(fleet)) is not None:
         fleet.promise(plan.request, plan.instance, plan.num_blocks, overcommit=plan.overcommit)
@@ -133,7 +133,7 @@ def a_workload(
 
 @dataclass
 class Run:
-    """What a rollout came to."""
+    """The results and events of a rollout."""
 
     workload: Workload
     results: list[GroupResult] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Run:
 
     @property
     def started(self) -> list[Started]:
-        """The plan, as it was carried out."""
+        """The plan."""
         return [event for event in self.events if isinstance(event, Started)]
 
     def lengths(self) -> dict[int, list[int]]:
@@ -164,10 +164,10 @@ def roll_out(
     enough_groups: int | None = None,
     disturb: Disturbance | None = None,
 ) -> Run:
-    """The production loop over simulated instances, its invariants checked at every event.
+    """Run the production loop over simulated instances and check its invariants at every event.
 
-    `disturb` is called once the loop stands, to schedule faults on the virtual clock; it is given the loop,
-    its instances (replace one to restart it) and a maker of fresh instances.
+    `disturb` is called when the loop is ready, to schedule faults on the virtual clock. It gets the loop, its instances
+    (replace one to restart it) and a function that makes new instances.
     """
     workload.check()
     spec = parse_scheduler(scheduler)

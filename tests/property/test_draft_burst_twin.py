@@ -1,4 +1,4 @@
-"""Verification steps in native code, against the functions that say what a row and a walk mean."""
+"""Verification steps in native code, against the Python functions that define the layout and the walk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Twin:
     tokens: list[int]
     remaining: int
     stop_ids: frozenset[int]
-    said: list[tuple[int, float, float]] = field(default_factory=list)
+    generated: list[tuple[int, float, float]] = field(default_factory=list)
     stopped: bool = False
     num_drafted: int = 0
     num_accepted: int = 0
@@ -80,10 +80,10 @@ def a_tree(dice: np.random.Generator, most: int) -> DraftTree:
 
 
 def settle(
-    twin: Twin, tree: DraftTree | None, slots: list[int] | None, drawn: np.ndarray, tally: list[tuple[int, Walk]]
+    twin: Twin, tree: DraftTree | None, slots: list[int] | None, sampled: np.ndarray, tally: list[tuple[int, Walk]]
 ) -> list[tuple[int, int]]:
     """What `Engine.settle` does to a chunk; returns the moves, and tallies what was allowed and the way taken."""
-    tokens = drawn[:, 0].view(np.int32).tolist()
+    tokens = sampled[:, 0].view(np.int32).tolist()
     way = walk(tree, tokens, twin.remaining, twin.stop_ids)
     moves = []
     for depth, node in enumerate(way.nodes):
@@ -93,7 +93,7 @@ def settle(
             moves.append((slots[node], own))
     emitted = [tokens[row] for row in way.rows]
     tally.append((min(MAX_NODES, twin.remaining - 1), way))
-    twin.said += [(tokens[row], drawn[row, 1], drawn[row, 2]) for row in way.rows]
+    twin.generated += [(tokens[row], sampled[row, 1], sampled[row, 2]) for row in way.rows]
     twin.tokens += emitted
     twin.remaining -= len(emitted)
     twin.stopped = way.stopped
@@ -155,13 +155,13 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         moves = inputs[expected.size :].reshape(2, max_moves).T.tolist()
         assert moves == [list(move) for move in due] + [[-1, -1]] * (max_moves - len(due))
 
-        drawn = dice.choice(NUMBERS, (size * per_chunk, 4))
-        drawn[:, 0].view(np.int32)[...] = dice.integers(0, VOCABULARY, len(drawn))
+        sampled = dice.choice(NUMBERS, (size * per_chunk, 4))
+        sampled[:, 0].view(np.int32)[...] = dice.integers(0, VOCABULARY, len(sampled))
         fresh = np.empty(len(twins) + int(counts.sum()), np.int32)
-        burst.settle(drawn, tables, NEAR_TIE, fresh, offsets)
+        burst.settle(sampled, tables, NEAR_TIE, fresh, offsets)
         due, before = [], {id(twin): len(twin.tokens) for twin in twins}
         for work in works:
-            rows = drawn[work.first_sample : work.first_sample + per_chunk]
+            rows = sampled[work.first_sample : work.first_sample + per_chunk]
             due += settle(work.active, work.tree, work.node_slots, rows, tally)
             num_near_ties += int((rows[tally[-1][1].rows, 3] < NEAR_TIE).sum())
         for row, twin in enumerate(twins):
@@ -171,9 +171,9 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
     assert burst.take_moves() == ([], [])
     assert burst.num_near_ties == num_near_ties
     for row, twin in enumerate(twins):
-        said = burst[row]
-        assert list(zip(said.tokens, said.logprobs, said.raw_logprobs, strict=True)) == twin.said
-        assert (said.stopped, said.num_drafted, said.num_accepted) == (
+        result = burst[row]
+        assert list(zip(result.tokens, result.logprobs, result.raw_logprobs, strict=True)) == twin.generated
+        assert (result.stopped, result.num_drafted, result.num_accepted) == (
             twin.stopped, twin.num_drafted, twin.num_accepted,
         )  # fmt: skip
     assert list(burst.tried)[:MAX_NODES] == [sum(allowed > at for allowed, _ in tally) for at in range(MAX_NODES)]

@@ -263,26 +263,26 @@ def test_a_bound_on_the_match_changes_which_context_speaks() -> None:
 @settings(max_examples=15)
 def test_drafts_scored_by_growth_teach_the_same_as_reported_results(seed: int, paths: int) -> None:
     rng = np.random.default_rng(seed)
-    grown, told = DraftIndex(), DraftIndex()
+    grown, reported = DraftIndex(), DraftIndex()
     options = DraftOptions(paths=paths)
     for group in range(20):
-        for index in (grown, told):
+        for index in (grown, reported):
             index.append_one(group, 1, [])
         text = rng.integers(0, 3, 120).astype(np.int32)
         done = 0
         while done < len(text):
             first = grown.speculate_one(group, 1, 6, options=options)
-            second = told.speculate_one(group, 1, 6, options=options, learn=False)
+            second = reported.speculate_one(group, 1, 6, options=options, learn=False)
             path = accepted_path(first, text[done:])
             assert accepted_path(second, text[done:]) == path
             if done + len(path) < len(text):  # at the very end some nodes stay undecided
-                told.feedback(second.confidence, np.isin(np.arange(len(second.tokens)), path))
+                reported.feedback(second.confidence, np.isin(np.arange(len(second.tokens)), path))
             step = text[done : done + len(path) + 1]
-            for index in (grown, told):
+            for index in (grown, reported):
                 index.append_one(group, 1, step, previous_count=done)
             done += len(step)
     points = np.linspace(0.05, 0.95, 10)
-    assert np.allclose([grown.corrected(p) for p in points], [told.corrected(p) for p in points], atol=0.05)
+    assert np.allclose([grown.corrected(p) for p in points], [reported.corrected(p) for p in points], atol=0.05)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(0, 199))

@@ -1,4 +1,4 @@
-"""Sampling with drafts draws from the model's own distribution; a broken verification does not.
+"""Drafts do not change the distribution of the sampled tokens; a broken verification does.
 
 Many short samples from one prompt, with drafts that propose likely tokens first: if verification favoured a draft in
 any way, the counts of the first tokens would lean towards it. Chi-square against exact probabilities.
@@ -97,12 +97,12 @@ def test_drafts_leave_the_distribution_alone(folder: Path) -> None:
 
 
 def test_a_verification_that_favours_drafts_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept the first child of the root with no regard to the token drawn: the classic mistake."""
+    """Accept the first child of the root whatever was sampled: the classic mistake."""
 
-    def gullible(tree: DraftTree | None, drawn: list[int], max_tokens: int, stop_ids: frozenset[int]) -> Walk:
+    def gullible(tree: DraftTree | None, sampled: list[int], max_tokens: int, stop_ids: frozenset[int]) -> Walk:
         if tree is not None and max_tokens > 1:
-            drawn[0] = tree.tokens[0]
-        return walk(tree, drawn, max_tokens, stop_ids)
+            sampled[0] = tree.tokens[0]
+        return walk(tree, sampled, max_tokens, stop_ids)
 
     monkeypatch.setattr(engine_module, "walk", gullible)
     statistic, freedom = chi_square(sample(folder), exact(folder))
@@ -110,7 +110,7 @@ def test_a_verification_that_favours_drafts_is_caught(folder: Path, monkeypatch:
 
 
 def test_reusing_one_positions_noise_for_its_children_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw a node's successor with its parent's noise: tokens then depend on each other."""
+    """Sample a node's successor with its parent's noise: tokens then depend on each other."""
     real = runner_module.sample_rows
 
     def careless(works: Sequence[Work]) -> list[SampleRow]:

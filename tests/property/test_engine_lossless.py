@@ -83,7 +83,7 @@ def test_random_drafts_change_nothing(folder: Path, plain: dict[int, Generated])
 
 
 def test_chunking_changes_nothing(folder: Path, plain: dict[int, Generated]) -> None:
-    """Each request in chunks of random size, each chunk on whichever of two engines."""
+    """Each request in chunks of random size, each chunk on one of two engines."""
     dice = random.Random(11)
     engines = [
         an_engine(folder, max_num_seqs=5, drafter=random_trees(1, 128), budget=always(4)),

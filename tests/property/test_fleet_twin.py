@@ -1,4 +1,4 @@
-"""The fleet's sorted orders against a brute-force twin: every instance looked at for every question."""
+"""The fleet's sorted orders against a brute-force twin that looks at every instance for every call."""
 
 from __future__ import annotations
 

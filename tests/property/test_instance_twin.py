@@ -1,4 +1,4 @@
-"""The simulated instance, which jumps, against a slow twin that takes every step one by one."""
+"""The simulated instance, which advances in closed form, against a slow twin that simulates every step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = 40
 
 @dataclass
 class Walk:
-    """A request in the twin's hands."""
+    """A request of the twin."""
 
     request: int
     left: int

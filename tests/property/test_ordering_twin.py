@@ -1,4 +1,4 @@
-"""Every ordering against its brute-force twin: a list, searched anew for every question."""
+"""Every ordering against its brute-force twin: a list that is searched for every call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seer.scheduling.memory_or_slot import LEVEL_RATIO, MemoryOrSlotOrdering, ex
 
 
 class SortedList:
-    """The paper's ordering as its prose has it, with no cleverness."""
+    """The paper's ordering, written as its text describes it."""
 
     def __init__(self, context: Context, starvation_period: int) -> None:
         self._context = context

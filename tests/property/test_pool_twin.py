@@ -1,8 +1,8 @@
 """Random operations on the local pool, against a dictionary that never forgets what it must remember.
 
 Two sizes: one where everything fits, so the pool must equal the dictionary; and one where little fits, so the
-pool may have evicted what nobody pinned, and nothing else. After every operation the index checks its own
-invariants.
+pool may have evicted blocks that no owner pinned, and nothing else. After every operation the index checks its
+own invariants.
 """
 
 from __future__ import annotations

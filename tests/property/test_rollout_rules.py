@@ -24,7 +24,7 @@ PROMPT = 10
 def workloads(draw: st.DrawFn) -> Workload:
     """Groups of unequal sizes on a few instances, from roomy to just large enough for one request."""
     longest = draw(st.sampled_from([1, 63, 64, 65, 300, 600]))
-    # Lengths come from a seed: hypothesis alone draws mostly tiny workloads, in which nothing is ever tight.
+    # Lengths come from a seed: hypothesis alone makes mostly tiny workloads, in which memory is never scarce.
     random = Random(draw(st.integers(0, 2**32)))
     num_groups, largest = draw(st.integers(1, 9)), draw(st.integers(1, 8))
     skew = draw(st.sampled_from([0.2, 1.0, 4.0]))
@@ -45,7 +45,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 def assert_nothing_was_lost(run: Run) -> None:
-    """Every request ended exactly once, by itself, with exactly the tokens it had to give."""
+    """Every request ended exactly once, with stop, and with exactly its true number of tokens."""
     wanted = {group: list(row) for group, row in enumerate(run.workload.lengths)}
     assert run.lengths() == wanted
     ended = Counter(event.request for event in run.events if isinstance(event, Ended))

@@ -1,1 +1,1 @@
-"""Which request runs next, where, and for how many tokens: one scheduler per file."""
+"""Schedulers: which request runs next, where, and for how many tokens."""

@@ -1,7 +1,7 @@
-"""What a scheduler is: it chooses which request runs next, where, and for how many tokens.
+"""The scheduler protocol: choose which request runs next, on which instance, and for how many tokens.
 
-Pure: no clock, no I/O, no hidden randomness, so that simulation and production run the same lines and any plan can be
-replayed from a trace. A scheduler is told of every change and keeps what order it needs; it never writes a request.
+Pure: no clock, no I/O, no randomness. So the simulator and production run the same code, and any plan can be replayed
+from a trace. The rollout loop calls a scheduler for every change of a request. A scheduler never changes a request.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from seer.buffer import Request
 from seer.placement import Fleet
 
 TrueLength = Callable[[Request], int]
-"""How long a response will be: what only an oracle knows."""
+"""The final length of a response. Only oracles use it."""
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
-    """Run this request there, for at most so many tokens."""
+    """Run this request on this instance, for at most `max_tokens` tokens."""
 
     request: Request
     instance: int
     max_tokens: int
     load_kv: bool
     num_blocks: int
-    """KV promised to it."""
+    """KV blocks reserved for it."""
     overcommit: bool = False
-    """The engine, not the scheduler, sees to memory (it may preempt)."""
+    """Whether the reservation may exceed the instance's memory: the engine preempts when it runs out."""
 
 
 class Scheduler(Protocol):
-    """Decides; the rollout loop carries out."""
+    """Decides; the rollout loop acts."""
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
-        """These requests have arrived and wait; siblings are adjacent, each group's probe first."""
+        """Queue new requests. Siblings are adjacent, each group's probe first."""
 
     def requeue(self, request: Request) -> None:
-        """The request waits again: its chunk ended, or its instance was lost."""
+        """Queue a request again: its chunk ended, or its instance was lost."""
 
     def finished(self, request: Request) -> None:
-        """The request has ended (by itself if its reason is stop or length)."""
+        """The request has ended, for any finish reason."""
 
     def next(self, fleet: Fleet) -> Assignment | None:
-        """The next thing to do, or None if nothing can be started now. Its request counts as taken."""
+        """The next assignment, or None if nothing can start now. Its request leaves the queue."""

@@ -1,14 +1,15 @@
 """Context-aware ordering, as in the paper (Alg. 2): probes shortest first, then the longest group first.
 
-One request per group is its probe. Probes go before all others, the one with the fewest tokens so far first: short
-groups are told apart quickly and long ones stay in view. Once every probe is in flight or done, the others are taken
-from the group with the longest estimate; ties go to the group that was granted the least, then to the request that is
-further along. Now and then the group with the least service is served out of order, so that none starves.
+One request per group is its probe. Probes run before all others, the one with the fewest tokens first: so short groups
+are recognised quickly and long ones keep running. Once every probe is running or done, the others are taken from the
+group with the longest estimate. Ties go to the group that was granted the fewest tokens, then to the request that has
+generated more. One decision in `starvation_period` goes to the group with the least service, so that none starves.
 
 Invariants
-  1. No other request is shown while a probe waits.
-  2. Of two waiting groups the one with the larger estimate is shown first, but for one decision in `starvation_period`.
-  3. Each operation costs O(log n): a group that fell behind is moved when it surfaces.
+  1. No other request is chosen while a probe waits.
+  2. Of two waiting groups, the one with the larger estimate is chosen first, except for one decision in
+     `starvation_period`.
+  3. Each operation costs O(log n), amortised: a stale heap entry is corrected when it reaches the top.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from seer.context import Context
 from seer.types import Group
 
 ID_BITS = SERVICE_BITS = 32
+"""Widths of the parts of a group's rank, which is one integer: more than any number of groups, or tokens granted."""
 
 
 class ProbesThenLongestGroup:
@@ -29,7 +31,7 @@ class ProbesThenLongestGroup:
     def __init__(self, context: Context, *, starvation_period: int = 64) -> None:
         self._context = context
         self._starvation_period = starvation_period
-        """One decision in so many goes to the least served group; 0 turns the guard off."""
+        """One decision in this many goes to the least served group; 0 turns this off."""
         self._num_decisions = 0
         self._probes: list[tuple[int, int, Request]] = []
         self._members: dict[int, list[tuple[int, int, Request]]] = {}  # group -> heap, furthest along first
@@ -37,12 +39,12 @@ class ProbesThenLongestGroup:
         self._by_service = GroupHeap()
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """These requests wait."""
+        """Queue new requests."""
         for request in requests:
             self.push(request)
 
     def push(self, request: Request) -> None:
-        """The request waits."""
+        """Queue a request."""
         if request.is_probe:
             heapq.heappush(self._probes, (request.num_generated, request.id, request))
             return
@@ -51,14 +53,14 @@ class ProbesThenLongestGroup:
         self._rank(request.group)
 
     def peek(self) -> Request | None:
-        """The waiting probe with the fewest tokens; else the furthest request of the chosen group."""
+        """The waiting probe with the fewest tokens; else the request of the chosen group with the most."""
         if self._probes:
             return self._probes[0][2]
         group = self._chosen_group()
         return None if group is None else self._members[group][0][2]
 
     def pop(self) -> Request:
-        """Take the request that `peek` showed."""
+        """Remove and return the request that `peek` shows."""
         if self._probes:
             return heapq.heappop(self._probes)[2]
         group = self._chosen_group()
@@ -72,13 +74,13 @@ class ProbesThenLongestGroup:
         return request
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        """Count the service, which moves the group among its equals."""
+        """Count the granted tokens, which decide between groups of equal estimate."""
         self._context.grant(request, num_tokens)
         if self._members.get(request.group.id):
             self._rank(request.group)
 
     def finished(self, request: Request) -> None:
-        """The group's estimate may have moved."""
+        """Rank the group again: its estimate may have changed."""
         if self._members.get(request.group.id):
             self._rank(request.group)
 
@@ -95,19 +97,18 @@ class ProbesThenLongestGroup:
 
 
 class GroupHeap:
-    """Groups with waiting members by rank, smallest first. Ranks mostly grow: that costs nothing until one surfaces.
+    """Groups with waiting requests by rank, smallest first. A rank that grows costs nothing until it reaches the top.
 
-    A rank is one integer that ends with the group's id: a tuple, and the integers in it, would be so many more cache
-    misses at each level of a large heap.
+    A rank is one integer that ends with the group's id: tuples would add cache misses at each level of a large heap.
     """
 
     def __init__(self) -> None:
         self._ranks: dict[int, int] = {}
         self._heap: list[int] = []
-        self._entered: dict[int, int] = {}  # group -> the one of its entries in the heap that counts
+        self._entered: dict[int, int] = {}  # group -> its valid entry in the heap
 
     def enter(self, group: int, rank: int) -> None:
-        """The group has waiting members, and this rank from now on."""
+        """Set the rank of a group with waiting requests."""
         self._ranks[group] = rank
         entered = self._entered.get(group)
         if entered is None or rank < entered:
@@ -115,11 +116,11 @@ class GroupHeap:
             heapq.heappush(self._heap, rank)
 
     def leave(self, group: int) -> None:
-        """No member of the group waits."""
+        """Remove a group: none of its requests waits."""
         del self._ranks[group]
 
     def top(self) -> int | None:
-        """The group of the smallest rank."""
+        """The group with the smallest rank."""
         while self._heap:
             entry = self._heap[0]
             group = entry & (1 << ID_BITS) - 1

@@ -1,7 +1,8 @@
-"""Placed once, run whole: what today's trainers do. Each request goes to one instance at once and stays there.
+"""Schedulers that place each request once and run it whole, as current trainers do.
 
-Memory is left to the engines, which preempt when they run out. The three dispatchers differ only in the instance they
-choose; a lost instance's requests go to the least loaded of the others.
+Every request is sent to one instance at the start and stays there. Engines manage memory and preempt when they run out.
+The dispatchers differ in the instance that they choose, and in the order. Requests of a lost instance go to the least
+loaded of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from seer.scheduling.base import Assignment, TrueLength
 
 
 class Dispatcher:
-    """Base: a queue of requests with the instances chosen for them."""
+    """Base class: a queue of requests with the instances chosen for them."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Request, int | None]] = deque()
@@ -26,24 +27,24 @@ class Dispatcher:
         self._queue.extend(self.dispatch(requests, fleet))
 
     def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
-        """Pair each request with an instance, in the order of submission; None means the least loaded when sent."""
+        """Pair each request with an instance, in order of submission. None: the least loaded one when it is sent."""
         raise NotImplementedError
 
     def requeue(self, request: Request) -> None:
-        """Only a lost instance brings a request back; anywhere else will do."""
+        """Queue a request of a lost instance for the least loaded one."""
         self._queue.append((request, None))
 
     def finished(self, request: Request) -> None:
-        """Nothing is learned."""
+        """Does nothing: lengths are not used."""
 
     def next(self, fleet: Fleet) -> Assignment | None:
-        """Submit the next request, whole, whatever memory its instance has."""
+        """The next request, whole, even if its instance lacks the memory."""
         if not self._queue or not fleet.num_alive:
             return None
         request, instance = self._queue.popleft()
         if instance is None or not fleet.alive(instance):
             instance = fleet.least_loaded()
-            assert instance is not None, "a living instance is the least loaded"
+            assert instance is not None, "one of the living instances is the least loaded"
         return Assignment(
             request,
             instance,
@@ -60,10 +61,10 @@ def by_group(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 class VerlSync(Dispatcher):
-    """`verl-sync`: contiguous blocks of whole groups per instance, all submitted at once. The paper's baseline."""
+    """`verl-sync`: contiguous ranges of whole groups per instance, all submitted at once. The paper's baseline."""
 
     def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
-        """Group k of n goes to instance k*N//n."""
+        """Group k of n goes to instance k*N//n of N."""
         groups = by_group(requests)
         return [
             (request, position * len(fleet) // len(groups))
@@ -73,15 +74,15 @@ class VerlSync(Dispatcher):
 
 
 class Verl(Dispatcher):
-    """`verl`: per request, sticky, to the instance with the fewest in flight. What verl does today."""
+    """`verl`: each request to the instance with the fewest in flight, where it stays. verl does this."""
 
     def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
-        """Decided when it is sent; all are sent at once, so the counts come out equal."""
+        """The instance is chosen when the request is sent. All are sent at once, so the counts are equal."""
         return [(request, None) for request in requests]
 
 
 class WholeGroup(Dispatcher):
-    """`group`: a whole group to the instance with the fewest pending requests. What OpenRLHF does."""
+    """`group`: each group, whole, to the instance with the fewest pending requests. OpenRLHF does this."""
 
     def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
         """Greedy over groups in order of arrival."""
@@ -95,11 +96,11 @@ class WholeGroup(Dispatcher):
 
 
 class StreamRLOracle(Dispatcher):
-    """`streamrl-oracle`: true lengths known; the long tail gets instances of its own, each runs longest first.
+    """`streamrl-oracle`: true lengths known; the longest groups get instances of their own, longest first.
 
-    Follows StreamRL's skewness-aware dispatch: the longest fifth of the groups goes to dedicated instances at small
-    batches, the rest is spread over the others; the share of dedicated instances is the one that evens out the two
-    sides' estimated times. Within an instance, requests start in order of length, longest first.
+    Follows StreamRL's skewness-aware dispatch: the longest fifth of the groups goes to dedicated instances, the rest is
+    spread over the others. The number of dedicated instances is in proportion to the long groups' tokens. Within an
+    instance, requests start in order of length, longest first.
     """
 
     LONG_SHARE = 0.2
@@ -110,7 +111,7 @@ class StreamRLOracle(Dispatcher):
         self._true_length = true_length
 
     def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
-        """Split by length, then longest first to the instance with the least work on each side."""
+        """Split by length; on each side, longest first to the instance with the fewest tokens."""
         groups = sorted(by_group(requests), key=lambda members: -self._group_length(members))
         num_long = max(1, round(len(groups) * self.LONG_SHARE))
         long = [request for members in groups[:num_long] for request in members]
@@ -132,7 +133,7 @@ class StreamRLOracle(Dispatcher):
         return sum(map(self._true_length, members)) / len(members)
 
     def _num_dedicated(self, long: Sequence[Request], regular: Sequence[Request], num_instances: int) -> int:
-        """Instances for the long side, in proportion to its tokens: both sides then take about as long."""
+        """Instances for the long groups, in proportion to their tokens, so that both sides take about equally long."""
         if num_instances == 1 or not regular:
             return 0
         tokens_long = sum(map(self._true_length, long))

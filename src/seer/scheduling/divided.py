@@ -1,8 +1,8 @@
-"""Divided rollout: requests run in chunks, each chunk anywhere its KV fits.
+"""Divided rollout: requests run in chunks, and each chunk may run on another instance.
 
-The frame shared by every scheduler that divides: it asks an `Ordering` which request is best, `chunk_tokens` how far it
-may run, and `place` where it fits. If the best request fits nowhere, nothing is started (paper, Alg. 2): a smaller
-request must not overtake the one that everybody would wait for.
+Base of every scheduler with chunks: an `Ordering` chooses the request, `chunk_tokens` the size of its chunk, and
+`place` the instance. If the chosen request fits nowhere, nothing is started (paper, Alg. 2): a smaller request must not
+overtake the one that will probably end last.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from seer.scheduling.fixed_rank import FirstComeFirstServed
 
 
 class Ordering(Protocol):
-    """A priority queue of waiting requests whose priorities may move while they wait."""
+    """A priority queue of waiting requests, whose priorities may change while they wait."""
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """These requests wait for the first time."""
+        """Queue new requests."""
 
     def push(self, request: Request) -> None:
-        """The request waits again."""
+        """Queue a request again."""
 
     def peek(self) -> Request | None:
-        """The best waiting request."""
+        """The first waiting request."""
 
     def pop(self) -> Request:
-        """Take the request that `peek` showed."""
+        """Remove and return the request that `peek` shows."""
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        """The request just taken was given a chunk of this many tokens."""
+        """The request just removed was given a chunk of this many tokens."""
 
     def finished(self, request: Request) -> None:
         """A request has ended: its length is known."""
 
 
 class Divided:
-    """`divided`: chunks and pool, with any ordering. The default ordering is first come, first served."""
+    """`divided`: chunks of a fixed size, with any ordering; first come, first served by default."""
 
     def __init__(
         self,
@@ -49,26 +49,26 @@ class Divided:
         placement: PlacementConfig | None = None,
         whole_blocks: bool = False,
     ) -> None:
-        """`whole_blocks` lets chunks end where a block has just become full, so that no KV is computed twice."""
+        """With `whole_blocks`, chunks end where a KV block has just become full, so that no KV is computed twice."""
         self._ordering = ordering if ordering is not None else FirstComeFirstServed()
         self._chunk_tokens = chunk_tokens
         self._placement = placement or PlacementConfig()
         self._whole_blocks = whole_blocks
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
-        """All wait for their first chunk."""
+        """Queue new requests."""
         self._ordering.admit(requests)
 
     def requeue(self, request: Request) -> None:
-        """It waits for its next chunk."""
+        """Queue a request for its next chunk."""
         self._ordering.push(request)
 
     def finished(self, request: Request) -> None:
-        """Pass on what its length teaches."""
+        """Let the ordering use its length."""
         self._ordering.finished(request)
 
     def next(self, fleet: Fleet) -> Assignment | None:
-        """The best waiting request on the best instance that can hold its chunk."""
+        """The first waiting request, on the best instance that can hold its chunk."""
         request = self._ordering.peek()
         if request is None:
             return None
@@ -85,19 +85,19 @@ class Divided:
         return Assignment(request, where.instance, max_tokens, where.load_kv, num_blocks)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
-        """How far the request may run before it returns."""
+        """Tokens that the request may generate before it returns."""
         return self._chunk_tokens
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
-        """Where it runs."""
+        """The instance it runs on; None if it fits nowhere."""
         return place(request, max_tokens, fleet, self._placement)
 
 
 def end_with_a_block(request: Request, max_tokens: int, block_size: int) -> int:
-    """A little fewer tokens, so that at the chunk's end the KV of every token but the last fills whole blocks.
+    """Fewer tokens, so that at the chunk's end the KV of every token except the last fills whole blocks.
 
-    Only whole blocks are kept between chunks, and the last token's KV is computed by the step that draws its successor
-    in any case: such a chunk is continued without computing anything again.
+    Only whole blocks are kept between chunks. The last token's KV is computed by the step that samples its successor in
+    any case. So the next chunk computes no KV again.
     """
     excess = (request.num_tokens + max_tokens - 1) % block_size
-    return max_tokens - excess if 2 * excess <= max_tokens else max_tokens  # else it costs more than it saves
+    return max_tokens - excess if 2 * excess <= max_tokens else max_tokens  # a much shorter chunk would cost more

@@ -1,12 +1,12 @@
-"""An ordering in which a request's rank moves, while it waits, with its group's estimate.
+"""An ordering in which a waiting request's rank changes with its group's estimated length.
 
-An estimate moves when a request of the group finishes, and with it all waiting siblings. Those that have not begun
-differ in nothing but their place in the group: they move as one, and only the first of them stands in the heap.
+An estimate changes when a request of the group finishes, and with it the ranks of all waiting siblings. Siblings that
+have not started differ only in their index in the group, so only the first of them is in the heap.
 
 Invariants
   1. `peek` shows the waiting request with the smallest rank by the latest estimates.
-  2. Each operation costs O(log n); a finish that moves its group's estimate, O(log n) for each begun sibling that
-     waits. Stale heap entries are skipped when they surface.
+  2. Each operation costs O(log n), amortised. A finish that changes its group's estimate costs O(log n) for each
+     waiting sibling that has started. Stale heap entries are skipped when they reach the top.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from seer.scheduling.fixed_rank import Rank
 
 
 class EstimatedRank:
-    """A heap; when a group's estimate moves, its waiting requests are ranked anew."""
+    """A heap. When a group's estimate changes, its waiting requests are ranked again."""
 
     def __init__(self, context: Context, rank: Callable[[Request], Rank]) -> None:
-        """`rank` may read the request and its group's estimate; of those not begun, the lower index is to be first."""
+        """`rank` may depend on the request and its group's estimate. Before the start, it must grow with the index."""
         self._context = context
         self._rank = rank
         self._heap: list[tuple[Rank, Request]] = []
-        self._shown: dict[int, Rank] = {}  # requests that stand in the heap, with the rank they have there
-        self._fresh: dict[int, list[tuple[int, Request]]] = {}  # group -> heap by index of those not begun
-        self._begun: dict[int, dict[int, Request]] = {}  # group -> the others that wait, all of them shown
-        self._expected: dict[int, int] = {}  # group -> the estimate when one of its requests last finished
+        self._shown: dict[int, Rank] = {}  # request -> its rank in the heap
+        self._fresh: dict[int, list[tuple[int, Request]]] = {}  # group -> heap by index of requests not started
+        self._begun: dict[int, dict[int, Request]] = {}  # group -> waiting requests that have started, all in the heap
+        self._expected: dict[int, int] = {}  # group -> its estimate when one of its requests last finished
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """These requests wait."""
+        """Queue new requests."""
         for request in requests:
             self.push(request)
 
     def push(self, request: Request) -> None:
-        """The request waits."""
+        """Queue a request."""
         group = request.group.id
         if request.num_generated:
             self._begun.setdefault(group, {})[request.id] = request
@@ -53,12 +53,12 @@ class EstimatedRank:
             self._show(request)
 
     def waiting(self) -> list[Request]:
-        """All that wait, in no particular order; linear."""
+        """All waiting requests, in no particular order, in linear time."""
         fresh = [request for members in self._fresh.values() for _, request in members]
         return fresh + [request for members in self._begun.values() for request in members.values()]
 
     def peek(self) -> Request | None:
-        """The waiting request of the smallest rank."""
+        """The waiting request with the smallest rank."""
         while self._heap:
             rank, request = self._heap[0]
             if self._shown.get(request.id) == rank:
@@ -67,7 +67,7 @@ class EstimatedRank:
         return None
 
     def pop(self) -> Request:
-        """Take it."""
+        """Remove and return the request that `peek` shows."""
         request = self.peek()
         assert request is not None, "pop without a waiting request"
         heapq.heappop(self._heap)
@@ -75,7 +75,7 @@ class EstimatedRank:
         return request
 
     def take(self, request: Request) -> None:
-        """It waits no more, the best or not; of a group's requests not begun, the first can be taken."""
+        """Remove any request. Of a group's requests that have not started, only the first can be removed."""
         del self._shown[request.id]
         group = request.group.id
         if request.num_generated:
@@ -87,10 +87,10 @@ class EstimatedRank:
             self._show(fresh[0][1])
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        """What it needs does not change."""
+        """Does nothing: ranks do not depend on grants."""
 
     def finished(self, request: Request) -> None:
-        """Its length may change what is expected of its siblings."""
+        """Rank its waiting siblings again if their estimate has changed."""
         group = request.group.id
         expected = self._context.expected_tokens(request.group)
         if self._expected.get(group) == expected:

@@ -1,10 +1,11 @@
-"""Orderings in which a request's rank does not move while it waits.
+"""Orderings in which a request's rank does not change while it waits.
 
-Most requests come at once and few come back, so those that come together are sorted once and read from the end of a
-list; only those that come back go into a heap. The best is the better of the two. One heap of all would do the same,
-but taking the best of a million then walks twenty levels down memory that no cache holds.
+Most requests arrive together. They are sorted once and read from the end of a list. Requests that are queued again go
+into a heap. The first request is the smaller of the two fronts. One heap for all would be correct too, but with a
+million requests each removal would walk through twenty levels of memory outside the cache.
 
-Invariant: `peek` shows the waiting request with the smallest rank.
+Invariants
+  1. `peek` shows the waiting request with the smallest rank.
 """
 
 from __future__ import annotations
@@ -15,52 +16,52 @@ from collections.abc import Sequence
 from seer.buffer import Request
 
 Rank = tuple[float, ...]
-"""Smallest first. It ends with the request's id: no two are equal."""
+"""Smallest first. It ends with the request's id, so that no two are equal."""
 
 
 class FixedRank:
-    """Base: says nothing about the rank itself."""
+    """Base class; subclasses define the rank."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[Rank, Request]] = []  # as admitted, the best last
-        self._heap: list[tuple[Rank, Request]] = []  # come back since
+        self._sorted: list[tuple[Rank, Request]] = []  # as admitted, the smallest rank last
+        self._heap: list[tuple[Rank, Request]] = []  # queued again since
 
     def rank(self, request: Request) -> Rank:
-        """Where it stands among those that wait; read once, when it begins to wait."""
+        """The request's rank; computed once each time it is queued."""
         raise NotImplementedError
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """These requests wait."""
+        """Queue new requests."""
         self._sorted.extend((self.rank(request), request) for request in requests)
         self._sorted.sort(reverse=True)
 
     def push(self, request: Request) -> None:
-        """The request waits again."""
+        """Queue a request again."""
         heapq.heappush(self._heap, (self.rank(request), request))
 
     def peek(self) -> Request | None:
-        """The waiting request of the smallest rank."""
+        """The waiting request with the smallest rank."""
         if self._heap and (not self._sorted or self._heap[0] < self._sorted[-1]):
             return self._heap[0][1]
         return self._sorted[-1][1] if self._sorted else None
 
     def pop(self) -> Request:
-        """Take it."""
+        """Remove and return the request that `peek` shows."""
         if self._heap and (not self._sorted or self._heap[0] < self._sorted[-1]):
             return heapq.heappop(self._heap)[1]
         assert self._sorted, "pop without a waiting request"
         return self._sorted.pop()[1]
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        """No rank moves."""
+        """Does nothing: ranks are fixed."""
 
     def finished(self, request: Request) -> None:
-        """Nothing is learned."""
+        """Does nothing: ranks are fixed."""
 
 
 class FirstComeFirstServed(FixedRank):
-    """Requests in order of admission; one that was begun goes on before one that was not."""
+    """Order of admission; requests that have started come before those that have not."""
 
     def rank(self, request: Request) -> Rank:
-        """(not begun, id): ids count the admitted."""
+        """(not started, id): ids are in order of admission."""
         return (request.num_generated == 0, request.id)

@@ -1,8 +1,8 @@
-"""Longest remaining first, for those who know how many tokens a request still needs: the ordering of the `oracle`.
+"""Longest remaining first, where the remaining length of each request is known: the ordering of the oracles.
 
-Of two requests that could run now, the one with more to do goes first, so that all end as near to each other as the
-memory allows. Of equals, one of each group comes before the second of any, so that every group's length is known soon;
-then the lower request id. `memory_or_slot` is for those who do not know.
+The request with the most remaining tokens runs first, so that all end at about the same time. Of requests with equal
+need, the first of each group comes before the second of any, so that every group's length is known soon; then the lower
+request id. memory_or_slot.py is the ordering for unknown lengths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from seer.scheduling.fixed_rank import FixedRank, Rank
 
 
 class LongestRemainingFirst(FixedRank):
-    """Ordered by what each request is known to need."""
+    """Ordered by the known remaining tokens of each request."""
 
     def __init__(self, remaining_tokens: Callable[[Request], float], *, level_ratio: float = 1.0) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class LongestRemainingFirst(FixedRank):
 
 
 def rank_by_remaining(request: Request, remaining_tokens: float, level_ratio: float) -> Rank:
-    """(minus the level of remaining tokens, minus tokens generated, place among its siblings, id).
+    """(minus the level of remaining tokens, minus tokens generated, index in its group, id).
 
-    Levels are `level_ratio` apart. Within a level the request that is further along goes on, so that requests with
-    nearly equal needs do not take turns on the same memory; a ratio of 1 means that every token counts.
+    Each level is `level_ratio` times the one below. Within a level the request that has generated more runs first, so
+    that requests with nearly equal needs do not take turns on the same memory. A ratio of 1 means no levels.
     """
     level = max(1.0, remaining_tokens)
     if level_ratio > 1.0:

@@ -1,18 +1,19 @@
-"""The ordering of `seer`: what goes first depends on what there is too little of.
+"""The ordering of `seer`: it depends on whether KV memory or sequence slots are scarce.
 
-Everybody waits for the last response, and no estimate says for certain which one that will be: the first of a group to
-finish is its shortest, and where tails are heavy a runaway hides in any group.
+A rollout ends with its last response, and no estimate tells which one that will be: the first response of a group to
+finish is its shortest, and with heavy tails any group can contain a very long one.
 
-* *Memory is scarce.* The request with the most tokens left to its limit goes first, that is the one least far along: it
-  needs the least memory and may still become the longest. All are begun early, the short ones end and make room, and
-  what is left at the end runs side by side. Of equals, the one of the group expected to be longest. Where an earlier
-  weights version has told the group's length, that takes the limit's place: it is the longest of a whole group.
-* *Sequence slots are scarce.* A request takes one sequence slot however long it is, so there is nothing to gain by
-  running many short
-  ones: the one expected to need the most goes first, and one that is further along is not displaced by its like.
-* *There is no pool.* A paused request is computed again, so one that was begun goes on before one that was not.
+* *Memory is scarce.* The request with the most tokens left to its limit runs first, that is, the one that has generated
+  least: it needs the least memory and may still become the longest. So all requests start early, short ones end and
+  free memory, and the remaining ones run side by side at the end. Ties: the group with the longest estimate first. If
+  a length hint from an earlier weights version is given for a group, it replaces the limit.
+* *Sequence slots are scarce.* A request takes one slot however long it is. The request that is expected to need the
+  most tokens runs first. Within about the same need, the one that has generated more runs first.
+* *There is no pool.* The KV of a paused request would be computed again, so the request that has generated most runs
+  first.
 
-In each, of equals one of each group comes before the second of any, so that every group's length is known soon.
+In each order the last tie-break puts the first request of every group before the second of any, so that every group's
+length is known soon.
 """
 
 from __future__ import annotations
@@ -26,42 +27,40 @@ from seer.scheduling.fixed_rank import Rank
 from seer.scheduling.longest_first import rank_by_remaining
 
 LEVEL_RATIO = 1.25
-"""Requests whose needs differ by less than about this do not displace each other."""
+"""Requests whose needs differ by less than about this factor do not displace each other: each switch moves KV."""
 OVERRUN = 2.0
-"""A request that outran its group's estimate is expected to need so many times its present length again: lengths have
-heavy tails."""
+"""A request that has exceeded its group's estimate is expected to need this many times its present length in addition:
+lengths have heavy tails."""
 
 
 class MemoryOrSlotOrdering:
-    """Two orders of the same waiting requests; `memory_is_scarce` says which one counts."""
+    """Two orders of the same waiting requests; `memory_is_scarce` selects one."""
 
     def __init__(self, context: Context, *, has_pool: bool = True) -> None:
         self._context = context
         self._has_pool = has_pool
         self.memory_is_scarce = True
-        """And not sequence slots. To be set before each decision."""
+        """Whether memory, not sequence slots, is scarce. Set before each decision."""
         self._by_memory = EstimatedRank(context, self._least_far_along if has_pool else self._begun_first)
-        self._by_slots: EstimatedRank | None = (
-            None  # made when sequence slots are first scarce: many runs never need it
-        )
+        self._by_slots: EstimatedRank | None = None  # made when slots are first scarce: many runs never need it
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """These requests wait."""
+        """Queue new requests."""
         for request in requests:
             self.push(request)
 
     def push(self, request: Request) -> None:
-        """The request waits."""
+        """Queue a request."""
         self._by_memory.push(request)
         if self._by_slots is not None:
             self._by_slots.push(request)
 
     def peek(self) -> Request | None:
-        """The best by what is scarce now."""
+        """The first request, by what is scarce now."""
         return self._by_memory.peek() if self._memory_counts() else self._slots().peek()
 
     def pop(self) -> Request:
-        """Take it."""
+        """Remove and return the request that `peek` shows."""
         if self._memory_counts():
             request = self._by_memory.pop()
             if self._by_slots is not None:
@@ -72,10 +71,10 @@ class MemoryOrSlotOrdering:
         return request
 
     def granted(self, request: Request, num_tokens: int) -> None:
-        """What it needs does not change."""
+        """Does nothing: ranks do not depend on grants."""
 
     def finished(self, request: Request) -> None:
-        """Its length may change what is expected of its siblings."""
+        """Rank its waiting siblings again if their estimate has changed."""
         self._by_memory.finished(request)
         if self._by_slots is not None:
             self._by_slots.finished(request)
@@ -104,7 +103,7 @@ class MemoryOrSlotOrdering:
 
 
 def expected_remaining_tokens(context: Context, request: Request) -> float:
-    """Tokens the request is expected to need yet: its group's estimate, stretched where it has outrun that."""
+    """Tokens the request is still expected to need: its group's estimate, raised for a request that has started."""
     expected, num_generated = context.expected_tokens(request.group), request.num_generated
     if not num_generated:
         return float(expected)

@@ -1,18 +1,21 @@
-"""The schedulers by name, as users write them: `seer`, `verl-sync`, `context`, ... and `+sd` for plain speculation.
+"""The schedulers by the names users give: `seer`, `verl-sync`, `context`, ...; `+sd` adds plain speculation.
 
 | name            | requests             | order                                        | speculation  |
 |-----------------|----------------------|----------------------------------------------|--------------|
-| verl-sync       | whole, placed once   | contiguous blocks of groups per instance     | -            |
+| verl-sync       | whole, placed once   | contiguous ranges of groups per instance     | -            |
 | verl            | whole, placed once   | per request, fewest in flight                | -            |
 | group           | whole, placed once   | per group, fewest pending                    | -            |
-| streamrl-oracle | whole, placed once   | true lengths, long tail apart, longest first | -            |
-| partial         | as verl-sync         | twice the groups, stops when enough are whole| - (off-policy)|
+| streamrl-oracle | whole, placed once   | true lengths, long groups apart, longest first| -           |
+| partial         | as verl-sync         | twice the groups, stops when enough are done | - (off-policy)|
 | divided         | chunks               | first come, first served                     | -            |
 | context         | chunks               | probes, then longest estimated group         | -            |
 | oracle          | chunks               | true lengths, longest remaining first        | -            |
 | seer-paper      | as context           |                                              | grouped      |
-| seer            | chunks that fit      | by what is scarce: least far, most expected  | grouped      |
-| seer-oracle     | chunks that fit      | as seer, with true lengths                   | -            |
+| seer            | chunks of fitted size| by what is scarce, memory or sequence slots  | grouped      |
+| seer-oracle     | chunks of fitted size| true lengths, longest remaining first        | -            |
+
+`oracle` is the paper's: it knows the true lengths but has chunks of a fixed size. It is not a bound on throughput.
+`seer` and `seer-oracle` choose the size of their chunks and may be faster.
 """
 
 from __future__ import annotations
@@ -37,35 +40,35 @@ from seer.types import DraftMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """What every scheduler may be given; each takes what it needs."""
+    """Settings of all schedulers; each uses the ones that it needs."""
 
     chunk_tokens: int = 8192
     """Tokens a request may generate before it returns to the buffer."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     starvation_period: int = 64
-    """One decision in so many goes to the least served group; 0 turns the guard off."""
+    """One decision in this many goes to the least served group; 0 turns this off."""
     whole_blocks: bool = False
-    """Let chunks end where a KV block has just become full; instances that keep whole blocks only want this."""
+    """End chunks where a KV block has just become full. For instances that keep only whole blocks between chunks."""
 
     def __post_init__(self) -> None:
-        """A chunk makes progress."""
+        """Check the sizes."""
         if self.chunk_tokens < 1:
-            raise ConfigError(f"chunk_tokens={self.chunk_tokens}", hint="use at least 1")
+            raise ConfigError(f"chunk_tokens={self.chunk_tokens} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSpec:
-    """A scheduler as a user named it."""
+    """A scheduler's name, parsed."""
 
     name: str
     drafts: DraftMode
     oversample: int = 1
-    """Groups issued for each group wanted; above 1 the result is off-policy in its length distribution."""
+    """Groups started for each group wanted. Above 1, short responses are preferred: the result is off-policy."""
     needs_true_lengths: bool = False
 
     @property
     def off_policy(self) -> bool:
-        """Whether it changes which responses are trained on."""
+        """Whether it biases which responses are trained on."""
         return self.oversample > 1
 
 
@@ -132,12 +135,15 @@ _FACTORIES: dict[str, Factory] = {
     "seer-oracle": _seer_oracle,
 }
 NAMES = tuple(_FACTORIES)
+"""In the order of the table above."""
 _GROUPED = ("seer", "seer-paper")
+"""Draft from siblings."""
 _ORACLES = ("oracle", "seer-oracle", "streamrl-oracle")
+"""Need the true lengths: in a simulation, or where lengths are forced."""
 
 
 def parse_scheduler(name: str) -> SchedulerSpec:
-    """Read a scheduler's name, `+sd` included."""
+    """Parse a scheduler's name, with or without `+sd`."""
     base, plus, suffix = name.partition("+")
     if base not in _FACTORIES or (plus and suffix != "sd"):
         close = difflib.get_close_matches(base, NAMES, n=1)
@@ -151,5 +157,5 @@ def parse_scheduler(name: str) -> SchedulerSpec:
 def make_scheduler(
     spec: SchedulerSpec, settings: SchedulerSettings, context: Context, true_length: TrueLength
 ) -> Scheduler:
-    """The scheduler itself."""
+    """Build the scheduler."""
     return _FACTORIES[spec.name.partition("+")[0]](settings, context, true_length)

@@ -1,16 +1,15 @@
-"""Seer's own scheduler: an order by what is scarce, chunks that fit, and the slowest request in mind.
+"""Seer's own scheduler: ordering by what is scarce, chunks of fitted size, placement by the earliest finish.
 
-Three departures from the paper, each measured in docs/design/0002-simulator.md:
+Three differences from the paper, each measured in docs/design/0002-simulator.md:
 
-1. *Order* by what there is too little of: while memory is, the request least far along, which may still become the
-   longest; while sequence slots are, the one expected to need the most (seer.scheduling.memory_or_slot says why).
-   Memory counts
-   as the scarcer where the larger share of it is promised. Probes need no class of their own.
-2. *Chunks that fit.* A chunk's end is what memory is promised for, so a long chunk wastes memory that others could
-   use. While memory is scarce a chunk is half of the request's context, within 128 to 1,536 tokens; where it is
-   plentiful, an eighth of the longest response.
-3. *Place by the slowest.* A step takes longer the fuller an instance is, so a request is placed where the instance's
-   longest request would still end earliest: short ones pack together, long ones get room and speed.
+1. *Ordering.* While memory is scarce, the request that has generated least runs first; while sequence slots are, the
+   one that is expected to need the most (memory_or_slot.py says why). Memory counts as scarcer than slots when a larger
+   share of it is reserved. Probes have no class of their own.
+2. *Chunks.* Memory is reserved up to a chunk's end, so a long chunk blocks memory that others could use. While memory
+   is scarce a chunk is half of the request's context, within 128 to 1,536 tokens. While it is plentiful, at most an
+   eighth of the longest response.
+3. *Placement.* A step takes longer the fuller an instance is. A request is placed where the instance's longest request,
+   this one included, would end earliest: short requests share instances, long ones get emptier and faster ones.
 """
 
 from __future__ import annotations
@@ -27,26 +26,28 @@ from seer.scheduling.divided import Divided, Ordering
 from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
 
 MIN_CHUNK_TOKENS = 128
-"""Below this, handing a request over costs more than the memory it saves: about one step per chunk."""
+"""A shorter chunk costs more than the memory it saves: returning a request takes about one step."""
 CONTEXT_PER_CHUNK = 2
+"""Context tokens per chunk token while memory is scarce: at most about a third of the reserved memory is unused."""
 TIGHT_CHUNK_TOKENS = (MIN_CHUNK_TOKENS, 1536)
-"""Shortest and longest chunk while memory is scarce: on average half of it is promised and not yet used."""
+"""Shortest and longest chunk while memory is scarce. On average half of a chunk's memory is reserved and unused."""
 CHUNKS_AT_LEAST = 8
-"""A response of full length comes back this often however much memory there is, so that the tail can be spread anew."""
+"""A response of full length returns at least this often, so that the tail can be spread over idle instances."""
 IDLE_STEP_SHARE = 0.4
-"""Time of a step on an empty instance over that on a full one; 0.3 to 0.5 in the cost models, and not sensitive."""
+"""Time of a step on an empty instance over that on a full one: 0.3 to 0.5 in the cost models. Results depend little on
+it."""
 STAY_BONUS = 0.1
-"""How much later an instance may end its longest request and still be preferred for holding the KV already."""
+"""Share by which the instance that already holds the KV may end its longest request later and still be chosen."""
 UNEVEN_SHARE = 0.25
 UNEVEN_REQUESTS = 2
-"""An instance may run so many more requests than the one that runs fewest: packing short requests together must not
-leave others idle while memory is plentiful."""
+"""An instance may run this share and this many requests more than the least loaded candidate. Otherwise short requests
+would be packed together and leave others idle."""
 CANDIDATES = 8
-"""Instances looked at from either end of the order by free memory; bounds the cost of a decision on large fleets."""
+"""Instances considered from either end of the order by free memory: limits the cost of a decision on large fleets."""
 
 
 class EarliestFinishPlacement(Divided):
-    """Chunks that fit, placed by the slowest, in any order: what `seer` and `seer-oracle` share."""
+    """Chunks of fitted size, placed by the earliest finish, with any ordering: the base of `seer` and `seer-oracle`."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class EarliestFinishPlacement(Divided):
         placement: PlacementConfig | None = None,
         whole_blocks: bool = False,
     ) -> None:
-        """`ordering` says who is next; `remaining_tokens`, what a request is expected to need yet, where it goes."""
+        """`remaining_tokens` estimates what a request still needs, for placement."""
         super().__init__(ordering, chunk_tokens=max_chunk_tokens, placement=placement, whole_blocks=whole_blocks)
         self._remaining_tokens = remaining_tokens
         self._num_active = 0
@@ -66,23 +67,23 @@ class EarliestFinishPlacement(Divided):
         self._num_turns = 0
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:
-        """All wait for their first chunk."""
+        """Queue new requests."""
         self._num_active += len(requests)
         super().admit(requests, fleet)
 
     def requeue(self, request: Request) -> None:
-        """It waits for its next chunk."""
+        """Queue a request for its next chunk."""
         self._turn.pop(request.id, None)
         super().requeue(request)
 
     def finished(self, request: Request) -> None:
-        """It is out of the way of its instance's longest."""
+        """It no longer counts for its instance's longest request."""
         self._turn.pop(request.id, None)
         self._num_active -= 1
         super().finished(request)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
-        """Half of the context, or half of an equal share of the free memory if that is more."""
+        """Half of the context, or half of an equal share of the free memory if that is more; within the limits."""
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
         shortest, longest = TIGHT_CHUNK_TOKENS
         tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
@@ -108,9 +109,9 @@ class EarliestFinishPlacement(Divided):
     def _earliest_end(
         self, candidates: Sequence[int], remaining: float, num_blocks: int, home: int | None, fleet: Fleet
     ) -> int:
-        """Of the candidates that are not much busier than the others; the lowest id among equals.
+        """Choose among the candidates that are not much busier than the others; ties go to the lowest id.
 
-        One plain loop: this is half of what a decision costs.
+        One plain loop, because this is half of the cost of a decision.
         """
         free_blocks, in_flight, limits = fleet.free_blocks, fleet.in_flight, fleet.limits
         most = min([in_flight[instance] for instance in candidates]) * (1.0 + UNEVEN_SHARE) + UNEVEN_REQUESTS
@@ -139,7 +140,7 @@ class EarliestFinishPlacement(Divided):
 
 
 class Seer(EarliestFinishPlacement):
-    """`seer` without its speculation, which the instances do."""
+    """`seer`. Its speculation is done by the instances."""
 
     def __init__(
         self,
@@ -160,9 +161,9 @@ class Seer(EarliestFinishPlacement):
         )
 
     def next(self, fleet: Fleet) -> Assignment | None:
-        """The best request by what is scarce now."""
+        """The first request, by what is scarce now."""
         limits, num_alive = fleet.limits[0], fleet.num_alive
-        # Shares of sequence slots and of memory that are promised, both times instances, sequence slots and tokens.
+        # Compares the reserved shares of memory and of sequence slots, multiplied out to stay in integers.
         kv_tokens = limits.kv_blocks * limits.block_size
         promised_tokens = kv_tokens * num_alive - fleet.free_tokens
         self._scarcity.memory_is_scarce = promised_tokens * limits.max_num_seqs >= len(self._turn) * kv_tokens

@@ -1,1 +1,1 @@
-"""The production rollout loop in virtual time, over instances that are cost models."""
+"""The production rollout loop in virtual time, over simulated instances."""

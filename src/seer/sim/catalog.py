@@ -1,7 +1,7 @@
 """Workloads by the name a user gives: one of the paper's three, `trace:FILE`, or `synthetic`.
 
-The paper's workloads state their model, GPUs and lengths; traces and synthetic lengths run on a cluster that
-the caller states. An option that a workload has no use for is refused, never ignored.
+The paper's workloads define their model, GPUs and lengths. Traces and synthetic lengths run on a cluster that the
+caller describes. An option that does not apply to a workload is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from seer.sim.workloads import PAPER, LengthModel, Workload, paper_workload
 TRACE_PREFIX = "trace:"
 SYNTHETIC = "synthetic"
 NAMES = (*PAPER, SYNTHETIC, f"{TRACE_PREFIX}FILE")
+"""As users write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """What a caller may state; None leaves it to the workload or to the default named here."""
+    """Options of a workload. None means the workload's own value, or the default given here."""
 
     seed: int = 0
     group_size: int | None = None
-    """Responses per group. A trace keeps the first so many of each group; synthetic: 8."""
+    """Responses per group. Traces: the first ones of each group, default all. Synthetic: 8."""
     instances: int | None = None
     """Traces and synthetic: 8."""
     chunk_tokens: int | None = None
-    """The paper's workloads: 8,192; others an eighth of the maximum, between 256 and 8,192."""
+    """The paper's workloads: 8,192. Others: an eighth of the maximum, between 256 and 8,192."""
     model: str | None = None
     """Traces and synthetic: llama-8b."""
     gpu: str | None = None
@@ -45,22 +46,25 @@ class WorkloadOptions:
     mean: int | None = None
     """Synthetic: 4,000."""
     sigma: float | None = None
-    """Synthetic: spread of the logarithm of the length, 1.0; 0 makes all lengths equal."""
+    """Synthetic: standard deviation of the logarithm of the length, 1.0; 0 makes all lengths equal."""
     correlation: float | None = None
-    """Synthetic: share of that spread common to a group, 0.7."""
+    """Synthetic: share of the variance of the logarithm that is common to a group, 0.7."""
     groups: int | None = None
     """Synthetic: 64."""
 
 
 _CLUSTER = ("model", "gpu", "num_gpus", "prompt_tokens", "maximum")
+"""Options that describe a cluster: the paper's workloads have their own."""
 _SHAPE = ("mean", "sigma", "correlation", "groups")
+"""Options that describe a length distribution: only `synthetic` has one."""
 _FLAGS = {"num_gpus": "--num-gpus", "prompt_tokens": "--prompt-tokens", "maximum": "--max"}
+"""Options whose flag is not `--` and their name."""
 
 T = TypeVar("T")
 
 
 def load_workload(name: str, options: WorkloadOptions | None = None) -> Workload:
-    """The workload of this name, with what the options change; refused if it cannot run."""
+    """The workload of this name with these options; raises if it cannot run."""
     options = options or WorkloadOptions()
     if options.seed < 0:
         raise ConfigError(f"seed {options.seed}", hint="--seed 0 or more")
@@ -104,7 +108,7 @@ def _synthetic(options: WorkloadOptions) -> Workload:
 
 
 def _trace(name: str, options: WorkloadOptions) -> Workload:
-    _refuse(name, options, _SHAPE, "its lengths are recorded; use synthetic to draw others")
+    _refuse(name, options, _SHAPE, "its lengths are recorded; use synthetic to sample others")
     path = Path(name.removeprefix(TRACE_PREFIX))
     recorded = read_lengths(path)
     groups = recorded.groups
@@ -147,7 +151,7 @@ def _on_stated_cluster(
             num_gpus=num_gpus,
         ),
         num_instances=_or(options.instances, 8),
-        # The longest response in about as many chunks as the paper's workloads have (5 to 12 of 8,192).
+        # The longest response takes about as many chunks as in the paper's workloads (5 to 12 of 8,192 tokens).
         chunk_tokens=_or(options.chunk_tokens, min(8192, max(256, maximum // 8))),
     )
 

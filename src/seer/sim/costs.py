@@ -5,9 +5,9 @@ A step over `tokens` tokens of `B` requests takes
     overhead + slowdown · ( max(weights touched / bandwidth, FLOPs / peak) + communication )
              + slowdown · context tokens · max(KV bytes / bandwidth, attention FLOPs / peak)
 
-so for a fixed batch it is linear in the context, which lets the simulated instance advance analytically. `slowdown`
-(how far an engine is from the roofline) and `overhead_s` are the two numbers that are calibrated; the rest is the
-hardware's and the model's own.
+For a fixed batch this is linear in the context, so the simulated instance can advance many steps in closed form.
+`slowdown` (how far an engine is from the roofline) and `overhead_s` are fitted for the paper's workloads. The other
+numbers are those of the hardware and the model, or assumptions (docs/design/0002-simulator.md).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from functools import cached_property
 
 from seer.transfer import MoveCost, PrefillCost, TransferCosts
 
-BYTES_PER_VALUE = 2  # bf16 activations and KV
+BYTES_PER_VALUE = 2
+"""Activations and KV are bf16."""
 ROOFLINE_BANDWIDTH = 0.85
-"""Share of the nominal bandwidth that a good kernel streams at."""
+"""Share of the nominal memory bandwidth that a good kernel reaches."""
 ROOFLINE_FLOPS = 0.6
 """Share of the nominal matrix peak that large multiplications reach."""
 
@@ -55,11 +56,12 @@ H200 = Gpu(
     network_bytes_s=50e9,
 )
 GPUS = {gpu.name.lower(): gpu for gpu in (H800, H200)}
+"""By name. Nominal numbers of the vendor's data sheets; the network is taken to be 400 Gbit/s per GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The numbers of a config.json that decide cost: dense or mixture of experts, grouped-query attention or MLA."""
+    """The numbers of a config.json that determine cost: dense or mixture of experts, grouped-query attention or MLA."""
 
     name: str
     num_layers: int
@@ -110,13 +112,13 @@ class ModelShape:
 
     @cached_property
     def expert_parameters(self) -> float:
-        """Of all routed experts of all layers."""
+        """Parameters of all routed experts of all layers."""
         num_layers = self.num_layers - self.num_dense_layers
         return 3.0 * self.hidden * self.expert_intermediate * self.num_experts * num_layers
 
     @cached_property
     def resident_parameters(self) -> float:
-        """Touched by every step: everything but the routed experts."""
+        """Parameters that every step reads: all except the routed experts."""
         if self.num_experts:
             shared = 3 * self.hidden * self.expert_intermediate * self.num_shared_experts
             mlp = self.num_dense_layers * 3 * self.hidden * self.intermediate
@@ -134,12 +136,12 @@ class ModelShape:
 
     @cached_property
     def active_parameters(self) -> float:
-        """Multiplied with each token."""
+        """Parameters that each token is multiplied with."""
         share = self.experts_per_token / self.num_experts if self.num_experts else 0.0
         return self.resident_parameters + share * self.expert_parameters
 
     def touched_bytes(self, num_tokens: float) -> float:
-        """Weight bytes a step over this many tokens reads: experts that no token chose stay cold."""
+        """Weight bytes that a step over this many tokens reads. Experts that no token chose are not read."""
         touched = self.resident_parameters
         if self.num_experts:
             cold = (1.0 - self.experts_per_token / self.num_experts) ** num_tokens
@@ -149,7 +151,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step: a part for the batch, a part for each token of context in it."""
+    """Seconds of a step: a part for the batch, and a part for each context token."""
 
     base_s: float
     per_context_token_s: float
@@ -157,7 +159,7 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceCost:
-    """Step time, KV room and transfer speed of one instance of some GPUs."""
+    """Step time, KV capacity and transfer speed of one instance."""
 
     model: ModelShape
     gpu: Gpu
@@ -169,12 +171,12 @@ class InstanceCost:
     slowdown: float = 1.0
     """How many times slower than the roofline the engine's kernels are."""
     memory_share: float = 0.9
-    """Of the GPUs' memory, for weights and KV."""
+    """Share of the GPUs' memory for weights and KV."""
     speculation_overhead_s: float = 0.005
     """Per step that verifies drafts: ragged batches leave the full CUDA graphs and add host work. Measured on an H200
     with stock vLLM as 2.4 ms growing to about 7 ms per step."""
     draft_s_per_token: float = 0.5e-6
-    """Making drafts: about 4 us for 8 tokens of one request (notes of our index)."""
+    """Time to draft one token: about 4 us for 8 tokens of one request, as measured on our index."""
 
     @property
     def kv_tokens(self) -> int:
@@ -183,14 +185,14 @@ class InstanceCost:
         return int(free / self.model.kv_bytes_per_token)
 
     def step(self, num_requests: int, tokens_per_request: float = 1.0, prefill_tokens: float = 0.0) -> StepTime:
-        """Cost of a step that decodes (or verifies) for every request and computes some prompt tokens beside it."""
+        """Cost of a step that decodes or verifies for every request, and prefills some tokens."""
         num_tokens = num_requests * tokens_per_request + prefill_tokens
         bandwidth = self.num_gpus * self.gpu.bandwidth_bytes_s * ROOFLINE_BANDWIDTH
         flops = self.num_gpus * self.gpu.bf16_flops_s * ROOFLINE_FLOPS
         linear_s = max(
             self.model.touched_bytes(num_tokens) / bandwidth, 2.0 * self.model.active_parameters * num_tokens / flops
         )
-        # A request's KV is read once for all tokens being verified; MLA's FLOPs per token can outgrow that.
+        # A request's KV is read once for all its verified tokens. With MLA the FLOPs can take longer than that.
         context_s = max(
             self.model.kv_bytes_per_token / bandwidth,
             self.model.attention_flops_per_context_token * tokens_per_request / flops,
@@ -211,11 +213,11 @@ class InstanceCost:
         return layers * 2 * (8e-6 + 2 * num_tokens * width / self.gpu.link_bytes_s)
 
     def transfer_s(self, num_tokens: int) -> float:
-        """Time to bring this many tokens' KV in from the pool."""
+        """Time to load this many tokens' KV from the pool."""
         return num_tokens * self.model.kv_bytes_per_token / (self.num_gpus * self.gpu.network_bytes_s)
 
     def transfer_costs(self) -> TransferCosts:
-        """What placement is told of moving and computing KV here: the costs that this model charges for them."""
+        """Costs of moving and of computing KV, for placement: the same costs that this model charges."""
         flops = self.num_gpus * self.gpu.bf16_flops_s * ROOFLINE_FLOPS
         return TransferCosts(
             move=MoveCost(latency_s=0.0, bandwidth_bytes_s=self.num_gpus * self.gpu.network_bytes_s),

@@ -1,8 +1,9 @@
-"""The paper's evaluation beside ours: which numbers it prints, and what the simulator makes of each.
+"""The numbers of the paper's evaluation, and the simulator's numbers beside them.
 
-Every number is a `PaperCell`: what the paper measured, and the scheduler and measure that answer it here. Only the
-claims marked `calibrated` (veRL's total and tail time, with the mean and the maximum length) were used to fit
-the simulator; all others are predictions.
+Every number is a `PaperCell`: what the paper measured, and the scheduler and measure that are compared with it. The
+costs were fitted to the cells marked `calibrated` (veRL's total and tail time), with the mean and maximum length. The
+others were not fitted, but some of them were in view when assumptions were chosen: docs/design/0002-simulator.md says
+which.
 
 Studies (paper: arXiv 2511.14617 v3, OSDI '26)
     table 4   throughput over veRL as divided rollout, context and grouped speculation are added
@@ -28,17 +29,19 @@ Study = Literal["table 4", "figure 7", "figure 8", "context"]
 Measure = Literal["speedup", "total_s", "tail_s", "tail_share", "oracle_share"]
 
 BASELINE = "verl-sync"
+"""The scheduler that the paper's speedups are relative to."""
 SPEEDUP_GOAL = 0.10
-"""Relative error within which a speedup of table 4 counts as predicted."""
+"""Relative error within which a speedup of table 4 counts as matched."""
 TAIL_GOAL = 0.08
-"""Difference, in share of veRL's tail, within which a tail counts as predicted."""
+"""Difference, in share of veRL's tail, within which a tail counts as matched."""
 ORACLE_GOAL = (0.94, 0.98)
-"""The paper's scheduling reaches 96% of the oracle; ours should reach about as much of it."""
+"""The paper's context-aware scheduling reaches 96% of its oracle, which has fixed chunks. Ours should reach about as
+much of ours. The oracle is not a bound: `seer` chooses its chunks and may be faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One simulation that claims ask for."""
+    """One simulation that cells need."""
 
     workload: str
     group_size: int
@@ -49,26 +52,26 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperCell:
-    """A number of the paper, and what answers it here."""
+    """A number of the paper, and what is compared with it."""
 
     study: Study
     workload: str
     group_size: int
     row: str
-    """What the paper calls it."""
+    """The paper's name for it."""
     scheduler: str
     measure: Measure
     paper: float | None
-    """None where the paper has no such number: ours stands alone."""
+    """None where the paper has no such number."""
     speculation: Speculation = "auto"
     calibrated: bool = False
 
     def jobs(self, seed: int) -> tuple[Job, Job]:
-        """The simulation that answers it, and the one it is relative to."""
+        """Its simulation, and the one that it is relative to."""
         reference = "oracle" if self.measure == "oracle_share" else BASELINE
 
         def job(scheduler: str) -> Job:
-            # One that never drafts is the same simulation with speculation on and off: ask for it once.
+            # Without drafts the simulation is the same with speculation on and off: run it once.
             drafts = parse_scheduler(scheduler).drafts != "none"
             return Job(
                 workload=self.workload,
@@ -83,16 +86,16 @@ class PaperCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """Our number for a claim: the mean over the seeds, and their range."""
+    """Our number for a cell: the mean over the seeds, and their range."""
 
     claim: PaperCell
     ours: float
     lowest: float
     highest: float
     error: float | None
-    """Relative for speedups and seconds, a difference for shares; None where the paper has no number."""
+    """Relative for speedups and seconds, a difference for shares. None where the paper has no number."""
     within_goal: bool | None
-    """None where no goal was set for this cell."""
+    """None where this cell has no goal."""
 
 
 TABLE_4 = {
@@ -101,6 +104,7 @@ TABLE_4 = {
     "+ grouped speculation": ("seer-paper", (1.90, 2.04, 1.53)),
     "ours": ("seer", (None, None, None)),
 }
+"""Row -> scheduler, and throughput over veRL for each of `WORKLOADS`."""
 FIGURE_7: dict[str, tuple[str, Mapping[int, tuple[float | None, ...]]]] = {
     "veRL + SD": ("verl-sync+sd", {8: (1.16, 1.14, 1.26), 16: (1.34, 1.08, 1.22)}),
     "StreamRL-Oracle": ("streamrl-oracle", {8: (1.21, 1.33, 0.99), 16: (1.30, 1.43, 0.94)}),
@@ -108,25 +112,29 @@ FIGURE_7: dict[str, tuple[str, Mapping[int, tuple[float | None, ...]]]] = {
     "Seer": ("seer-paper", {8: (1.78, 1.82, 1.48), 16: (1.83, 2.04, 1.44)}),
     "ours": ("seer", {8: (None, None, None), 16: (None, None, None)}),
 }
+"""Row -> scheduler, and throughput over veRL by group size, for each of `WORKLOADS`."""
 FIGURE_8 = {
     "moonlight": {"veRL": (3910.0, 1817.0), "Seer": (2181.0, 278.0)},
     "qwen2-vl-72b": {"veRL": (3957.0, 2301.0), "Seer": (1922.0, 123.0)},
     "kimi-k2": {"veRL": (12202.0, 3144.0), "Seer": (8267.0, 850.0)},
 }
+"""Total and tail seconds."""
 TAIL_CUT = {"moonlight": 0.84, "qwen2-vl-72b": 0.94, "kimi-k2": 0.72}
-"""As printed; from the seconds of figure 8 they come out as 85%, 95% and 73%."""
+"""As printed. Computed from the seconds of figure 8 they are 85%, 95% and 73%."""
 CONTEXT_STUDY = {
-    # row: (scheduler, throughput over veRL, share of veRL's tail), qwen2-vl-72b, no speculation
     "no context": ("divided", 1.42, 0.79),
     "context-aware": ("context", 1.56, 0.11),
     "oracle": ("oracle", 1.63, 0.00),
 }
+"""Row -> scheduler, throughput over veRL, share of veRL's tail; qwen2-vl-72b without speculation."""
 PAPER_ORACLE_SHARE = 0.96
+"""Throughput of context-aware scheduling over the oracle's, qwen2-vl-72b, as the paper reports it."""
 WORKLOADS = tuple(PAPER)
+"""In the order of the paper's columns."""
 
 
 def claims() -> list[PaperCell]:
-    """Everything the paper printed that the simulator can answer."""
+    """Every number of the paper that the simulator can compute."""
     return [*_table_4(), *_figure_7(), *_figure_8(), *_context()]
 
 
@@ -242,7 +250,7 @@ def _simulate(job: Job) -> Summary:
 
 
 def answer(claim: PaperCell, results: Mapping[Job, Summary], seeds: Sequence[int]) -> CellResult:
-    """Our number for a claim, from the simulations it asked for."""
+    """Our number for a cell, from its simulations."""
     values = [_value(claim, *(results[job] for job in claim.jobs(seed))) for seed in seeds]
     ours = statistics.fmean(values)
     error = None

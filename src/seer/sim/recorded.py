@@ -1,10 +1,10 @@
-"""Recorded response lengths, read from a file: what `trace:FILE` replays.
+"""Read recorded response lengths from a file: the workload `trace:FILE`.
 
     .npz              `lengths` (groups x samples), or `lengths` flat with `group_sizes`; `prompt_lengths` and
                       `max_tokens` where present
     .json, .json.gz   {"groups": [[1200, 900, ...], ...], "max_tokens": 16384}; groups may differ in size
 
-Every number is checked here, so that a broken file is one clear line and not a strange simulation.
+Every number is checked here, so that a broken file gives one clear error and not a strange simulation.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class _JsonLengths(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLengths:
-    """What a file says of an iteration."""
+    """The lengths of one iteration."""
 
     groups: tuple[tuple[int, ...], ...]
     """Response lengths in tokens, by group."""
     max_tokens: int
-    """The limit responses were generated under; the longest of them where the file does not say."""
+    """The limit of the responses; the longest response where the file does not give one."""
     prompt_tokens: int | None = None
-    """Mean prompt length, where the file says."""
+    """Mean prompt length; None where the file does not give it."""
 
 
 def read_lengths(path: Path) -> RecordedLengths:
     """Read and check a file of recorded lengths, by its suffix."""
     if not path.is_file():
-        raise InputError(f"no trace file {path}", hint="trace:FILE wants the path of an .npz, .json or .json.gz file")
+        raise InputError(f"there is no trace file {path}", hint="FILE is the path of an .npz, .json or .json.gz file")
     if path.suffix == ".npz":
         recorded = _read_npz(path)
     elif path.suffixes[-1:] == [".json"] or path.suffixes[-2:] == [".json", ".gz"]:
@@ -65,7 +65,7 @@ def _read_json(path: Path) -> RecordedLengths:
         content = msgspec.json.decode(raw, type=_JsonLengths)
     except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: {error}", hint='wanted: {"groups": [[1200, 900], [300, 450]], "max_tokens": 16384}'
+            f"{path}: {error}", hint='expected {"groups": [[1200, 900], [300, 450]], "max_tokens": 16384}'
         ) from error
     return RecordedLengths(
         groups=tuple(map(tuple, content.groups)),
@@ -89,8 +89,8 @@ def _read_npz(path: Path) -> RecordedLengths:
         rows = list(lengths)
     else:
         raise InputError(
-            f"{path}: lengths has shape {lengths.shape}, wanted (groups, samples)",
-            hint="or give it flat, with group_sizes",
+            f"{path}: lengths has shape {lengths.shape}, expected (groups, samples)",
+            hint="a flat array needs group_sizes",
         )
     groups = tuple(tuple(int(length) for length in row) for row in rows)
     prompts = arrays.get("prompt_lengths")
@@ -104,7 +104,7 @@ def _read_npz(path: Path) -> RecordedLengths:
 
 
 def _load_arrays(path: Path) -> dict[str, npt.NDArray[np.integer]]:
-    """The arrays we know, all of them whole numbers."""
+    """The arrays that are read, checked to be integers."""
     known = ("lengths", "group_sizes", "prompt_lengths", "max_tokens")
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is not an .npz archive", hint="write it with numpy.savez")
@@ -114,23 +114,23 @@ def _load_arrays(path: Path) -> dict[str, npt.NDArray[np.integer]]:
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is damaged: {error}", hint="write it with numpy.savez") from error
     if "lengths" not in arrays:
-        raise InputError(f"{path} has no array `lengths`", hint="wanted: lengths, of shape (groups, samples)")
+        raise InputError(f"{path} has no array `lengths`", hint="expected lengths, of shape (groups, samples)")
     for name, array in arrays.items():
         if array.dtype.kind not in "iu":
-            raise InputError(f"{path}: {name} holds {array.dtype}, not whole numbers", hint="save it as int32")
+            raise InputError(f"{path}: {name} holds {array.dtype}, not integers", hint="save it as int32")
     return arrays
 
 
 def _check(path: Path, recorded: RecordedLengths) -> None:
     if not recorded.groups:
-        raise InputError(f"{path} holds no groups", hint="record at least one")
+        raise InputError(f"{path} has no groups", hint="record at least one")
     for number, row in enumerate(recorded.groups):
         if not row:
             raise InputError(f"{path}: group {number} is empty", hint="leave it out, or give it a response")
         if min(row) < 1:
             raise InputError(
                 f"{path}: group {number} has a response of {min(row)} tokens",
-                hint="every response has at least 1",
+                hint="every response has at least 1 token",
             )
         if max(row) > recorded.max_tokens:
             raise InputError(

@@ -1,8 +1,11 @@
 """Run a recorded rollout again: the same lengths, on the same cluster, under the same or another scheduler.
 
-A recording is an event log (`seer.metrics.jsonl`). Its events say which requests there were and how long each
-became; its header says on what they ran. Replayed under the scheduler that was recorded, a simulated recording
-gives the same plan: the same chunks, started in the same order, at the same times, on the same instances.
+A recording is an event log (`seer.metrics.jsonl`). Its events contain the requests and their lengths; its header
+describes the cluster.
+
+Invariants
+  1. A simulated recording, replayed under the scheduler it was recorded with, gives the same plan: the same chunks,
+     started in the same order, at the same times, on the same instances.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from seer.sim.workloads import Workload
 from seer.types import FinishReason
 
 _COST_FIELDS = tuple(field for field in fields(InstanceCost) if field.name not in ("model", "gpu"))
+"""Written as numbers; model and GPU are written by name."""
 
 
 class _Cluster(msgspec.Struct, frozen=True):
-    """The part of a header that says what the requests ran on."""
+    """The part of a header that describes the cluster."""
 
     model: str
     gpu: str
@@ -47,17 +51,17 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What an event log says was run."""
+    """A run, as read from an event log."""
 
     workload: Workload
     scheduler: str
     speculation: Speculation
     started: tuple[Started, ...]
-    """The plan, as it was carried out."""
+    """The recorded plan."""
 
 
 def run_metadata(workload: Workload, scheduler: str, speculation: Speculation, seed: int) -> dict[str, Any]:
-    """What a recording's header must say for the run to be repeated."""
+    """The header fields that a replay needs."""
     cost = workload.cost
     metadata = _Metadata(
         workload=workload.name,
@@ -79,11 +83,11 @@ def run_metadata(workload: Workload, scheduler: str, speculation: Speculation, s
 
 
 def read_recording(path: Path) -> Recording:
-    """Read an event log and find out what was run."""
+    """Read an event log."""
     try:
         metadata = msgspec.convert(read_header(path).metadata, _Metadata)
     except msgspec.ValidationError as error:
-        raise InputError(f"{path}: the header does not say what was run: {error}") from error
+        raise InputError(f"{path}: the header does not describe a simulated run: {error}") from error
     queued: list[Queued] = []
     lengths: dict[int, int] = {}
     started: list[Started] = []
@@ -96,7 +100,7 @@ def read_recording(path: Path) -> Recording:
             if event.finish_reason not in (FinishReason.STOP.value, FinishReason.LENGTH.value):
                 raise InputError(
                     f"{path}: request {event.request} was {event.finish_reason}, its full length is unknown",
-                    hint="replay a run in which every request ended by itself",
+                    hint="replay a run in which every request ended with stop or length",
                 )
             lengths[event.request] = event.num_generated
     return Recording(
@@ -108,7 +112,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def replay(recording: Recording, scheduler: str | None = None) -> list[Started]:
-    """Run it again, and return the plan."""
+    """Run it again and return the new plan."""
     plan: list[Started] = []
 
     def keep(event: Event) -> None:
@@ -126,10 +130,10 @@ def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: di
             raise InputError(f"{path}: request {event.request} never ended", hint="was the run interrupted?")
         groups.setdefault(event.group, []).append(lengths[event.request])
     if not groups:
-        raise InputError(f"{path} holds no requests", hint="record a run to its end")
+        raise InputError(f"{path} has no requests", hint="record a run to its end")
     cluster = metadata.cluster
     if cluster.model not in MODELS or cluster.gpu not in GPUS:
-        raise InputError(f"{path} ran {cluster.model} on {cluster.gpu}, for which there is no cost model here")
+        raise InputError(f"{path}: there is no cost model for {cluster.model} on {cluster.gpu}")
     unknown = set(cluster.cost) - {field.name for field in _COST_FIELDS}
     if unknown:
         raise InputError(f"{path}: unknown cost {min(unknown)}", hint="read it with the version that wrote it")

@@ -1,8 +1,8 @@
-"""Speculation in simulation: how many drafts are accepted, and what the budget rule makes of it.
+"""Speculation in the simulator: how many draft tokens are accepted, and how deep drafts are.
 
-Acceptance comes from a curve over the number of sibling references (the paper's Table 2, or one measured by
-`seer drafts replay`); depth comes from `seer.speculation.budget`, the code that production runs, fed with the simulated
-instance's own step costs.
+Acceptance comes from a curve over the number of sibling references: the paper's Table 2, or one measured by
+`seer drafts replay`. Depths come from the rules of `seer.speculation.budget` with the simulated instance's step costs.
+Engines run another budget (seer.drafting.live_budget): it has one depth for the whole batch, and no classes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ PAPER_TABLE_2: Mapping[int, tuple[tuple[int, float], ...]] = {
     2: ((0, 1.77), (1, 2.14), (5, 2.44), (15, 2.69)),
     4: ((0, 1.85), (1, 2.25), (5, 2.59), (15, 2.85)),
 }
-"""Mean acceptance length by number of grouped references, for 1, 2 and 4 paths; drafts of up to MAX_DEPTH tokens."""
+"""The paper's measured mean acceptance length by number of grouped references, for 1, 2 and 4 paths. Taken to be for
+drafts of up to MAX_DEPTH tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceCurve:
-    """Mean acceptance length (bonus token included) by sibling references, as points to interpolate."""
+    """Mean acceptance length (bonus token included) by number of sibling references."""
 
     points: tuple[tuple[int, float], ...] = PAPER_TABLE_2[1]
 
     def length(self, num_references: float) -> float:
-        """Interpolated in log(1 + references), flat outside the measured range."""
+        """Interpolated in log(1 + references), constant outside the measured range."""
         x = math.log1p(num_references)
         below_x, below_y = math.log1p(self.points[0][0]), self.points[0][1]
         for references, value in self.points:
@@ -66,30 +67,30 @@ def acceptance_rate(length: float) -> float:
 
 @dataclass(slots=True)
 class GroupProgress:
-    """What siblings offer as references: how many of a group have finished, and how many are running."""
+    """How many requests of each group have finished and how many are running: drafts come from their text."""
 
     num_finished: dict[int, int] = field(default_factory=dict)
     num_running: dict[int, int] = field(default_factory=dict)
 
     def started(self, group: int) -> None:
-        """A member has a chunk in hand."""
+        """A request of the group has started a chunk."""
         self.num_running[group] = self.num_running.get(group, 0) + 1
 
     def stopped(self, group: int, *, finished: bool) -> None:
-        """Its chunk has ended, and with it the member if it finished."""
+        """Its chunk has ended; `finished` if the request has too."""
         self.num_running[group] -= 1
         if finished:
             self.num_finished[group] = self.num_finished.get(group, 0) + 1
 
     def references(self, group: int) -> float:
-        """Finished siblings count whole; of those running, half are ahead of a given request on average."""
+        """Finished siblings count 1, running ones 1/2: on average half of them are ahead of a given request."""
         others_running = max(0, self.num_running.get(group, 0) - 1)
         return self.num_finished.get(group, 0) + others_running / 2
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationModel:
-    """Which drafts are made (`grouped` or from a request's own text) and how their depth is chosen."""
+    """Which drafts are made (`grouped`, or from a request's own text) and how their depth is chosen."""
 
     grouped: bool
     rule: Rule = "marginal"
@@ -102,7 +103,7 @@ class SpeculationModel:
     def depths(
         self, cost: InstanceCost, num_probes: int, num_others: int, context_tokens: float, acceptance: float
     ) -> Depths:
-        """Draft depths for a batch at its present mean acceptance."""
+        """Draft depths for a batch with this mean acceptance."""
         if num_probes + num_others == 0:
             return OFF
         survival: Sequence[float] = geometric_survival(acceptance)
@@ -111,16 +112,16 @@ class SpeculationModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelledStep:
-    """An instance's cost at a given amount of context, in the form the budget asks for."""
+    """An instance's cost at a given amount of context, as the budget's `StepCost`."""
 
     cost: InstanceCost
     context_tokens: float
 
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
-        """Seconds of one forward pass; making the drafts is part of it."""
+        """Seconds of one step, drafting included."""
         step = self.cost.step(num_requests, tokens_per_request)
         return step.base_s + step.per_context_token_s * self.context_tokens
 
     def draft_s(self, num_requests: int, depth: float) -> float:
-        """Counted in the step."""
+        """0, because `step_s` includes it."""
         return 0.0

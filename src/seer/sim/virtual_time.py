@@ -1,12 +1,12 @@
 """An asyncio event loop whose clock is virtual: it jumps to the next event instead of waiting for it.
 
-The production rollout loop runs on it unchanged, so a simulated iteration of hours takes seconds. There is no I/O here:
-sockets, subprocesses, threads and signals are refused by `AbstractEventLoop` itself.
+The production rollout loop runs on it unchanged, so a simulated iteration of hours takes seconds. There is no I/O:
+`AbstractEventLoop` raises for sockets, subprocesses, threads and signals.
 
 Invariants
   1. Time never runs backwards and moves only when nothing is ready to run.
   2. Callbacks due at the same time run in the order they were scheduled: equal programs give equal runs.
-  3. A loop with nothing ready and nothing scheduled, but a coroutine unfinished, is a deadlock and says so.
+  3. If nothing is ready or scheduled while the main coroutine is unfinished, an error reports the deadlock.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Ts = TypeVarTuple("Ts")
 
 
 class VirtualHandle(asyncio.TimerHandle):
-    """A callback in its place. What asyncio's own does for debugging and for contexts nobody asked for, it leaves out:
-    a simulation makes several for every chunk.
+    """A scheduled callback. Without asyncio's support for debugging and implicit contexts: a simulation makes several
+    of these for every chunk.
     """
 
     __slots__ = ()
 
-    def __init__(  # not super's, on purpose
+    def __init__(  # does not call super's, which is slower
         self,
         callback: Callable[..., object],
         args: tuple[Any, ...],
@@ -47,7 +47,7 @@ class VirtualHandle(asyncio.TimerHandle):
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Never run; dropped when it surfaces."""
+        """Never run it. It is dropped when its time comes."""
         self._cancelled = True
 
     def _run(self) -> None:
@@ -83,7 +83,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Run the callback at the present time, after those that are ready already."""
+        """Run the callback at the present time, after those that are already ready."""
         handle = VirtualHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -95,7 +95,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run the callback at a virtual time; the past counts as now."""
+        """Run the callback at a virtual time; a time in the past means now."""
         when = max(when, self._time_s)
         self._sequence += 1
         handle = VirtualHandle(callback, args, self, context, when)
@@ -109,7 +109,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run the callback after so many virtual seconds."""
+        """Run the callback after `delay` virtual seconds."""
         return self.call_at(self._time_s + delay, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -149,7 +149,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
             sys.set_asyncgen_hooks(*hooks)
 
     def _advance(self) -> bool:
-        """Make everything that is due ready, jumping in time if nothing is; False when there is nothing at all."""
+        """Make ready what is due; jump in time if nothing is ready. False if nothing is left."""
         scheduled = self._scheduled
         while scheduled and scheduled[0][2]._cancelled:
             heapq.heappop(scheduled)
@@ -180,14 +180,14 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def get_debug(self) -> bool:
-        """Debug mode does not exist here."""
+        """There is no debug mode."""
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when they surface."""
+        """Cancelled timers are dropped when their time comes."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An exception nobody awaits ends the run: a simulation never goes on after a bug."""
+        """End the run with an exception that no task awaits: a simulation does not go on after a bug."""
         failure = context.get("exception")
         self._failure = failure if failure is not None else RuntimeError(str(context.get("message")))
 
@@ -199,7 +199,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` in virtual time."""
-    loop = VirtualTimeLoop()  # type: ignore[abstract]  # what is missing is what virtual time has no use for
+    loop = VirtualTimeLoop()  # type: ignore[abstract]  # the missing methods are for I/O
     try:
         result: T = loop.run_until_complete(coroutine)
         loop.run_until_complete(loop.shutdown_asyncgens())

@@ -1,8 +1,8 @@
-"""What is simulated: how many groups of which lengths, on which model, GPUs and instances.
+"""Workloads: groups and their response lengths, and the cluster: model, GPUs and instances.
 
-`moonlight`, `qwen2-vl-72b` and `kimi-k2` carry the paper's Table 3. The paper gives the mean and the maximum length
-and says that lengths go together within a group; shape and correlation are ours: log-normal lengths cut at the maximum,
-with a share of the variance of the logarithm common to the group.
+`moonlight`, `qwen2-vl-72b` and `kimi-k2` are those of the paper's Table 3. The paper gives the mean and the maximum
+length, and says that lengths within a group are correlated. The distribution and the correlation are our assumptions:
+log-normal lengths, cut at the maximum, with a share of the variance of the logarithm common to the group.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from seer.sim.costs import H800, MODELS, InstanceCost
 from seer.types import Group, InstanceLimits, Sampling
 
 BLOCK_SIZE = 64
+"""Tokens per KV block of simulated instances. The simulator counts tokens; only the scheduler's promises are blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,13 @@ class LengthModel:
     """Share of the variance of the logarithm that is common to a group's responses."""
 
     def sample(self, num_groups: int, group_size: int, seed: int) -> list[list[int]]:
-        """Lengths by group; the mean of what is drawn is `mean`, as near as the maximum allows."""
+        """Lengths by group. Their mean is `mean`, as nearly as the maximum allows."""
         random = np.random.default_rng(seed)
         common = random.standard_normal((num_groups, 1)) * math.sqrt(self.correlation)
         own = random.standard_normal((num_groups, group_size)) * math.sqrt(1.0 - self.correlation)
         noise = self.sigma * (common + own)
         low, high = 0.0, math.log(self.maximum) + 4 * self.sigma
-        for _ in range(60):  # the cut pulls the mean down: find the median that restores it
+        for _ in range(60):  # the cut lowers the mean: find the median that gives `mean`, by bisection
             middle = (low + high) / 2
             if np.minimum(np.exp(middle + noise), self.maximum).mean() < self.mean:
                 low = middle
@@ -49,7 +50,7 @@ class LengthModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One iteration: lengths by group and the cluster that serves them."""
+    """One iteration: lengths by group, and the cluster."""
 
     name: str
     lengths: tuple[tuple[int, ...], ...]
@@ -62,12 +63,12 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
-        """Over all groups."""
+        """Requests of all groups."""
         return sum(map(len, self.lengths))
 
     @property
     def num_tokens(self) -> int:
-        """Over all responses."""
+        """Tokens of all responses."""
         return sum(map(sum, self.lengths))
 
     @property
@@ -76,7 +77,7 @@ class Workload:
         return max(map(len, self.lengths))
 
     def limits(self) -> InstanceLimits:
-        """Of each instance."""
+        """Limits of each instance."""
         return InstanceLimits(
             kv_blocks=self.cost.kv_tokens // BLOCK_SIZE,
             block_size=BLOCK_SIZE,
@@ -85,7 +86,7 @@ class Workload:
         )
 
     def groups(self) -> list[Group]:
-        """The work, without the lengths: those are for the instances and the oracles to know."""
+        """The groups without their lengths, which only instances and oracles may know."""
         sampling = Sampling(max_tokens=self.max_tokens)
         return [
             Group(id=i, num_requests=len(row), num_prompt_tokens=self.prompt_tokens, sampling=sampling, key=str(i))
@@ -93,7 +94,7 @@ class Workload:
         ]
 
     def check(self) -> None:
-        """Refuse what cannot run, before it starts."""
+        """Raise if the workload cannot run."""
         if self.num_instances < 1:
             raise ConfigError(f"{self.num_instances} instances", hint="--instances 1 or more")
         if not self.lengths or not all(self.lengths):
@@ -170,7 +171,7 @@ PAPER: dict[str, _PaperWorkload] = {
 def paper_workload(
     name: str, *, seed: int = 0, group_size: int | None = None, num_instances: int | None = None
 ) -> Workload:
-    """One of the paper's three; another group size keeps the number of requests, as the paper's sweep does."""
+    """One of the paper's three. Another group size keeps the number of requests, as in the paper's figure 7."""
     spec = PAPER[name]
     size = group_size if group_size is not None else spec.group_size
     if size < 1:

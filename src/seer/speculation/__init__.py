@@ -1,1 +1,1 @@
-"""How many draft tokens a step may verify, and what became of them."""
+"""How many draft tokens a step may verify: budget rules, measured acceptance and measured step costs."""

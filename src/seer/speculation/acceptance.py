@@ -1,9 +1,12 @@
-"""What became of the drafts: how often so many tokens were accepted, learned while it runs.
+"""Acceptance of drafts by depth, measured while the engine runs.
 
-Kept as survival S[i], the probability that i draft tokens or more are accepted where as many may be drafted, because
-that is what the budget sums. A draft that is shorter than it might have been counts in full: a deeper budget would not
-have brought more. A depth that few drafts were allowed to have is taken to lose as much as the one before it: a draft
-that was right so far goes on being right as often or more, and depth that pays would never be tried otherwise.
+Kept as survival S[i], the probability that at least i draft tokens are accepted where i may be drafted: the budget sums
+it. A draft that is shorter than allowed counts as if it had been tried at every allowed depth, because a deeper budget
+would not have made it longer. A depth that was rarely allowed is assumed to have the acceptance rate of the depth
+before it. Otherwise greater depths would never be tried.
+
+Invariants
+  1. S[0] = 1, and S never grows with depth.
 """
 
 from __future__ import annotations
@@ -18,20 +21,20 @@ class AcceptanceTracker:
 
     def __init__(self, *, prior_acceptance: float = 0.5, prior_weight: float = 8.0, half_life: float = 512.0) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
-        """Per observed draft: half of the weight is younger than `half_life` drafts."""
+        """Per observed draft: the last `half_life` drafts have half of the weight."""
         self._prior_acceptance, self._prior_weight = prior_acceptance, prior_weight
         self._tried = [0.0] * MAX_DEPTH
         self._accepted = [0.0] * MAX_DEPTH
 
     def observe(self, num_allowed: int, num_accepted: int) -> None:
-        """Of a draft that might have had `num_allowed` tokens so many were accepted."""
+        """Count one draft that was allowed `num_allowed` tokens."""
         assert 0 <= num_accepted <= num_allowed, f"{num_accepted} of {num_allowed} draft tokens accepted"
-        for depth in range(min(num_allowed, MAX_DEPTH)):  # asked for every request of a step: nothing is built for it
+        for depth in range(min(num_allowed, MAX_DEPTH)):  # called for every request of a step: no allocation
             self._tried[depth] = self._tried[depth] * self._decay + 1.0
             self._accepted[depth] = self._accepted[depth] * self._decay + (depth < num_accepted)
 
     def observe_many(self, tried: Sequence[int], accepted: Sequence[int]) -> None:
-        """Many drafts at once: how often each depth was allowed, and accepted; their order is not known."""
+        """Count many drafts at once: how often each depth was allowed and accepted. Their order is unknown."""
         for depth, (allowed, hits) in enumerate(zip(tried[:MAX_DEPTH], accepted, strict=False)):
             if allowed:
                 fade = self._decay**allowed

@@ -1,11 +1,12 @@
-"""Share one draft budget among the requests of a batch by confidence.
+"""Share one draft budget among the requests of a batch by confidence. Not used by an engine yet.
 
-Verification costs by the token, whoever's it is; so the tokens worth verifying are the most confident ones
-of the whole batch. With one token per request on average this accepted 27% more draft tokens than giving each
-request one (benchmarks/drafting). It generalises the paper's two classes: a weight per request plays λ.
+The cost of verification depends on the number of tokens, not on the request they belong to. So the best tokens to
+verify are the most confident ones of the whole batch. With one token per request on average this accepted 27% more
+draft tokens than giving each request one (benchmarks/drafting). It generalises the paper's two classes: a weight per
+request takes the place of λ.
 
-Pure functions over the arrays a draft call fills: row i holds `counts[i]` confidences, falling. Any prefix
-of a row is a valid draft, so an allocation is just a number of tokens to keep per row.
+Pure functions over the arrays that a draft call fills: row i holds `counts[i]` confidences in falling order. Any prefix
+of a row is a valid draft, so an allocation is the number of tokens to keep of each row.
 
 Invariants
   1. The kept tokens are the budget's worth of largest weighted confidences; ties go to the earlier row.
@@ -40,9 +41,8 @@ def allocate(
 def best_total(confidence: NDArray[np.float32], counts: NDArray[np.int32], step_cost_s: NDArray[np.float64]) -> int:
     """Return how many draft tokens the batch should verify to produce the most tokens per second.
 
-    `step_cost_s[k]` is the measured cost of a step that verifies k draft tokens in all, k = 0 the plain
-    step. A draft token is worth its confidence; every request yields one token in any case. 0 means: do not
-    speculate.
+    `step_cost_s[k]` is the measured cost of a step that verifies k draft tokens in all; k = 0 is a step without drafts.
+    A draft token is worth its confidence, and every request yields one token in any case. 0 means: do not speculate.
     """
     gains = np.sort(confidence[_drafted(confidence, counts)].astype(np.float64))[::-1]
     tokens = len(counts) + np.concatenate([[0.0], np.cumsum(gains)])

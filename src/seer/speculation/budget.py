@@ -1,4 +1,4 @@
-"""How many draft tokens a step may verify: the paper's throughput model and the rules that spend it.
+"""How many draft tokens a step may verify: the paper's throughput model, and the rules that share the tokens out.
 
 Symbols (paper §4.1)
     B      requests in the batch: B_h probes (high priority), B_l others
@@ -10,7 +10,8 @@ Symbols (paper §4.1)
 Time per token is (D + T(B, 1+γ)) / τ(γ); speculation pays where that is below T(B, 1). With a constant acceptance rate
 α, S[i] = α^i and τ is the paper's (1 - α^(γ+1)) / (1 - α).
 
-Pure functions; what they are fed is measured elsewhere (`acceptance`, `profile`).
+Pure functions. Engines use `best_depth` with measured costs and acceptance (seer.drafting.live_budget). Only the
+simulator uses `allot` and its rules, which give probes and others different depths.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_DEPTH = 8
 """Most draft tokens per request, the paper's γ_max."""
 
 PRIORITY = 2.0
-"""How much more a probe's draft token is worth than another's, the paper's λ."""
+"""Weight of a probe's draft token relative to another's: the paper's λ. Probes first, but not only probes."""
 
 Rule = Literal["paper", "marginal", "threshold"]
 
@@ -37,7 +38,7 @@ class StepCost(Protocol):
         """Seconds of one forward pass."""
 
     def draft_s(self, num_requests: int, depth: float) -> float:
-        """Seconds to make the drafts for it."""
+        """Seconds to draft for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Depths:
 
 
 OFF = Depths(0, 0)
+"""No speculation."""
 
 
 def geometric_survival(acceptance: float, max_depth: int = MAX_DEPTH) -> list[float]:
@@ -82,9 +84,9 @@ def best_depth(
     *,
     depths: Sequence[int] | None = None,
 ) -> int:
-    """γ*: the depth with the least time per token. Zero where speculation does not pay: the guard of rule 5.
+    """γ*: the depth with the least time per token. 0 where speculation does not pay.
 
-    `depths` names those to choose from, where an engine pads the others up to one of them.
+    `depths` are the depths to choose from, for an engine that pads all others up to one of them.
     """
     if num_requests == 0:
         return 0
@@ -105,7 +107,7 @@ def allot(
     max_depth: int = MAX_DEPTH,
     priority: float = PRIORITY,
 ) -> Depths:
-    """Depths for the two classes by the named rule, from the budget γ*·B."""
+    """Depths for the two classes by a rule, from the budget of γ*·B tokens."""
     num_requests = num_probes + num_others
     depth = best_depth(cost, num_requests, survival, max_depth)
     if depth == 0:
@@ -125,10 +127,10 @@ def paper(
     max_depth: int = MAX_DEPTH,
     priority: float = PRIORITY,
 ) -> Depths:
-    """The paper's MBA rule to the letter (Alg. 1), with β[0] = 1 where it leaves β[0] undefined.
+    """The paper's MBA rule as printed (Alg. 1), with β[0] = 1, which the paper leaves undefined.
 
-    It compares *drops* of β weighted by class size, with λ on the others' side; with β falling geometrically this
-    often gives probes fewer tokens than the rest, against its stated aim. `marginal` is the rule we believe was meant.
+    It compares *drops* of β weighted by class size, with λ on the others' side. If β falls geometrically, this often
+    gives probes fewer tokens than the others, against its stated aim. We believe that `marginal` is the intended rule.
     """
     if budget_tokens < num_probes or budget_tokens == 0:
         return OFF
@@ -159,7 +161,7 @@ def marginal(
     max_depth: int = MAX_DEPTH,
     priority: float = PRIORITY,
 ) -> Depths:
-    """Give each next draft position to the class where a token is worth more: λ·S[γ_h+1] against S[γ_l+1]."""
+    """Give each next draft position to the class in which a token is worth more: compare λ·S[γ_h+1] with S[γ_l+1]."""
     reach = [*survival, *([0.0] * (max_depth + 2 - len(survival)))]
     probes = others = 0
     left = budget_tokens
@@ -177,8 +179,8 @@ def marginal(
 
 
 def threshold(num_requests: int, *, per_request: int, per_batch: int) -> Depths:
-    """The first version's rule: two fixed limits on draft tokens, for a request and for the whole batch."""
+    """Two fixed limits on draft tokens, per request and per batch: the rule of the paper's first version."""
     if per_request < 0 or per_batch < 0:
-        raise ConfigError(f"draft limits must be 0 or more, got {per_request} and {per_batch}")
+        raise ConfigError(f"per_request={per_request} and per_batch={per_batch} draft tokens must be 0 or more")
     depth = min(per_request, per_batch // num_requests) if num_requests else 0
     return Depths(depth, depth)

@@ -1,13 +1,12 @@
-"""What a step costs on this instance, learned from its steps: base + slope·rows, and a fixed extra where it drafts.
+"""The cost of a step on this instance, fitted to its own steps: base + slope·batched tokens, plus an extra for drafts.
 
-The extra is real on GPUs: steps without drafts run several at a time as one captured graph, a step with drafts stops to
-hear what was accepted and to ask for the next drafts. Charging it to the rows would make deep drafts look dear and
-shallow ones cheap, when it is the other way round.
+The extra is a fixed time per step with drafts. On a GPU, steps without drafts run several at a time without the host.
+A step with drafts waits for the host, which reads the accepted tokens and makes the next drafts. Without this term,
+that time would be spread over the batched tokens: deep drafts would look too expensive and shallow ones too cheap.
 
-Steps that also computed prompts are left out: their rows are of another kind. So are stalls: the first step of a new
-shape compiles and captures what later ones reuse, and may take a hundred times as long. The fit looks at the newest
-reports of either kind, so that a long time with drafts does not forget what steps without them cost; a report of
-several steps counts as many times.
+Steps that also prefilled are not used: their tokens cost differently. Nor are stalls: the first step of a new shape
+compiles and captures, and may take a hundred times as long. The fit uses the newest reports with and without drafts, so
+that a long time with drafts does not remove the reports without. A report of several steps counts as many times.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ import numpy as np
 from seer.speculation.step_report import StepReport
 
 WINDOW_REPORTS = 64
-"""Remembered of either kind."""
+"""Kept with drafts, and as many without: enough to average noise, few enough to follow a growing context."""
 MIN_STEPS = 4
-"""Of either kind."""
+"""Needed with drafts, and as many without, before the cost counts as known."""
 REFIT_STEPS = 8
+"""New steps before the next fit: the budget asks several times per step, and a fit changes little with one step."""
 STALL_RATIO = 4.0
-"""Times the median of its kind: beyond this a step was held up by something else."""
+"""A step that took this many times the median of its kind was delayed by something else."""
 _RIDGE = 1e-6
-"""Keeps the fit solvable while every drafting step has had the same size."""
+"""Keeps the fit solvable while all steps with drafts have had the same size."""
 
 Step = tuple[float, float, float, float, int]
-"""1, rows, whether it drafted, seconds; how many there were."""
+"""1, batched tokens, whether it had drafts, seconds; number of steps."""
 
 
 class MeasuredCost:
@@ -44,11 +44,11 @@ class MeasuredCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps of either kind have been seen."""
+        """Whether there have been enough steps with drafts and without."""
         return self._solved() is not None
 
     def learn(self, report: StepReport) -> None:
-        """One more step."""
+        """Add a report."""
         if report.num_prefill_tokens or report.has_captured or not report.num_batched_tokens:
             return
         drafts = 1.0 if report.num_drafted else 0.0
@@ -57,19 +57,19 @@ class MeasuredCost:
         self._since_fit += report.num_steps
 
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
-        """Seconds of one step, the drafts' making included."""
+        """Seconds of one step without `draft_s`. Very high for drafts while the cost is unknown."""
         fit = self._solved()
         if fit is None:
-            return 1.0 + num_requests * (tokens_per_request - 1)  # pessimistic: every row costs a step
+            return 1.0 + num_requests * (tokens_per_request - 1)  # every draft token costs as much as a step
         return fit[0] + fit[1] * num_requests * tokens_per_request
 
     def draft_s(self, num_requests: int, depth: float) -> float:
-        """What drafting costs beyond the rows it adds."""
+        """Seconds that drafting costs besides the tokens it adds."""
         fit = self._solved()
         return fit[2] if depth and fit is not None else 0.0
 
     def _solved(self) -> tuple[float, float, float] | None:
-        # Asked several times a step: only new steps are worth another fit.
+        # Called several times per step: fit again only after new steps.
         if self._since_fit >= (1 if self._fit is None else REFIT_STEPS):
             self._fit = self._solve()
             self._since_fit = 0
@@ -80,7 +80,7 @@ class MeasuredCost:
             return None
         steps = np.array([*_without_stalls(self._plain), *_without_stalls(self._drafting)])
         base_s, per_batched_token_s, extra_s = _least_squares(steps, [0, 1, 2])
-        if per_batched_token_s < 0.0:  # noise: rows are free within what was seen
+        if per_batched_token_s < 0.0:  # noise: within the measured range, tokens cost nothing
             base_s, extra_s = _least_squares(steps, [0, 2])
             per_batched_token_s = 0.0
         if extra_s < 0.0:

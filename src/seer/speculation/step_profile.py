@@ -1,9 +1,7 @@
-"""What a step of an engine costs, as measured: the file `seer profile` writes and the speculation budget
-reads.
+"""Measured step costs of an engine: the file that `seer profile` writes. Not used by an engine yet.
 
-Free of PyTorch, so that whoever plans can read it. Points lie on a grid of (requests, tokens per request,
-context tokens); between them cost is interpolated linearly, beyond them it is continued with the slope of the
-last two.
+Points lie on a grid of (requests, tokens per request, context tokens). Between them the cost is interpolated linearly.
+Beyond the last it is extrapolated from the last two; below the first it is constant. Does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """Measured step costs of one model on one device. Serves as the budget's `StepCost`."""
+    """Measured step costs of one model on one device. Implements `seer.speculation.budget.StepCost`."""
 
     model: str
     device: str
@@ -44,7 +42,7 @@ class StepProfile:
     """Host time to draft for one request."""
 
     def step_s(self, num_requests: int, tokens_per_request: float, context_tokens: float | None = None) -> float:
-        """Seconds of one forward pass; without a context the middle one that was measured."""
+        """Seconds of one forward pass; the default context is the middle one of those measured."""
         contexts = sorted({point.context_tokens for point in self.points})
         at = contexts[len(contexts) // 2] if context_tokens is None else context_tokens
         by_context = []
@@ -65,7 +63,7 @@ class StepProfile:
         return max(0.0, _line(contexts, by_context, at=at))
 
     def draft_s(self, num_requests: int, depth: float) -> float:
-        """Seconds to make the drafts of a step."""
+        """Seconds to draft for a step."""
         return self.draft_s_per_request * num_requests if depth else 0.0
 
     def save(self, path: Path) -> None:
@@ -80,13 +78,13 @@ class StepProfile:
             points = tuple(ProfilePoint(**point) for point in raw.pop("points"))
             return cls(points=points, **raw)
         except FileNotFoundError:
-            raise InputError(f"there is no profile at {path}", hint="seer profile MODEL makes one") from None
+            raise InputError(f"there is no profile at {path}", hint="`seer profile MODEL` makes one") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"{path} is not a profile: {error}", hint="seer profile MODEL makes one") from None
+            raise InputError(f"{path} is not a profile: {error}", hint="`seer profile MODEL` makes one") from None
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], *, at: float) -> float:
-    """Piecewise linear through (xs, ys), continued at the upper end, constant at the lower one."""
+    """Piecewise linear through (xs, ys), extrapolated above the last point, constant below the first."""
     if len(xs) == 1 or at <= xs[0]:
         return ys[0]
     upper = min(max(1, bisect_left(xs, at)), len(xs) - 1)

@@ -1,4 +1,4 @@
-"""What one step of an engine did, for the speculation budget and for metrics."""
+"""The counts and times of an engine's steps, for the speculation budget and for metrics."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did, for the speculation budget and for metrics."""
+    """Counts and times of one step, or of several that ran at once."""
 
     duration_s: float
-    """Of one step, KV that was loaded apart; the mean where several were made in one go."""
+    """Mean per step, without the time to load KV."""
     num_steps: int
     num_running: int
     num_batched_tokens: int
-    """Tokens a forward pass computed, draft nodes included; the mean where there were several."""
+    """Mean tokens per forward pass, draft nodes included."""
     num_prefill_tokens: int
     mean_context_tokens: int
     num_emitted: int
@@ -23,15 +23,15 @@ class StepReport:
     num_drafted: int
     num_accepted: int
     load_s: float = 0.0
-    """Spent on KV from the pool before the step."""
+    """Time to load KV from the pool before the step."""
     overlapped_load_s: float = 0.0
-    """Spent on KV from the pool while steps ran."""
+    """Time to load KV from the pool while steps ran."""
     loaded_bytes: int = 0
-    """In either time."""
+    """KV loaded in both times."""
     has_captured: bool = False
     """A CUDA graph was captured during the step, so its duration does not represent other steps."""
     num_preempted: int = 0
-    """Requests whose KV was dropped for others since the last report."""
+    """Requests that were preempted since the last report: their KV was dropped."""
 
 
 StepObserver = Callable[[StepReport], None]

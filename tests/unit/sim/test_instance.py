@@ -45,7 +45,7 @@ Kind = TypeVar("Kind", bound=Event)
 
 
 class Bench:
-    """One instance, what it said, and when."""
+    """One instance, and its outputs with their times."""
 
     def __init__(self, lengths: dict[int, int], *, blocks: int = 100, speculation: bool = False) -> None:
         self.events: list[Event] = []

@@ -105,9 +105,9 @@ def test_the_verb_prints_json_cells(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert {"study", "row", "scheduler", "paper", "ours", "error", "calibrated", "within_goal"} <= set(cells[0])
 
 
-@pytest.mark.parametrize("words", [["--seeds", "x"], ["--seeds", "-1"], ["--processes", "0"]])
-def test_impossible_wishes_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", *words]) == 2
+@pytest.mark.parametrize("arguments", [["--seeds", "x"], ["--seeds", "-1"], ["--processes", "0"]])
+def test_invalid_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", *arguments]) == 2
     assert "hint:" in capsys.readouterr().err
 
 

@@ -37,5 +37,5 @@ def test_a_recording_that_was_cut_or_cancelled_is_refused(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="never ended"):
         read_recording(tmp_path / "cut")
     (tmp_path / "bare").write_text('{"kind":"header","schema":1,"metadata":{}}\n')
-    with pytest.raises(InputError, match="does not say what was run"):
+    with pytest.raises(InputError, match="does not describe a simulated run"):
         read_recording(tmp_path / "bare")

@@ -1,4 +1,4 @@
-"""The virtual clock: it jumps, keeps order, and says when nothing can happen any more."""
+"""The virtual clock: it jumps, keeps the order of events, and reports a deadlock."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What steps cost is told apart: the step, its rows, and the fact of drafting."""
+"""The fitted step cost: a base, a cost per batched token, and a fixed extra for drafts."""
 
 from __future__ import annotations
 
