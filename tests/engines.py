@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # as an instance does
 
 @dataclass
 class Generated:
-    """Everything a chunk said."""
+    """Everything a chunk generated."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ def a_chunk(
 def generate(
     engine: Engine, chunks: Sequence[Chunk], *, arrive: Mapping[int, int] | None = None
 ) -> dict[int, Generated]:
-    """Run chunks to their ends; `arrive` delays a request until that many steps were made."""
+    """Run chunks to their ends; `arrive` delays a request by this many steps."""
     answers = {chunk.request: Generated() for chunk in chunks}
     late = sorted(chunks, key=lambda chunk: (arrive or {}).get(chunk.request, 0))
     with torch.inference_mode():
@@ -113,7 +113,7 @@ def tokens_of(answers: Mapping[int, Generated]) -> dict[int, list[int]]:
 
 
 class FunctionDrafter:
-    """Drafts whatever a function says; remembers what it was told."""
+    """Drafts what a function returns; keeps the tokens it observed."""
 
     def __init__(self, propose: Callable[[DraftAsk], DraftTree]) -> None:
         self.propose = propose
@@ -132,7 +132,7 @@ class FunctionDrafter:
 
 
 class SessionDrafter(FunctionDrafter):
-    """The same, for several steps at once."""
+    """A `FunctionDrafter` that opens sessions, for several steps at once."""
 
     def open_session(self, asks: Sequence[DraftAsk]) -> _Session:
         return _Session(self, asks)
@@ -167,7 +167,7 @@ class _Session:
 
 
 def knowing(future: Mapping[int, Sequence[int]], seed: int = 0, *, tree: bool, errors: float = 0.3) -> FunctionDrafter:
-    """A drafter that knows what will be said, and errs on purpose so that every kind of walk happens."""
+    """A drafter that knows the tokens to come, with deliberate errors so that every kind of walk happens."""
     dice = random.Random(seed)
 
     def propose(ask: DraftAsk) -> DraftTree:

@@ -91,16 +91,16 @@ class RecordedStep:
     """A device step that takes no time and samples the recorded tokens."""
 
     def __init__(self, runner: RecordedRunner) -> None:
-        self.runner, self.told, self.shape = runner, np.empty(0, np.int32), Shape(1, 1)
+        self.runner, self.inputs, self.shape = runner, np.empty(0, np.int32), Shape(1, 1)
 
     def of(self, shape: Shape) -> RecordedStep:
         self.shape = shape
-        self.told = np.empty(6 * shape.num_batched_tokens + 2 * shape.num_nodes, np.int32)
+        self.inputs = np.empty(6 * shape.num_batched_tokens + 2 * shape.num_nodes, np.int32)
         return self
 
     def run(self) -> NDArray[np.float32]:
         began_s = time.perf_counter()
-        rows = self.told[: 6 * self.shape.num_batched_tokens].reshape(6, self.shape.num_batched_tokens)
+        rows = self.inputs[: 6 * self.shape.num_batched_tokens].reshape(6, self.shape.num_batched_tokens)
         sampled = np.ones((self.shape.num_batched_tokens, 4), np.float32)
         table = self.runner.recorded
         at = np.minimum(rows[POSITION] + 1 - self.runner.num_prompt[rows[SEQ_SLOT]], table.shape[1] - 1)

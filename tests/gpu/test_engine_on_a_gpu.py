@@ -58,8 +58,12 @@ def test_bursts(folder: Path, expected: dict[int, Generated]) -> None:
 def test_pieces_of_contexts(
     folder: Path, expected: dict[int, Generated], how: str, drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eager = {"kernel by kernel": 0, "by graph": graph_shapes.CAPTURE_ROWS, "as it comes": graph_shapes.EAGER_ROWS}
-    monkeypatch.setattr(graph_shapes, "EAGER_ROWS", eager[how])
+    eager = {
+        "kernel by kernel": 0,
+        "by graph": graph_shapes.CAPTURE_COST_TOKENS,
+        "as it comes": graph_shapes.EAGER_COST_TOKENS,
+    }
+    monkeypatch.setattr(graph_shapes, "EAGER_COST_TOKENS", eager[how])
     drafter = knowing(tokens_of(expected), tree=True) if drafts else None
     engine = an_engine(folder, **CUDA, max_num_seqs=5, max_step_tokens=40, drafter=drafter, budget=always(drafts))
     assert_close(generate(engine, chunks(), arrive={i: 3 * i for i in range(16)}), expected)
@@ -89,6 +93,6 @@ def test_trees_several_steps_at_once(
         assert any(step.num_steps > 1 and step.num_drafted for step in steps)
 
 
-def test_filters_are_drawn_on_the_host(folder: Path) -> None:
+def test_top_p_and_top_k_are_sampled_on_the_host(folder: Path) -> None:
     some = [a_chunk(i, [5, 6, 7 + i], max_tokens=20, top_p=0.8, top_k=30, min_tokens=5) for i in range(4)]
     assert_close(generate(an_engine(folder, **CUDA), some), generate(an_engine(folder, kernels="torch"), some))

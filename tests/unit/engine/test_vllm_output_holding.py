@@ -24,7 +24,7 @@ def an_output(request: str, tokens: list[int], **fields: Any) -> Any:
     return EngineCoreOutput(request, list(tokens), logprobs, **fields)
 
 
-def said(output: Any) -> tuple[str, list[int]]:
+def content(output: Any) -> tuple[str, list[int]]:
     """Request and tokens; every token's log-probability and rank must be its own."""
     ids, logprobs, ranks, _ = output.new_logprobs
     tokens = output.new_token_ids
@@ -48,7 +48,7 @@ def finish() -> Any:
 
 def test_the_first_token_leaves_at_once_and_later_ones_together() -> None:
     holding = a_holding(4)
-    left = [[said(due) for due in holding.pass_on([an_output("a", [token])])] for token in range(10)]
+    left = [[content(due) for due in holding.pass_on([an_output("a", [token])])] for token in range(10)]
     assert left == [[("a", [0])], [], [], [], [("a", [1, 2, 3, 4])], [], [], [], [("a", [5, 6, 7, 8])], []]
 
 
@@ -57,10 +57,10 @@ def test_an_end_leaves_with_what_was_held() -> None:
     for token in range(3):
         holding.pass_on([an_output("a", [token])])
     (last,) = holding.pass_on([an_output("a", [3], finish_reason=finish(), stop_reason=3)])
-    assert said(last) == ("a", [1, 2, 3])
+    assert content(last) == ("a", [1, 2, 3])
     assert (last.finish_reason, last.stop_reason) == (finish(), 3)
     (next_first,) = holding.pass_on([an_output("a", [9])])
-    assert said(next_first) == ("a", [9]), "nothing is left of it"
+    assert content(next_first) == ("a", [9]), "nothing is left of it"
 
 
 def test_an_end_without_tokens_leaves_with_what_was_held() -> None:
@@ -70,7 +70,7 @@ def test_an_end_without_tokens_leaves_with_what_was_held() -> None:
     for token in range(3):
         holding.pass_on([an_output("a", [token])])
     (last,) = holding.pass_on([EngineCoreOutput("a", [], finish_reason=finish())])
-    assert said(last) == ("a", [1, 2])
+    assert content(last) == ("a", [1, 2])
 
 
 def test_an_output_with_more_than_tokens_leaves_at_once_with_what_was_held() -> None:
@@ -78,7 +78,7 @@ def test_an_output_with_more_than_tokens_leaves_at_once_with_what_was_held() -> 
     for token in range(3):
         holding.pass_on([an_output("a", [token])])
     (sent,) = holding.pass_on([an_output("a", [3], events=["preempted"])])
-    assert said(sent) == ("a", [1, 2, 3])
+    assert content(sent) == ("a", [1, 2, 3])
     assert sent.events == ["preempted"]
     assert holding.pass_on([an_output("a", [4])]) == []
 
@@ -88,8 +88,8 @@ def test_nothing_is_held_of_a_request_that_was_aborted() -> None:
     for token in range(3):
         holding.pass_on([an_output("a", [token]), an_output("b", [token])])
     holding.drop(["a", "never seen"])
-    assert [said(due) for due in holding.pass_on([an_output("a", [7]), an_output("b", [3])])] == [("a", [7])]
-    assert [said(due) for due in holding.pass_on([an_output("b", [4])])] == [("b", [1, 2, 3, 4])]
+    assert [content(due) for due in holding.pass_on([an_output("a", [7]), an_output("b", [3])])] == [("a", [7])]
+    assert [content(due) for due in holding.pass_on([an_output("b", [4])])] == [("b", [1, 2, 3, 4])]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -109,6 +109,6 @@ def test_nothing_is_lost_or_out_of_order(seed: int) -> None:
             if not running[request]:
                 del running[request]
         for due in holding.pass_on(step):
-            request, tokens = said(due)
+            request, tokens = content(due)
             left.setdefault(request, []).extend(tokens)
     assert left == expected

@@ -54,8 +54,8 @@ class Steps:
         self.requests: dict[str, ARequest] = {}
         self._drafts: dict[str, list[int]] = {}
 
-    def add(self, number: int, said: list[int], *, drafts: str = "grouped", **changes: Any) -> ARequest:
-        request = ARequest(str(number), [1, 2, 3, *said], 3 + len(said), **changes)
+    def add(self, number: int, generated: list[int], *, drafts: str = "grouped", **changes: Any) -> ARequest:
+        request = ARequest(str(number), [1, 2, 3, *generated], 3 + len(generated), **changes)
         facts = {
             "run": "r",
             "drafts": drafts,
@@ -68,13 +68,13 @@ class Steps:
         self.requests[request.request_id] = request
         return request
 
-    def step(self, said: dict[int, list[int]], *, took_s: float = 0.0) -> list[list[int]]:
+    def step(self, generated: dict[int, list[int]], *, took_s: float = 0.0) -> list[list[int]]:
         """Every request gets these tokens; returns the drafts that follow, in the order of the requests."""
         self.drafting.begin_step()
         self.drafting._began_s -= took_s
-        for number, tokens in said.items():
+        for number, tokens in generated.items():
             self.requests[str(number)].all_token_ids.extend(tokens)
-        keys = [str(number) for number in said]
+        keys = [str(number) for number in generated]
         before = {key: self._drafts.get(key, []) for key in keys}
         self.drafting.end_step({key: 1 + len(before[key]) for key in keys}, before)
         drafts = self.drafting.draft(keys)
@@ -161,8 +161,8 @@ def test_the_budget_stops_drafts_that_do_not_pay(monkeypatch: pytest.MonkeyPatch
         steps.add(1, [])
         drafted, num_batched = 0, 1
         for token in range(200):  # after 7 never twice the same: whatever is drafted there is wrong
-            for said in (7, 1000 + token):
-                (draft,) = steps.step({1: [said]}, took_s=0.001 * num_batched)  # a step costs what it computes
+            for sampled in (7, 1000 + token):
+                (draft,) = steps.step({1: [sampled]}, took_s=0.001 * num_batched)  # a step costs what it computes
                 drafted, num_batched = drafted + len(draft), 1 + len(draft)
         return drafted
 

@@ -1,4 +1,4 @@
-"""The embedded engine: a compact PyTorch inference engine, and the specification of what an instance is."""
+"""The embedded engine: a compact PyTorch inference engine. Other engines are compared with it."""
 
 from seer.engine.local.instance import LocalInstance
 

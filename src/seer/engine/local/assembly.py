@@ -1,7 +1,6 @@
-"""Put an engine together: sizes, type, device, weights, kernels.
+"""Build an engine: limits, dtype, device, weights, kernels.
 
-What the parts are is decided here once, so that the instance, the benchmarks and the tests run the same
-engine.
+The parts are chosen here only, so that the instance, the benchmarks and the tests run the same engine.
 """
 
 from __future__ import annotations
@@ -30,30 +29,31 @@ from seer.kvpool.base import Pool
 from seer.speculation.step_report import StepObserver
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""By the name a user gives."""
 MEMORY_SHARE = 0.3
-"""Of the memory that is free when an instance starts and no KV size is given; other instances want theirs."""
+"""Share of the free memory used for KV when no KV size is given. Low, because other instances start beside this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How an engine runs, apart from what it can hold."""
+    """How an engine runs. How much it can hold is in `InstanceLimits`."""
 
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     weights_version: int = 0
     max_step_tokens: int = 512
-    """Rows of one forward pass: contexts are computed in pieces of at most this."""
+    """Batched tokens of one forward pass. Longer contexts are prefilled in pieces of at most this."""
     stream_tokens: int = 16
-    """Tokens of a request between two reports of it."""
+    """A request is reported each time it has generated this many tokens."""
     drafter: Drafter | None = None
     budget: DraftBudget | None = None
     pool: Pool | None = None
     on_step: StepObserver | None = None
     kernels: str = "auto"
-    """`auto` takes the fastest for the device; `torch` the PyTorch specification; `triton` the GPU's, which
-    without a GPU needs Triton's interpreter."""
+    """`auto`: the fastest for the device. `torch`: the PyTorch specification. `triton`: the GPU kernels, which need
+    Triton's interpreter where there is no GPU."""
     matrices_dir: Path | None = None
-    """Where processes share packed matrices on a CPU; None keeps them private."""
+    """Folder in which processes share packed matrices on a CPU. None: each process packs its own."""
 
 
 def assemble(
@@ -66,9 +66,10 @@ def assemble(
     busy: Callable[[], bool] | None = None,
     weights: Weights | None = None,
 ) -> Engine:
-    """Load the weights and build an engine; `busy` tells others who share the weights that it has work.
+    """Load the weights and build an engine.
 
-    Without `weights` they are the folder's own.
+    `busy` says whether the engine has work: engines that share its weights ask before they update them. Without
+    `weights`, the folder's own weights are loaded.
     """
     cache = KVCache(
         config,
@@ -105,7 +106,7 @@ def assemble(
 
 
 def update(engine: Engine, weights: Weights, weights_version: int) -> None:
-    """Go on under new weights; from here on KV of the old weights version cannot be found."""
+    """Load new weights. KV of the old weights version can no longer be found."""
     assert not engine.busy, "weights change between chunks only"
     engine.shared.load(weights, weights_version, engine.model.ops, engine.scheduler)
     engine.scheduler.blocks.forget_all()
@@ -114,9 +115,9 @@ def update(engine: Engine, weights: Weights, weights_version: int) -> None:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type to compute in."""
+    """The dtype to compute in."""
     if name == "auto":
-        # Bf16 on a CPU is slow and inexact; on a GPU it is what models are served in.
+        # A CPU computes bf16 slowly and inexactly. On a GPU bf16 is the usual choice.
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:
         raise ConfigError(f"dtype={name!r} is not supported", hint=f"auto, {', '.join(DTYPES)}")
@@ -134,19 +135,19 @@ def choose_limits(
     memory_share: float = MEMORY_SHARE,
     max_model_len: int | None = None,
 ) -> InstanceLimits:
-    """What the engine can hold: as told, or what memory allows."""
+    """What the engine can hold: the sizes given, or what fits into free memory."""
     for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
     if settings.max_step_tokens < max_num_seqs:
         raise ConfigError(
             f"max_step_tokens={settings.max_step_tokens} is below max_num_seqs={max_num_seqs}",
-            hint="each running request needs a row in every step",
+            hint="every running request decodes one token in each step: raise max_step_tokens",
         )
     context = min(max_model_len or config.max_model_len, config.max_model_len)
     size = block_bytes(config, block_size, settings.dtype)
     if kv_blocks is None:
-        # No more than all seq_slots can fill: what is left stays with the machine.
+        # No more than all sequence slots can fill.
         most = max_num_seqs * -(-context // block_size)
         memory = int(_free_bytes(settings.device) * memory_share) if kv_memory_bytes is None else kv_memory_bytes
         kv_blocks = min(most, memory // size)
@@ -176,7 +177,7 @@ def _choose_runner(model: Model, scheduler: BatchScheduler) -> Runner:
     from seer.engine.local.gpu_runner import GpuRunner
 
     if isinstance(scheduler.drafter, DeferredIndexing):
-        return GpuRunner(model, scheduler, meanwhile=scheduler.drafter.learn)
+        return GpuRunner(model, scheduler, while_computing=scheduler.drafter.learn)
     return GpuRunner(model, scheduler)
 
 

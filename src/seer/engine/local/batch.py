@@ -1,18 +1,19 @@
-"""One forward pass, row by row: which tokens, where their KV goes, and what each of them sees.
+"""One forward pass, token by token: which tokens are batched, where their KV goes, and what each of them attends to.
 
-A row is one token. Rows of one chunk are consecutive (a segment): a piece of its context, or its last token
-followed by the nodes of its draft tree.
+Each batched token is one row of the activations. The rows of one chunk are consecutive (a segment): a piece of its
+context, or its last token followed by the nodes of its draft tree.
 
-    kind of row           its KV goes to          it sees
+    batched token         its KV goes to          it attends to
     context, last token   its own place (table)   the table's positions up to its own
     draft node            a scratch slot          the table up to the tree's root, then its ancestors and itself
 
-So a rejected draft is never in a chunk's blocks, and an accepted node is moved there (engine.py, `settle`). (On a GPU
-uniform_rows.py lays out steps that repeat, and puts the likeliest path into the chunk's blocks at once.)
+A rejected draft node is therefore never in a chunk's blocks. An accepted node is moved there (engine.py, `settle`).
+On a GPU, uniform_rows.py lays out the steps in which all chunks decode. It writes the likeliest path of a tree directly
+into the chunk's blocks.
 
 Invariants
   1. Rows that are sampled from come in the order of `works`, and within one in tree order (root first).
-  2. No two rows of a batch share a slot.
+  2. No two rows of a batch share a KV slot.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ Int64 = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Work:
-    """What one chunk has computed in a step."""
+    """What a step computes for one chunk."""
 
     active: ActiveChunk
     num_tokens: int
-    """Known tokens, from `active.num_computed` on."""
+    """Known tokens to compute, from `active.num_computed` on."""
     tree: DraftTree | None = None
     first_sample: int = 0
     """Index of its first sampled row among all sampled rows; filled by `build`."""
     node_slots: list[int] | None = None
-    """Where the KV of the tree's nodes is computed; filled by `build`."""
+    """KV slots of the tree's nodes; filled by `build`."""
 
     samples: bool = field(init=False)
-    """Its last known token is among the rows, so that the next one can be sampled."""
+    """Whether its last known token is batched, so that the next one is sampled."""
 
     def __post_init__(self) -> None:
-        """Settled now, for the chunk moves on before the work is forgotten."""
+        """Computed once, because `num_computed` changes before the work is dropped."""
         self.samples = self.active.num_computed + self.num_tokens == len(self.active.tokens)
 
     @property
     def num_batched_tokens(self) -> int:
-        """Rows of the forward pass."""
+        """Tokens it adds to the forward pass, draft nodes included."""
         return self.num_tokens + (len(self.tree.tokens) if self.tree else 0)
 
 
@@ -74,7 +75,7 @@ class Batch:
 
 
 def build(works: list[Work], block_size: int, first_scratch_slot: int) -> Batch:
-    """Lay out the rows of the given work."""
+    """Lay out the batched tokens of the given works."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

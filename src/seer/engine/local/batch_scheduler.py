@@ -1,14 +1,14 @@
-"""Decide what the next step computes: who enters, who continues, who prefills.
+"""Decide what the next step computes: which chunks enter, which decode, which prefill.
 
-A chunk enters when there is a seq_slot for it and KV room for everything it can generate, so nothing that entered
-is ever preempted. Order of entry is order of arrival. In a step, chunks that decode come first, then pieces
-of contexts, up to `max_step_tokens` rows.
+A chunk enters when a sequence slot is free and there are KV blocks for everything it can generate. So a chunk that
+entered is never preempted. Chunks enter in order of arrival. A step holds the chunks that decode first, then pieces of
+contexts, up to `max_step_tokens` batched tokens.
 
 Invariants
   1. The blocks of a chunk that entered cover its context and its `max_tokens`.
-  2. Two chunks never compute the same block at once: the later one waits a step or more and then finds the
-     block. The earliest chunk waits for nobody, so every step with running chunks does something.
-  3. Equal arrivals give equal plans.
+  2. Two chunks never compute the same block in one step: the later one waits and then finds the block. The earliest
+     chunk never waits, so every step with running chunks makes progress.
+  3. The same arrivals, pool contents and drafts give the same plans.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from seer.errors import DraftError
 from seer.kvpool.base import Pool
 
 NO_ALLOWANCE = Allowance(0)
+"""Draft nothing."""
+DEFAULT_ALLOWANCE = Allowance(4)
+"""Where no budget is given: short drafts, which cost little when they are rejected."""
 
 
 @dataclass(slots=True)
 class Loads:
-    """What was asked of the pool since somebody last looked."""
+    """Loads from the pool since the last `take_loads`."""
 
     seconds: float = 0.0
     num_bytes: int = 0
     num_missed_tokens: int = 0
-    """Tokens of requests that had begun, asked for and not given: they are computed again."""
+    """Tokens of continued requests whose KV the pool no longer had. They are computed again."""
 
 
 class BatchScheduler:
@@ -67,28 +70,28 @@ class BatchScheduler:
         self.loads = Loads()
         self.num_draft_failures = 0
         self.tables_version = 0
-        """Counts changes of `tables`, for whoever keeps a copy."""
+        """Counts changes of `tables`. A runner that keeps a copy compares it."""
         width = -(-max_model_len // cache.block_size)
         self.tables = torch.zeros((max_num_seqs, width), dtype=torch.int32)
         self._seq_slots = list(range(max_num_seqs - 1, -1, -1))
 
     def add(self, active: ActiveChunk) -> None:
-        """Let a chunk wait for its turn."""
+        """Append a chunk to the queue."""
         self.waiting.append(active)
 
     def all_chunks(self) -> Iterator[ActiveChunk]:
-        """Everything in hand."""
+        """Running chunks, then waiting ones."""
         yield from self.running
         yield from self.waiting
 
     def plan(self) -> list[Work]:
-        """Let in whoever fits; one work for each chunk that decodes, to which drafts and contexts may be added."""
+        """Let waiting chunks enter while they fit. Return one work per decoding chunk, without drafts."""
         while self.waiting and self._enter(self.waiting[0]):
             self.running.append(self.waiting.popleft())
         return [Work(active, 1) for active in self.running if active.decoding]
 
     def leave(self, active: ActiveChunk) -> None:
-        """Take a chunk out, wherever it is; its blocks stay findable."""
+        """Remove a running or waiting chunk. Its sealed blocks stay in the cache."""
         if active.seq_slot >= 0:
             self.running.remove(active)
             self._seq_slots.append(active.seq_slot)
@@ -107,7 +110,7 @@ class BatchScheduler:
     # Entering
 
     def _enter(self, active: ActiveChunk) -> bool:
-        """Reserve a seq_slot and all blocks the chunk can need, reusing what is held here or in the pool."""
+        """Reserve a sequence slot and all blocks the chunk can need; reuse KV of this instance, then of the pool."""
         tokens = self.cache.block_size
         found = self.blocks.find(active.keys[: self._max_reused(active)])
         needed = -(-(active.num_context + active.chunk.max_tokens) // tokens) - len(found)
@@ -126,7 +129,7 @@ class BatchScheduler:
         return True
 
     def _fetch(self, active: ActiveChunk, pool: Pool) -> None:
-        """Fill the next blocks from the pool, as far as it holds them."""
+        """Fill the next blocks from the pool, up to the first one that it lacks."""
         start = active.num_sealed
         keys = active.keys[start : self._max_reused(active)]
         if not keys:
@@ -145,22 +148,22 @@ class BatchScheduler:
             self.loads.num_missed_tokens += (len(keys) - num_fetched) * self.cache.block_size
 
     def take_loads(self) -> Loads:
-        """What was asked of the pool since the last call."""
+        """Loads from the pool since the last call."""
         loads, self.loads = self.loads, Loads()
         return loads
 
     def _max_reused(self, active: ActiveChunk) -> int:
-        """Blocks that may be reused: the last token must be computed, to sample its successor."""
+        """Blocks that may be reused. The last token is always computed, because its successor is sampled from it."""
         return (len(active.tokens) - 1) // self.cache.block_size
 
     # Continuing
 
     def allow(self, works: Sequence[Work]) -> Allowance:
-        """How much may be drafted for each of these chunks, within what the budget and the step allow."""
+        """Draft tokens allowed per chunk: the budget's, cut to the room in the step."""
         if self.drafter is None or not works:
             return NO_ALLOWANCE
         mean_context = sum(len(work.active.tokens) for work in works) // len(works)
-        allowance = self.budget(len(works), mean_context) if self.budget else Allowance(4)
+        allowance = self.budget(len(works), mean_context) if self.budget else DEFAULT_ALLOWANCE
         room = (self.max_step_tokens - len(works)) // len(works)
         return allowance if allowance.max_tokens <= room else replace(allowance, max_tokens=max(0, room))
 
@@ -174,14 +177,14 @@ class BatchScheduler:
             self.num_draft_failures += 1
             return
         for work, tree in zip(works, trees, strict=True):
-            # A tree reaches the chunk's limit with its root's sample alone, so depth counts from the second token on.
+            # The root's own sample is one of the remaining tokens; the tree may add the others.
             kept = tree.pruned(allowance.max_tokens, work.active.num_remaining - 1)
             work.tree = kept if kept.tokens else None
 
     # Prefilling
 
     def add_contexts(self, works: list[Work]) -> None:
-        """Pieces of contexts, as many as there is room for beside the works given."""
+        """Append pieces of contexts until the step is full."""
         room = self.max_step_tokens - sum(work.num_batched_tokens for work in works)
         being_computed: set[bytes] = set()
         for active in self.running:
@@ -197,7 +200,7 @@ class BatchScheduler:
             room -= count
 
     def _adopt(self, active: ActiveChunk) -> None:
-        """Swap reserved blocks for ones that another chunk has computed meanwhile."""
+        """Replace reserved blocks by equal ones that another chunk has computed since this one entered."""
         tokens = self.cache.block_size
         if active.num_computed % tokens:
             return
@@ -214,7 +217,7 @@ class BatchScheduler:
 
 
 def draft_asks(works: Sequence[Work], allowance: Allowance) -> list[DraftAsk]:
-    """What a drafter is asked for these chunks."""
+    """The drafter's input for these chunks."""
     return [
         DraftAsk(
             active.chunk.group,

@@ -1,7 +1,7 @@
-"""Measure an engine: what a step of a given shape costs, and how many tokens per second it generates.
+"""Measure an engine: the cost of a step of a given shape, and tokens per second of a whole batch.
 
-Step costs are measured on contexts that were never computed (their KV is zeros): a step takes as long
-whatever the numbers are, and a grid of shapes takes seconds instead of minutes.
+Step costs are measured on contexts that were never computed (their KV is zeros). A step takes equally long for any
+values, and this way a grid of shapes takes seconds instead of minutes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from seer.speculation.step_report import StepReport
 from seer.types import Chunk, Sampling
 
 WARMUP_STEPS = 3
+"""Not timed: the first steps of a shape compile kernels and touch memory for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Throughput:
 
 
 class _BlindDrafter:
-    """Proposes arbitrary tokens: what verification costs does not depend on what is verified."""
+    """Proposes arbitrary tokens. The cost of verification does not depend on the tokens."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -54,7 +55,7 @@ class _BlindDrafter:
         """Learn nothing."""
 
     def draft(self, asks: Sequence[DraftAsk]) -> list[DraftTree]:
-        """A linear draft of the largest size allowed."""
+        """A path of the largest size allowed."""
         return [
             DraftTree.linear([(len(ask.context) + 7 * i) % self.vocab_size for i in range(ask.max_tokens)])
             for ask in asks
@@ -78,7 +79,7 @@ def profile(
     """Measure every combination."""
     config = read_config(folder)
     on_device = torch.device(device)
-    # Every measured step may add all its tokens, were the drafts right.
+    # If every draft were accepted, each step would add all its tokens.
     growth = (num_steps + WARMUP_STEPS + 1) * max(tokens_per_request)
     if max(contexts) + growth > config.max_model_len:
         raise ConfigError(
@@ -110,32 +111,28 @@ def profile(
                 depth[0] = tokens
                 steps.clear()
                 _time_steps(engine, batch, context, num_steps + WARMUP_STEPS, growth)
-                times = sorted(step.duration_s for step in steps[WARMUP_STEPS:])
-                quartile = len(times) // 4
-                points.append(
-                    ProfilePoint(
-                        batch,
-                        tokens,
-                        context,
-                        statistics.median(times),
-                        len(times),
-                        times[-1 - quartile] - times[quartile],
-                    )
-                )
+                points.append(_point(batch, tokens, context, steps[WARMUP_STEPS:]))
     return StepProfile(
         model=folder.name, device=device, dtype=str(choose_dtype(dtype, on_device)), points=tuple(points)
     )
 
 
+def _point(batch: int, tokens: int, context: int, steps: Sequence[StepReport]) -> ProfilePoint:
+    times = sorted(step.duration_s for step in steps)
+    quartile = len(times) // 4
+    spread_s = times[-1 - quartile] - times[quartile]
+    return ProfilePoint(batch, tokens, context, statistics.median(times), len(times), spread_s)
+
+
 def _fixed(depth: list[int]) -> DraftBudget:
-    """A budget that follows `depth[0]`, tokens per request."""
+    """A budget that always allows `depth[0]` tokens per request."""
     return lambda num_running, context: Allowance(depth[0] - 1)
 
 
 def generate_batch(
     engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, *, temperature: float
 ) -> Throughput:
-    """Generate exactly `num_tokens` for each prompt, all at once, from nothing."""
+    """Generate exactly `num_tokens` for each prompt, in one batch, with an empty cache."""
     steps: list[StepReport] = []
     engine.on_step = steps.append
     sampling = Sampling(max_tokens=num_tokens, temperature=temperature, ignore_eos=True)
@@ -152,7 +149,7 @@ def generate_batch(
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Prompts that share nothing, so that no cache helps."""
+    """Prompts without common prefixes, so that no cached KV is reused."""
     dice = random.Random(seed)
     return [[dice.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
@@ -173,7 +170,7 @@ def _chunk(request: int, prompt: Sequence[int], num_tokens: int, sampling: Sampl
 
 
 def _time_steps(engine: Engine, batch: int, context: int, num_steps: int, growth: int) -> None:
-    """Decode on contexts that are taken for computed."""
+    """Decode on contexts that are only marked as computed."""
     sampling = Sampling(max_tokens=growth, ignore_eos=True)
     prompts = random_prompts(batch, context, engine.model.config.vocab_size, seed=context)
     with torch.inference_mode():

@@ -1,10 +1,10 @@
-"""Who holds which KV block, and which blocks can be found again by what they contain.
+"""Which chunks hold which KV block, and which blocks can be found again by their content.
 
 Bookkeeping only: the bytes are in cache.py. A block is in exactly one of three states:
 
     held      at least one active chunk refers to it
-    cached    nobody refers to it, it is registered under a key, and it is kept until its room is needed
-    free      nobody refers to it and its content means nothing
+    cached    no chunk refers to it, it is registered under a key, and it is kept until its room is needed
+    free      no chunk refers to it and its content is meaningless
 
 Invariants (checked by `check_integrity`)
   1. held + cached + free is every block; reference counts are the numbers of holders.
@@ -38,12 +38,12 @@ class BlockTable:
 
     @property
     def num_cached(self) -> int:
-        """Blocks kept for reuse and held by nobody."""
+        """Blocks that no chunk holds and that are kept for reuse."""
         return len(self._cached)
 
     @property
     def num_held(self) -> int:
-        """Blocks some active chunk refers to."""
+        """Blocks that at least one active chunk refers to."""
         return self.num_blocks - self.num_available
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
@@ -74,17 +74,15 @@ class BlockTable:
         return taken
 
     def seal(self, block: int, key: bytes) -> None:
-        """Register a held block that is full, final and computed; a second block of equal content stays
-        unnamed.
-        """
-        assert self._references[block] > 0, f"block {block} is sealed and held by nobody"
+        """Register a held block that is full, final and computed. A second block of equal content gets no key."""
+        assert self._references[block] > 0, f"block {block} is sealed but no chunk holds it"
         if key not in self._block_of:
             assert self._key_of[block] is None, f"block {block} is sealed twice"
             self._key_of[block] = key
             self._block_of[key] = block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop a reference to each; the last blocks of a sequence are the first to be reused."""
+        """Drop a reference to each block. The last blocks of a sequence are evicted first."""
         for block in reversed(blocks):
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} released more often than held"
@@ -95,7 +93,7 @@ class BlockTable:
                     self._cached[block] = None
 
     def forget_all(self) -> None:
-        """Make every registered content unreachable: the weights changed. Held blocks stay held."""
+        """Remove all keys, because the weights changed. Held blocks stay held."""
         for block in self._block_of.values():
             self._key_of[block] = None
         self._block_of.clear()
@@ -111,7 +109,7 @@ class BlockTable:
         return block
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
-        """Compare this table with who says to hold what; a broken equation is shown with both its sides."""
+        """Check the invariants against the blocks that chunks say they hold."""
         held = Counter(block for blocks in holders for block in blocks)
         for block, references in enumerate(self._references):
             assert references == held[block], f"block {block}: {references} references, {held[block]} holders"

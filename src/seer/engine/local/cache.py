@@ -1,13 +1,12 @@
-"""The memory that KV blocks live in, and the way their bytes go out to the pool and come back.
+"""The memory of KV blocks, and copies of blocks to the pool and back.
 
-One tensor, [block][layer][key, value][...]: a block's bytes are contiguous, so exporting blocks is handing
-out views of them (on a CPU) or one copy of all (on a GPU). Keys are [head_dim][block_size] and values
-[block_size][head_dim] within a KV head. Behind the blocks lie scratch blocks, in which draft nodes keep
-their KV until they are accepted.
+One tensor, [block][layer][key, value][...]. A block's bytes are contiguous, so an export passes views of the blocks (on
+a CPU) or one gathered copy (on a GPU). Keys are [head_dim][block_size] and values [block_size][head_dim] within a KV
+head. Scratch blocks follow the ordinary ones: draft nodes keep their KV there until they are accepted.
 
 Invariants
-  1. Scratch blocks are never exported, and no block table names one.
-  2. The layout is part of the namespace: blocks of another layout, model or weights version can not be read by mistake.
+  1. Scratch blocks are never exported, and no chunk's block table refers to one.
+  2. Layout, model and weights version are part of the namespace, so blocks of another kind are never read by mistake.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_scratch_tokens = num_scratch_tokens
-        # One block more than asked for: padding rows of fixed shapes write to its last slot.
+        # One block more than asked for: padding tokens of fixed shapes write to its last slot.
         num_scratch_blocks = -(-num_scratch_tokens // block_size) + 1
         shape = (
             num_blocks + num_scratch_blocks,
@@ -53,7 +52,7 @@ class KVCache:
         )
         self.is_host_memory = device.type == "cpu"
         """Whether the pool can read and write the blocks where they are."""
-        # Zeros, not garbage: implementations that mask by weight 0 must not meet a NaN.
+        # Zeros: implementations that mask by weight 0 must not read a NaN.
         if self.is_host_memory:
             memory = huge_pages.zeros(math.prod(shape) * dtype.itemsize)
             self.tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
@@ -67,12 +66,12 @@ class KVCache:
 
     @property
     def first_scratch_slot(self) -> int:
-        """Slots from here on belong to draft nodes."""
+        """The first slot of the scratch blocks."""
         return self.num_blocks * self.block_size
 
     @property
     def spare_slot(self) -> int:
-        """A slot nobody reads, for rows that only fill up a shape."""
+        """A slot that is never read. Padding tokens write their KV there."""
         return len(self.tensor) * self.block_size - 1
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -86,7 +85,7 @@ class KVCache:
         return self.tensor[:, layer, 1].view(-1, c.num_kv_heads, self.block_size, c.head_dim)
 
     def namespace(self, model: str, weights_version: int) -> Namespace:
-        """What the pool must know, beside the tokens, to tell these blocks from others."""
+        """What identifies these blocks in the pool, besides their tokens."""
         layout = KVLayout(
             num_layers=self.config.num_layers,
             num_kv_heads=self.config.num_kv_heads,
@@ -97,14 +96,14 @@ class KVCache:
         return Namespace(model=model, weights_version=weights_version, layout=layout, salt="local/keys-transposed")
 
     def export(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int], owners: Owners) -> list[bool]:
-        """Offer blocks to the pool; what it takes is pinned for their owners."""
+        """Offer blocks to the pool. It pins the ones that it takes for their owners."""
         if self.is_host_memory:
             return pool.put_now(list(keys), self._views(blocks), owners)
         gathered = self._rows.index_select(0, self._index(blocks))
         return pool.put_now(list(keys), gathered.cpu().numpy(), owners)
 
     def fetch(self, pool: Pool, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
-        """Fill blocks from the pool; returns how many leading ones it had."""
+        """Fill blocks from the pool; return how many leading ones it had."""
         if self.is_host_memory:
             return _num_leading(pool.get_now(list(keys), self._views(blocks)))
         on_gpu = self.tensor.device.type == "cuda"
@@ -115,7 +114,7 @@ class KVCache:
 
     @property
     def _rows(self) -> torch.Tensor:
-        """All of it as [block, byte]."""
+        """The whole memory as [block, byte]."""
         return self.tensor.view(len(self.tensor), -1).view(torch.uint8)
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
@@ -136,5 +135,5 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
 
 
 def model_identity(config: ModelConfig, fingerprint: str) -> str:
-    """A name that two instances share only when they run the same weights."""
+    """A name that is equal only for instances of the same model and weights."""
     return hashlib.blake2b(f"{config}|{fingerprint}".encode(), digest_size=16).hexdigest()

@@ -1,8 +1,7 @@
 """The arithmetic of a decoder layer on a CPU in fp32, by the native kernels.
 
-Why its own file: these give, for each row, the same bits whatever else is in the batch. csrc/engine/product.h and
-kernels.h state it of the products and of the rest. Hence tokens do not depend on batch neighbours, chunking or
-drafts, to the bit and not only up to near-ties.
+Invariant: a row's result has the same bits whatever else is in the batch (csrc/engine/product.h and kernels.h say how).
+So tokens do not depend on batch neighbours, chunking or drafts, not even where two tokens nearly tie.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class PanelLinear:
         return out
 
     def replace(self, other: Linear) -> None:
-        """Take another matrix's panels."""
+        """Use another matrix's panels."""
         assert isinstance(other, PanelLinear), f"{type(other).__name__} replaces a PanelLinear"
         self.panels, self.bias = other.panels, other.bias
 
@@ -67,7 +66,7 @@ def fill_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix in panels of its own memory."""
+    """A matrix in panels, in newly allocated memory."""
     panels = torch.empty(panels_shape(weight))
     huge_pages.ask(panels.data_ptr(), panels.nbytes)
     fill_panels(panels, weight)
@@ -75,7 +74,7 @@ def to_panels(weight: torch.Tensor) -> torch.Tensor:
 
 
 class CpuOps:
-    """fp32, the same bits for a row in any batch."""
+    """The native fp32 kernels. Implements `Ops`."""
 
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         assert kernels is not None, "the native kernels are not built"
@@ -93,11 +92,11 @@ class CpuOps:
         self._alive: tuple[Any, ...] = ()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
-        """In panels."""
+        """Lay the matrix out in panels."""
         return PanelLinear(to_panels(weight), bias, len(weight))
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
-        """Hand the kernels the batch's arrays, and keep them alive until the next batch."""
+        """Pass the batch's arrays to the kernels, and keep them alive until the next batch."""
         kernels.use_threads(torch.get_num_threads())
         cosine, sine = self.rotary.rows(torch.from_numpy(batch.positions))
         self._alive = (batch, tables, cosine, sine)
@@ -134,13 +133,13 @@ class CpuOps:
         k_norm: torch.Tensor | None,
         eps: float,
     ) -> None:
-        """In place, then into the cache."""
+        """In place, then store in the cache."""
         q_address = 0 if q_norm is None else q_norm.data_ptr()
         k_address = 0 if k_norm is None else k_norm.data_ptr()
         self.kernels.rotate_store(layer, qkv.data_ptr(), q_address, k_address, eps)
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention over the cache as it lies, nothing gathered."""
+        """Attention that reads the paged cache in place."""
         c = self.config
         out = torch.empty((len(qkv), c.num_heads * c.head_dim))
         self.kernels.attend(layer, qkv.data_ptr(), out.data_ptr())

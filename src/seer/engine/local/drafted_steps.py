@@ -1,9 +1,9 @@
-"""Draft, verify, draft again: several steps of the same chunks in one go.
+"""Draft, verify, draft again: several steps of the same chunks without returning to the engine.
 
-Between two steps the host does what a step cannot begin without, for all chunks in a few native calls: it walks down
-the trees (csrc/engine/draft_burst.h), tells the index, has new trees drafted and lays them out. Everything else, block
-keys and reports and whatever is Python's for each chunk, waits for the end. A device that computes for two
-milliseconds would otherwise wait for one.
+Between two steps the host does only what the next step needs, for all chunks in a few native calls: it walks down the
+trees (csrc/engine/draft_burst.h), adds the new tokens to the index, drafts new trees and lays them out. All Python work
+per chunk, such as block keys and reports, is done once after the last step. Otherwise a device that computes for two
+milliseconds would wait for one.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from seer.engine.local.runner import DraftedSteps
 from seer.engine.local.sampling import NEAR_TIE
 
 NO_MOVE = -1
-"""In the place of a slot whose KV is to be moved."""
+"""Stands for "nothing to move" in the list of slots to move KV from; valid slots are 0 or more."""
 
 
 class Step(Protocol):
-    """Computes rows and samples from them."""
+    """Computes batched tokens and samples from each."""
 
-    told: NDArray[np.int32]
-    """To be filled in: six fields of every row, then the slots that KV is moved from before, then those it is moved
-    to."""
+    inputs: NDArray[np.int32]
+    """Filled in before `run`: six fields of every batched token, then the slots that KV is moved from before the step,
+    then the slots it is moved to."""
 
     def run(self) -> NDArray[np.float32]:
-        """What was sampled, as `sampling.unpack` has it."""
+        """The sampled tokens, in the form that `sampling.unpack` reads."""
 
 
 def run_drafted_steps(
@@ -48,7 +48,10 @@ def run_drafted_steps(
     max_steps: int,
     until_one_ends: bool,
 ) -> DraftedSteps:
-    """As many steps as are allowed, or fewer where chunks end; `choose` answers to chunks and rows for each."""
+    """Run up to `max_steps` steps, fewer if chunks end.
+
+    `choose` returns the shape and step for a number of chunks and of tokens per chunk.
+    """
     cache, tables = scheduler.cache, scheduler.tables.numpy()
     burst = DraftBurst(
         block_size=cache.block_size,
@@ -75,8 +78,8 @@ def run_drafted_steps(
         shape, step = choose(burst.num_live, 1 + int(trees.counts.max()))
         num_batched_tokens += burst.num_live + int(trees.counts.sum())
         num_steps += 1
-        while not burst.lay_out(*trees, tables, *shape, shape.num_nodes, step.told):
-            move(*burst.take_moves())  # the step before was larger: more KV is to be moved than fits into this one
+        while not burst.lay_out(*trees, tables, *shape, shape.num_nodes, step.inputs):
+            move(*burst.take_moves())  # the step before was larger: it left more moves than fit into this one
         burst.settle(step.run(), tables, NEAR_TIE, tokens, offsets)
         session.observe(tokens[: offsets[-1]], offsets)
     moves = burst.take_moves()

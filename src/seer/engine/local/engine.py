@@ -1,14 +1,14 @@
-"""The step: plan, lay out, compute, sample, settle, report.
+"""The engine step: plan, lay out, compute, sample, settle, report.
 
-Synchronous and single-threaded; instance.py gives it a thread and an event loop. Nothing here knows time
-beyond measuring how long a step took.
+Synchronous and single-threaded. instance.py adds the thread and the event loop. The clock is read only to measure
+steps.
 
 Invariants
-  1. Every chunk added leads to exactly one output with `end` set, and its tokens are reported once, in order.
-  2. A block is registered, and offered to the pool, only when all its tokens are final and their KV computed
+  1. Every added chunk leads to exactly one output with `end` set, and its tokens are reported once, in order.
+  2. A block is registered, and offered to the pool, only when all its tokens are final and their KV was computed
      under the current weights version.
-  3. The KV of a rejected draft node is in scratch, or in its chunk's own blocks behind what was computed: never in a
-     sealed block, and never seen.
+  3. The KV of a rejected draft node is in scratch, or in its chunk's own blocks after the computed positions. It is
+     never in a sealed block and is never attended to.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Engine:
         self.on_step = on_step
         self.num_steps = self.num_drafted = self.num_accepted = self.num_near_ties = 0
         self.num_missed_tokens = 0
-        """Tokens of requests that had begun, asked of the pool in vain and computed again."""
+        """Tokens of continued requests whose KV the pool no longer had, so that they were computed again."""
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether any chunk runs or waits."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> list[ChunkOutput]:
-        """Move every running chunk on by one forward pass, or by a few where nothing can come between."""
+        """Advance every running chunk by one forward pass, or by several where no other work can interfere."""
         started, captured = time.perf_counter(), self.runner.num_captured
         works = self.scheduler.plan()
         done = self._compute(works)
@@ -79,7 +79,7 @@ class Engine:
         return self.collect(works)
 
     def _compute(self, works: list[Work]) -> StepResult:
-        """In one go where every chunk decodes: with drafts, or without; step by step where there is more to it."""
+        """Several forward passes at once where every chunk decodes and the runner can; else one forward pass."""
         scheduler, allowance = self.scheduler, self.scheduler.allow(works)
         if len(works) < len(scheduler.running):
             scheduler.draft(works, allowance)
@@ -90,7 +90,7 @@ class Engine:
                 return self.settle_burst(works, self.runner.burst(works, num_steps))
         elif isinstance(scheduler.drafter, OpensSessions) and self.runner.burst_length(works) > 1:
             session = scheduler.drafter.open_session(draft_asks(works, allowance))
-            # Whoever waits takes the place of the first to end.
+            # A waiting chunk can enter as soon as one ends.
             until_one_ends = bool(scheduler.waiting)
             return self.settle_drafts(
                 works, self.runner.run_drafted(works, session, allowance, until_one_ends=until_one_ends)
@@ -99,10 +99,10 @@ class Engine:
             scheduler.draft(works, allowance)
         return self.settle(works, self.runner.run(works))
 
-    # A chunk's life
+    # Chunks enter and end
 
     def add(self, chunk: Chunk) -> None:
-        """Take a chunk in hand."""
+        """Queue a chunk. The drafter learns what earlier chunks of its response generated."""
         active = activate(chunk, self.namespace, self.model.config.eos_token_ids)
         if self.scheduler.drafter is not None and active.num_response:
             self.scheduler.drafter.observe(
@@ -111,18 +111,18 @@ class Engine:
         self.scheduler.add(active)
 
     def abort(self, request: int) -> list[ChunkOutput]:
-        """End a request's chunk now and report what it generated."""
+        """End a request's chunk now. Its output holds the tokens not yet reported."""
         found = [active for active in self.scheduler.all_chunks() if active.chunk.request == request]
         return [self._finish(active, ChunkEnd.ABORTED) for active in found]
 
     def end_all(self, end: ChunkEnd, error: str | None = None) -> list[ChunkOutput]:
-        """End everything in hand: the engine closes, or can not go on."""
+        """End every chunk, because the engine closes or failed."""
         return [self._finish(active, end, error) for active in list(self.scheduler.all_chunks())]
 
     # After the forward pass
 
     def settle(self, works: Sequence[Work], samples: Samples) -> StepResult:
-        """Make sampled tokens final, keep accepted nodes' KV, seal full blocks."""
+        """After one forward pass: append the tokens, move accepted nodes' KV, seal full blocks."""
         source: list[int] = []
         target: list[int] = []
         num_emitted = num_drafted = num_accepted = 0
@@ -143,7 +143,7 @@ class Engine:
         return StepResult(1, num_batched_tokens, num_emitted, num_drafted, num_accepted)
 
     def settle_burst(self, works: Sequence[Work], steps: Sequence[Samples]) -> StepResult:
-        """Make the tokens of several decoding steps final, up to each chunk's stop token or limit."""
+        """After several decoding steps: append each chunk's tokens up to its stop token or limit."""
         num_emitted = 0
         for index, work in enumerate(works):
             active = work.active
@@ -165,7 +165,7 @@ class Engine:
         return StepResult(len(steps), len(works), num_emitted)
 
     def settle_drafts(self, works: Sequence[Work], steps: DraftedSteps) -> StepResult:
-        """Make the tokens of several verification steps final; their KV is where it belongs already."""
+        """After several verification steps: append the tokens. The runner has moved accepted nodes' KV already."""
         num_emitted = num_drafted = num_accepted = 0
         for work, burst in zip(works, steps.chunks, strict=True):
             active, tokens = work.active, burst.tokens
@@ -183,7 +183,7 @@ class Engine:
         return StepResult(steps.num_steps, num_batched_tokens, num_emitted, num_drafted, num_accepted)
 
     def _advance(self, work: Work, samples: Samples, source: list[int], target: list[int]) -> Walk:
-        """Append what one chunk drew; list the slots that accepted nodes move between."""
+        """Append one chunk's accepted tokens; add to `source` and `target` the slots of KV that must move."""
         active, first = work.active, work.first_sample
         num_nodes = len(work.tree.tokens) if work.tree else 0
         sampled = samples.tokens[first : first + 1 + num_nodes]
@@ -191,7 +191,7 @@ class Engine:
         tokens = self.scheduler.cache.block_size
         for depth, node in enumerate(way.nodes):
             position = len(active.tokens) + depth
-            assert work.node_slots is not None, "a walked tree was laid out"
+            assert work.node_slots is not None, "a tree with accepted nodes was laid out"
             computed, own = work.node_slots[node], active.blocks[position // tokens] * tokens + position % tokens
             if computed != own:
                 source.append(computed)
@@ -218,7 +218,7 @@ class Engine:
         stopped: bool,
         observed: bool = False,
     ) -> None:
-        """Take final tokens in, notice the end, tell the drafter unless it has observed them."""
+        """Append final tokens, note the end, and let the drafter observe them unless it has."""
         start = active.num_response
         active.append(tokens, logprobs, raw_logprobs)
         if stopped:
@@ -229,14 +229,14 @@ class Engine:
             self.scheduler.drafter.observe(active.chunk.group, active.chunk.request, tokens, start=start)
 
     def _seal(self, active: ActiveChunk) -> None:
-        """Register the blocks that became full and computed."""
+        """Register the blocks that are now full and computed."""
         num_full = active.num_computed // self.scheduler.cache.block_size
         for index in range(active.num_sealed, num_full):
             self.scheduler.blocks.seal(active.blocks[index], active.keys[index])
         active.num_sealed = max(active.num_sealed, num_full)
 
     def _export(self, works: Sequence[Work]) -> None:
-        """Offer the pool what was sealed, all chunks' in one call: on a GPU each call waits for the device."""
+        """Offer newly sealed blocks of all chunks to the pool in one call: on a GPU each call waits for the device."""
         if self.scheduler.pool is None:
             return
         keys: list[bytes] = []
@@ -255,7 +255,7 @@ class Engine:
     # Reporting
 
     def collect(self, works: Sequence[Work]) -> list[ChunkOutput]:
-        """News of the chunks that ended or have enough to tell; those that ended leave."""
+        """Outputs of the chunks that ended or have `stream_tokens` to report. Chunks that ended leave."""
         outputs = []
         for work in works:
             active = work.active
@@ -274,18 +274,18 @@ class Engine:
         if self.scheduler.pool is not None and (
             end is ChunkEnd.STOP or active.num_response >= chunk.sampling.max_tokens
         ):
-            # The request is over, so nobody will continue it: its KV may make room.
+            # The request has ended and is not continued: the pool may drop its KV.
             self.scheduler.pool.free(str(chunk.request))
         return active.take_output(self.instance, self.namespace.weights_version)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What was computed between two looks at the outside world."""
+    """Counts of one call of `Engine.step`."""
 
     num_steps: int
     num_batched_tokens: int
-    """Of a step; the mean."""
+    """Mean per forward pass."""
     num_emitted: int
     num_drafted: int = 0
     num_accepted: int = 0

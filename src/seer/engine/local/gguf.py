@@ -1,7 +1,7 @@
 """Read the GGUF files that small models are packaged in, and write them as Hugging Face folders.
 
-Only what those files use: the Llama family, tensor types F32, F16, Q8_0, Q4_0 and Q4_1, byte-level BPE
-tokenizers. The values are those of llama.cpp's own dequantisation, rounded to bf16 once.
+Reads only what those files use: the Llama family, tensor types F32, F16, Q8_0, Q4_0 and Q4_1, byte-level BPE
+tokenizers. The values equal llama.cpp's own dequantisation, rounded to bf16 once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from safetensors.torch import save_file
 from seer.errors import InputError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF value type -> struct format character, as the format defines them."""
 _STRING, _ARRAY = 8, 9
+"""GGUF value types."""
 _WEIGHT_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -37,12 +39,14 @@ _WEIGHT_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+"""GGUF name -> Hugging Face name, without the layer's prefix."""
 _CONTROL_TOKEN = 3
+"""GGUF token type of special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor as it lies in the file."""
+    """Where one tensor is in the file, and its shape and type."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""A step captured as a graph, and the memory it is told and answers through.
+"""A step captured as a CUDA graph, with its input and output buffers.
 
-Both ways go through pinned memory of the graph's own. It may be written again when a step's answer has been waited for:
-then the device has read what it was told.
+Inputs and results are copied through pinned host memory that belongs to the graph. The host may write the inputs again
+once it has waited for a step's results: the device has read the inputs by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Fitting)
 
 
 class Graph:
-    """Replays `forward`; without a pool to capture into (tests on a CPU) it calls it."""
+    """Replays a captured `forward`. Without a memory pool to capture into (tests on a CPU) it calls `forward`."""
 
     def __init__(
         self,
@@ -31,48 +31,48 @@ class Graph:
         *,
         reads: object,
         pool: Any | None,
-        meanwhile: Callable[[], None],
+        while_computing: Callable[[], None],
     ) -> None:
-        """`forward` reads `inputs`, int32 on the device, and answers with `num_sampled` rows of `GpuOps.sample`.
+        """`forward` reads `inputs`, int32 on the device, and returns `num_sampled` rows of `GpuOps.sample`.
 
-        `reads` is whatever else it reads that nobody else keeps: it must live as long as the graph. `meanwhile` is
-        called while the device computes.
+        `reads` holds the other tensors that it reads, which must live as long as the graph. `while_computing` is called
+        while the device computes.
         """
         self.device = inputs.device
         is_cuda = self.device.type == "cuda"
-        self._inputs, self._reads, self._meanwhile = inputs, reads, meanwhile
+        self._device_inputs, self._reads, self._while_computing = inputs, reads, while_computing
         self._host_inputs = torch.empty(inputs.shape, dtype=torch.int32, pin_memory=is_cuda)
-        self.told: NDArray[np.int32] = self._host_inputs.numpy()
-        """What the next replay is told, to be filled in."""
+        self.inputs: NDArray[np.int32] = self._host_inputs.numpy()
+        """Inputs of the next replay, on the host. Filled in before `run` or `send_inputs`."""
         self._host_sampled = torch.empty((num_sampled, 4), pin_memory=is_cuda)
-        # Captured kernels need `forward` no more. Kept, it would tie graph and runner into a cycle.
+        # A captured graph no longer needs `forward`. Keeping it would tie graph and runner into a reference cycle.
         self.replay, self.sampled = _call(forward, inputs, num_sampled) if pool is None else _capture(forward, pool)
 
-    def tell(self) -> None:
-        """Send what the next replay reads."""
-        self._inputs.copy_(self._host_inputs, non_blocking=True)
+    def send_inputs(self) -> None:
+        """Copy `inputs` to the device."""
+        self._device_inputs.copy_(self._host_inputs, non_blocking=True)
 
     def run(self) -> NDArray[np.float32]:
-        """One step as it was told. The answer is overwritten by the next one."""
-        self.tell()
+        """Run one step and wait for it. The next step overwrites the result."""
+        self.send_inputs()
         self.replay()
         self._host_sampled.copy_(self.sampled, non_blocking=True)
-        self._meanwhile()
+        self._while_computing()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return self._host_sampled.numpy()
 
 
 class Graphs(Generic[S]):
-    """The graphs of one kind of step, each captured when its shape is first asked for."""
+    """The graphs of one kind of step. Each is captured when its shape is first used."""
 
     def __init__(self) -> None:
         self.shapes = GraphShapes[S]()
-        """Says which shape to ask for."""
+        """Chooses the shape of a step."""
         self._graphs: dict[S, Graph] = {}
 
     def get(self, shape: S, capture: Callable[[S], Graph]) -> Graph:
-        """The graph of a shape."""
+        """The graph of a shape; captured now if there is none."""
         if shape not in self._graphs:
             self._graphs[shape] = capture(shape)
         return self._graphs[shape]
@@ -99,7 +99,7 @@ def _capture(forward: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        forward()  # compiles kernels and warms cuBLAS, neither of which may happen while capturing
+        forward()  # compiles kernels and initialises cuBLAS, which must not happen during capture
     torch.cuda.current_stream().wait_stream(side)
     captured = torch.cuda.CUDAGraph()
     with _no_collection(), torch.cuda.graph(captured, pool=pool, capture_error_mode="thread_local"):
@@ -109,7 +109,7 @@ def _capture(forward: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """The garbage collector could meet another engine's graph, and freeing one breaks the capture of any."""
+    """Stop the garbage collector: if it frees another engine's graph, the capture fails."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,19 +1,20 @@
 # mypy: ignore-errors
 # ruff: noqa: D103, N803, N806, PLR0915, PLR0917, SIM102
 # (Triton's dialect of Python: kernels have no types, and capitals mark what is fixed at compile time.)
-"""The embedded engine's Triton kernels: everything on a GPU but the matrix products.
+"""The embedded engine's Triton kernels: everything on a GPU except the matrix products.
 
-Rows are described by one int32 array, `rows` [6][capacity] (uniform_rows.py has the order), so that a step needs one
-copy to the device, or none:
+Each batched token is one row. One int32 array, `rows` [6][capacity] (uniform_rows.py has the order), describes them
+all, so that a step needs one copy to the device, or none:
 
-    TOKEN     its token id             VISIBLE   leading positions of its seq_slot's table that it sees
-    POSITION  its absolute position    NODES     bit j: it sees row `node_first + j` of its tile's tree
-    SLOT      where its KV goes        SEQ_SLOT      its row of the block tables
+    TOKEN     its token id             VISIBLE   leading positions of its sequence slot's table that it attends to
+    POSITION  its absolute position    NODES     bit j: it attends to row `node_first + j` of its tile's tree
+    SLOT      where its KV goes        SEQ_SLOT  its sequence slot: its row of the block tables
 
-and attention works tile by tile, `tiles` [3][count]: first row, number of rows (0: padding), first node row.
-Shapes that change the code are constexpr; everything else is data, so a captured graph serves any content. What differs
-from batch to batch is not specialised on: Triton would compile a kernel anew, for a second and in the middle of a
-rollout, because a number of rows is divisible by 16 or is 1, or where it is told what begins 4 bytes further on.
+Attention works tile by tile, `tiles` [3][count]: first row, number of rows (0: padding), first node row.
+
+Shapes that change the code are constexpr. Everything else is data, so that one captured graph serves any content.
+Arguments that differ from batch to batch are not specialised: otherwise Triton would compile a kernel again in the
+middle of a rollout, for about a second, when a count becomes 1 or divisible by 16, or a pointer is aligned differently.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import triton
 import triton.language as tl
 
 FIRST, COUNT, NODE_FIRST = range(3)
+"""Fields of a tile."""
 MAX_NODES = 31
-"""Bits of NODES that are used."""
+"""Draft nodes per tree: bits of NODES, an int32, without its sign."""
 
 
 @triton.jit
@@ -121,8 +123,8 @@ def attention_kernel(  # one program per tile, KV head and part of the context
         n = tl.multiple_of(base, BLOCK_N) + tl.arange(0, BLOCK_N)
         inside = n < stop
         block = tl.load(tables + seq_slot * table_width + n // BT, mask=n // BT * BT < stop, other=0).to(tl.int64)
-        # Told that a block's positions share it, the compiler loads its keys in pieces of 16 bytes, not of 2. For the
-        # same reason there is no mask: what lies behind `stop` is not seen.
+        # The hint that the positions of a block share it lets the compiler load keys in pieces of 16 bytes, not of 2.
+        # A mask would prevent that. None is needed: positions from `stop` on are masked in the scores.
         block = tl.max_constancy(block, BT)
         k = tl.load(keys + block[None, :] * block_stride + d[:, None] * BT + (n % BT)[None, :])
         seen = (n[None, :] < visible[:, None]) & inside[None, :]
@@ -254,7 +256,7 @@ def sample_part_kernel(  # one program per row and part of the vocabulary
         x = tl.load(logits + place * vocab + v, mask=inside, other=-1.0e30).to(tl.float32)
         new_top = tl.maximum(top, tl.max(x, 0))
         raw_total = raw_total * tl.exp(top - new_top) + tl.sum(tl.exp(x - new_top), 0)
-        if inverse == 1.0:  # as mostly: the distribution is the model's own
+        if inverse == 1.0:  # the common case: the distribution is the model's own
             total = raw_total
         else:
             total = total * tl.exp((top - new_top) * inverse) + tl.sum(
@@ -315,12 +317,12 @@ def sample_join_kernel(  # one program per sampled row
 
 
 @triton.jit(do_not_specialize=["table_width", "capacity"])
-def next_rows_kernel(  # one program per seq_slot of a decode step: lay out its row from the seq_slot's own state
+def next_rows_kernel(  # one program per sequence slot of a decode step: lay out its row from the slot's own state
     seq_slots, tokens, positions, limits, tables, table_width, rows, capacity, BT: tl.constexpr
 ):
     row = tl.program_id(0)
     seq_slot = tl.load(seq_slots + row).to(tl.int64)
-    # A chunk past its limit repeats its last reserved position until the host has noticed.
+    # A chunk past its limit repeats its last reserved position until the host looks at the results.
     position = tl.minimum(tl.load(positions + seq_slot), tl.load(limits + seq_slot))
     block = tl.load(tables + seq_slot * table_width + position // BT)
     tl.store(rows + row, tl.load(tokens + seq_slot))

@@ -1,8 +1,8 @@
 """The arithmetic of a decoder layer on a GPU: cuBLAS products and the Triton kernels of gpu_kernels.py.
 
-`step` says what the kernels work on. For a batch of any form (pieces of contexts among decoding rows) `begin`
-makes one; captured graphs (gpu_runner.py) bring their own, whose tensors keep their addresses while their
-content changes.
+`step` holds the arrays that the kernels read. `begin` makes it for a batch of any form (pieces of contexts beside
+decoding tokens). Captured graphs (gpu_runner.py) have their own, whose tensors keep their addresses while their content
+changes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from seer.engine.local.rotary import RotaryTable
 from seer.engine.local.uniform_rows import NODES, POSITION, SEQ_SLOT, SLOT, TOKEN, VISIBLE, form_of
 from seer.errors import ConfigError
 
-triton: Any = importlib.import_module("triton")  # comes with GPU builds of PyTorch only
+triton: Any = importlib.import_module("triton")  # only GPU builds of PyTorch depend on it
 
 TILE_TOKENS = 16
-"""Tokens of a context that one attention program handles."""
+"""Context tokens that one attention program handles: enough rows for `tl.dot`, which needs 16."""
 BLOCK_N = 64
+"""Positions of the context that an attention program reads at a time."""
 VERIFY_BLOCK_M = 64
 """Least rows times heads of an attention program over a tree, so that trees of all sizes share one compiled kernel."""
 PROGRAMS = 264
-"""Programs that fill the GPU twice over (132 multiprocessors); contexts are split until there are as many."""
+"""Programs that fill an H200 twice (132 multiprocessors). Contexts are split until there are about as many."""
 MAX_SPLITS = 32
-ANY_TREE_ROWS = 32
-"""Draft nodes that an attention program of any batch looks at: the largest tree's."""
-MAX_DRAW_PARTS = 16
-DRAW_BLOCK = 2048
+"""Parts of a context at most: one program joins them all."""
+ANY_TREE_NODES = 32
+"""Draft nodes that an attention program of any batch looks at: the largest tree's, rounded up to a power of two."""
+MAX_SAMPLE_PARTS = 16
+"""Parts of the vocabulary at most: one program joins them all."""
+SAMPLE_BLOCK = 2048
+"""Logits that a sampling program reads at a time."""
 
 
 @dataclass(slots=True)
@@ -49,11 +53,11 @@ class GpuStep:
     num_batched_tokens: int
     tile_tokens: int
     num_node_tokens: int
-    """0 without trees; else a power of two of at least 16, a tree's nodes or more."""
+    """0 without trees; else a power of two, at least 16 and at least the nodes of the largest tree."""
 
     @property
     def capacity(self) -> int:
-        """Rows there is room for."""
+        """Batched tokens that `rows` has room for."""
         return self.rows.shape[1]
 
     @property
@@ -63,7 +67,7 @@ class GpuStep:
 
 
 class WideLinear:
-    """A matrix whose products come in fp32: logits rounded to bf16 would tie by the dozen."""
+    """A matrix whose products are returned in fp32. Logits rounded to bf16 would have many ties."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.transposed = weight.t()
@@ -73,13 +77,13 @@ class WideLinear:
         return torch.mm(x, self.transposed, out_dtype=torch.float32)
 
     def replace(self, other: Linear) -> None:
-        """Take another matrix's values; captured graphs know this one's address."""
+        """Copy another matrix's values into this one: captured graphs read this address."""
         assert isinstance(other, WideLinear), f"{type(other).__name__} replaces a WideLinear"
         self.transposed.copy_(other.transposed)
 
     @staticmethod
     def supported(weight: torch.Tensor) -> bool:
-        """Whether this PyTorch can multiply so."""
+        """Whether this PyTorch has bf16 products with fp32 results."""
         try:
             WideLinear(weight[:16])(weight[:16])
         except (TypeError, RuntimeError, NotImplementedError):
@@ -93,7 +97,7 @@ class GpuOps:
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         head_dim = cache.config.head_dim
         if head_dim < 16 or head_dim & (head_dim - 1):
-            raise ConfigError(f"head_dim={head_dim} is not a power of two of at least 16, as the GPU kernels need")
+            raise ConfigError(f"head_dim={head_dim}; the GPU kernels need a power of two of at least 16")
         self.cache, self.config, self.rotary = cache, cache.config, rotary
         self.device = cache.tensor.device
         self.block_stride = cache.tensor.stride(0)
@@ -101,7 +105,7 @@ class GpuOps:
         self.step: GpuStep | None = None
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
-        """Matrices stay as they are; the output matrix answers in fp32."""
+        """Matrices keep their layout; the output matrix returns fp32."""
         if wide and bias is None and weight.dtype != torch.float32 and WideLinear.supported(weight):
             return WideLinear(weight)
         return PlainLinear(weight, bias)
@@ -115,7 +119,7 @@ class GpuOps:
             tables=tables,
             num_batched_tokens=batch.num_batched_tokens,
             tile_tokens=TILE_TOKENS,
-            num_node_tokens=ANY_TREE_ROWS if any(work.tree for work in batch.works) else 0,
+            num_node_tokens=ANY_TREE_NODES if any(work.tree for work in batch.works) else 0,
         )
 
     def add_rms_norm(
@@ -139,7 +143,7 @@ class GpuOps:
         k_norm: torch.Tensor | None,
         eps: float,
     ) -> None:
-        """In place, then into the cache."""
+        """In place, then store in the cache."""
         c, step = self.config, self._step()
         kernels.rotate_store_kernel[(step.num_batched_tokens, c.num_heads + 2 * c.num_kv_heads)](
             qkv, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
@@ -183,14 +187,14 @@ class GpuOps:
         return out
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """All moves in one launch; slots are disjoint, so their order does not matter."""
+        """All moves in one launch. Slots are disjoint, so their order does not matter."""
         moves = torch.tensor([source, target], dtype=torch.int32)
         if self.device.type == "cuda":
             moves = moves.pin_memory().to(self.device, non_blocking=True)
-        self.move_told(moves, num_programs=len(source))
+        self.move_on_device(moves, num_programs=len(source))
 
-    def move_told(self, moves: torch.Tensor, *, num_programs: int) -> None:
-        """The same for sources and targets on the device, [2][capacity]; those of -1 are none."""
+    def move_on_device(self, moves: torch.Tensor, *, num_programs: int) -> None:
+        """As `move`, for sources and targets on the device, [2][capacity]. A source of -1 is skipped."""
         c = self.config
         kernels.move_kernel[(num_programs, c.num_layers, c.num_kv_heads)](
             self.cache.tensor, moves, moves.shape[1], self.block_stride,
@@ -208,13 +212,13 @@ class GpuOps:
         """Sample a token per row of logits: [rows, 4] of token (its bits), logprob, raw logprob, margin."""
         step = self._step()
         count, vocab = logits.shape
-        num_parts = min(MAX_DRAW_PARTS, triton.next_power_of_2(triton.cdiv(vocab, DRAW_BLOCK)))
+        num_parts = min(MAX_SAMPLE_PARTS, triton.next_power_of_2(triton.cdiv(vocab, SAMPLE_BLOCK)))
         parts = torch.empty((count, num_parts, 8), dtype=torch.float32, device=logits.device)
         sampled = torch.empty((count, 4), dtype=torch.float32, device=logits.device)
-        size = triton.cdiv(triton.cdiv(vocab, num_parts), DRAW_BLOCK) * DRAW_BLOCK
+        size = triton.cdiv(triton.cdiv(vocab, num_parts), SAMPLE_BLOCK) * SAMPLE_BLOCK
         kernels.sample_part_kernel[(count, num_parts)](
             logits, sample_rows, step.rows, step.capacity, seq_slots.seeds, seq_slots.inverse_temperature, parts, vocab,
-            size, PARTS=num_parts, BLOCK=DRAW_BLOCK, num_warps=4,
+            size, PARTS=num_parts, BLOCK=SAMPLE_BLOCK, num_warps=4,
         )  # fmt: skip
         kernels.sample_join_kernel[(count,)](
             parts, sample_rows, step.rows, step.capacity, seq_slots.inverse_temperature, sampled, seq_slots.tokens,
@@ -223,28 +227,28 @@ class GpuOps:
         return sampled
 
     def _step(self) -> GpuStep:
-        assert self.step is not None, "begin comes first"
+        assert self.step is not None, "called before begin"
         return self.step
 
 
 @dataclass(slots=True)
 class SeqSlotState:
-    """What the device knows of each seq_slot, so that decoding steps need nothing from the host."""
+    """State of each sequence slot on the device, so that decoding steps need no input from the host."""
 
     tokens: torch.Tensor
-    """int32: the seq_slot's last token."""
+    """int32: the sequence's last token."""
     positions: torch.Tensor
     """int32: that token's position."""
     limits: torch.Tensor
-    """int32: the last position with room reserved."""
+    """int32: the last position with a reserved KV slot."""
     seeds: torch.Tensor
-    """int64: the mixed seed of its noise."""
+    """int64: the mixed seed of its sampling noise."""
     inverse_temperature: torch.Tensor
     """fp32; 0 is greedy."""
 
     @classmethod
     def zeros(cls, num_seq_slots: int, device: torch.device) -> SeqSlotState:
-        """State of idle seq_slots."""
+        """State of idle sequence slots."""
 
         def zeros(dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(num_seq_slots, dtype=dtype, device=device)
@@ -259,7 +263,7 @@ class SeqSlotState:
 
 
 def describe(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The rows and tiles of any batch, as gpu_kernels.py has them."""
+    """The rows and tiles of any batch, as gpu_kernels.py defines them."""
     rows = np.zeros((6, batch.num_batched_tokens), np.int32)
     rows[TOKEN], rows[POSITION] = batch.tokens, batch.positions
     rows[SLOT], rows[VISIBLE] = batch.slots, batch.num_visible
@@ -276,6 +280,6 @@ def describe(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
 
 
 def num_splits(num_programs: int) -> int:
-    """Into how many parts a context is cut: a power of two that about fills the GPU."""
+    """Parts a context is split into: a power of two that about fills the GPU."""
     wanted = PROGRAMS // num_programs
     return max(1, min(MAX_SPLITS, 1 << wanted.bit_length() >> 1))

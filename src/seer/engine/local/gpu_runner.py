@@ -1,21 +1,21 @@
-"""Carry out steps on a GPU: captured graphs for the shapes that repeat, bursts of decoding without the host.
+"""Run steps on a GPU: captured graphs for shapes that repeat, and bursts of decoding steps without the host.
 
     kind of step                              how
     every chunk decodes, no drafts            burst: a graph per batch size, replayed several times; each replay lays
-                                              out its rows from the seq_slots' own state on the device
-    every chunk decodes, some have drafts     a graph per (batch size, rows per chunk); one copy in, one copy out; from
-                                              one step to the next in native code (`run_drafted`), where the drafter can
-    anything else (pieces of contexts)        a graph per (rows, chunks) where steps are small and often of that
-                                              size; else kernel by kernel
+                                              out its batched tokens from the sequence slots' state on the device
+    every chunk decodes, some have drafts     a graph per (batch size, tokens per chunk); one copy in, one copy out;
+                                              several steps in native code (`run_drafted`) if the drafter supports it
+    anything else (pieces of contexts)        a graph per (batched tokens, chunks) where steps are small and often of
+                                              that size; else kernel by kernel
 
-Chunks that use top-k, top-p, min-p or are still below `min_tokens` sample through sampling.py, row by row;
-everything else is sampled on the device, and a step waits for the host once however many chunks it has. Which graph a
-step runs in, graph_shapes.py says.
+Chunks that use top-k, top-p or min-p, or are still below `min_tokens`, are sampled by sampling.py, one row at a time.
+All others are sampled on the device, and the host waits for a step once, however many chunks it has. graph_shapes.py
+chooses the graph of a step.
 
 Invariants
-  1. Padding rows belong to a spare seq_slot whose only slot nobody reads.
-  2. A seq_slot's seed and temperature on the device are its chunk's whenever a step starts; its token and position are
-     the host's whenever a burst starts: steps with drafts bring their own rows, so seq_slots lag behind meanwhile.
+  1. Padding tokens belong to a spare sequence slot. They write their KV to a slot that is never read.
+  2. When a step starts, the seed and temperature of a sequence slot on the device are its chunk's. When a burst starts,
+     so are its last token and position. Steps with drafts carry their own tokens and do not update those two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from seer.engine.local.batch import Batch, Work, build
 from seer.engine.local.batch_scheduler import BatchScheduler
 from seer.engine.local.drafted_steps import NO_MOVE, run_drafted_steps
 from seer.engine.local.gpu_graph import Graph, Graphs
-from seer.engine.local.gpu_ops import ANY_TREE_ROWS, TILE_TOKENS, GpuOps, GpuStep, SeqSlotState, describe
+from seer.engine.local.gpu_ops import ANY_TREE_NODES, TILE_TOKENS, GpuOps, GpuStep, SeqSlotState, describe
 from seer.engine.local.graph_shapes import MixedShape, Shape
 from seer.engine.local.model import Model
 from seer.engine.local.runner import DraftedSteps, sample_rows
@@ -41,14 +41,12 @@ from seer.engine.local.sampling import MASK64, Samples, mix64, sample, unpack
 from seer.engine.local.uniform_rows import SEQ_SLOT, SLOT, TOKEN, VISIBLE, lay_out
 
 BURST = 8
-"""Decoding steps per burst: host work per token falls to an eighth; a stopped chunk wastes 3.5 rows on
-average.
-"""
+"""Decoding steps per burst: host work per token falls to an eighth; a chunk that stops wastes 3.5 tokens on average."""
 
 Flat = TypeVar("Flat", torch.Tensor, NDArray[np.int32])
 
 NOT_SENT = -1
-"""In the place of a seq_slot's position."""
+"""Position of a sequence slot that must be sent before a burst; valid positions are 0 or more."""
 
 
 class GpuRunner:
@@ -60,13 +58,13 @@ class GpuRunner:
         scheduler: BatchScheduler,
         *,
         capture: bool = True,
-        meanwhile: Callable[[], None] = lambda: None,
+        while_computing: Callable[[], None] = lambda: None,
     ) -> None:
         assert isinstance(model.ops, GpuOps), "a GPU runner needs the GPU's kernels"
         self.model, self.ops, self.scheduler, self.capture = model, model.ops, scheduler, capture
         self.device = model.ops.device
-        self.meanwhile = meanwhile
-        """Called once the device has its work and before the host waits for it."""
+        self.while_computing = while_computing
+        """Called after the device has been given its work and before the host waits for it."""
         num_seq_slots, width = scheduler.tables.shape
         self.spare_seq_slot = num_seq_slots
         self.spare_slot = scheduler.cache.spare_slot
@@ -88,7 +86,7 @@ class GpuRunner:
 
     @property
     def num_captured(self) -> int:
-        """Graphs of all kinds."""
+        """Graphs of all kinds captured so far."""
         return len(self.decoding) + len(self.verifying) + len(self.mixed)
 
     def run(self, works: list[Work]) -> Samples:
@@ -101,32 +99,32 @@ class GpuRunner:
         return self._run_any(works)
 
     def burst_length(self, works: Sequence[Work]) -> int:
-        """As long as every chunk can be sampled for on the device."""
+        """`BURST` if every chunk can be sampled on the device, else 1."""
         return BURST if all(_plain_sampling(work) for work in works) else 1
 
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Samples]:
-        """Replay the decoding graph; the host looks at all results at the end."""
+        """Replay the decoding graph; the host reads all results at the end."""
         self._send_tables()
         self._send_owners(works)
         self._send_positions(works)
         shape = self.decoding.shapes.choose(Shape.of(len(works), 1), num_steps)
         graph = self.decoding.get(shape, self._capture_burst)
         seq_slots = [work.active.seq_slot for work in works]
-        graph.told[...] = seq_slots + [self.spare_seq_slot] * (shape.num_chunks - len(seq_slots))
-        graph.tell()
+        graph.inputs[...] = seq_slots + [self.spare_seq_slot] * (shape.num_chunks - len(seq_slots))
+        graph.send_inputs()
         results = torch.empty((num_steps, *graph.sampled.shape), device=self.device)
         for index in range(num_steps):
             graph.replay()
             results[index].copy_(graph.sampled)
         self._positions[seq_slots] += num_steps
-        self.meanwhile()
+        self.while_computing()
         host = results.cpu().numpy()
         return [unpack(host[index, : len(works)]) for index in range(num_steps)]
 
     def run_drafted(
         self, works: Sequence[Work], session: DraftSession, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:
-        """Verify by graph, and in between do what drafted_steps.py says and nothing else."""
+        """Verify with graphs; drafted_steps.py does the work between two steps."""
         self._send_tables()
         self._send_owners(works)
         return run_drafted_steps(
@@ -156,11 +154,11 @@ class GpuRunner:
             spare_seq_slot=self.spare_seq_slot,
             spare_slot=self.spare_slot,
         )
-        step.told[: rows.size], step.told[rows.size :] = rows.ravel(), NO_MOVE
+        step.inputs[: rows.size], step.inputs[rows.size :] = rows.ravel(), NO_MOVE
         return unpack(step.run())
 
     def _choose_uniform(self, num_chunks: int, tokens_per_chunk: int) -> tuple[Shape, Graph]:
-        """The graph in which a step runs that has so many rows for each of its chunks."""
+        """The graph for a step with this many tokens for each of its chunks."""
         shape = self.verifying.shapes.choose(Shape.of(num_chunks, tokens_per_chunk))
         return shape, self.verifying.get(shape, self._capture_uniform)
 
@@ -183,13 +181,13 @@ class GpuRunner:
         return unpack(self.ops.sample(logits, rows, self.seq_slots, advance=False).cpu().numpy())
 
     def _run_mixed(self, batch: Batch, shape: MixedShape) -> Samples:
-        """Any rows, padded by rows of the spare seq_slot."""
+        """Any batch, padded with tokens of the spare sequence slot."""
         graph = self.mixed.get(shape, self._capture_mixed)
-        graph.told[...] = self._mixed_inputs(shape, batch)
+        graph.inputs[...] = self._mixed_inputs(shape, batch)
         return unpack(graph.run()[: len(batch.sample_rows)])
 
     def _mixed_inputs(self, shape: MixedShape, batch: Batch | None) -> NDArray[np.int32]:
-        """What a mixed step is told; every row is in a tile, padding too, or it would be computed from anything."""
+        """Inputs of a mixed step. Padding is in tiles too: a row in no tile would be left with arbitrary values."""
         inputs = np.zeros(_mixed_size(shape), np.int32)
         rows, tiles, sampled = _mixed_parts(inputs, shape)
         rows[SEQ_SLOT], rows[SLOT], rows[VISIBLE] = self.spare_seq_slot, self.spare_slot, 1
@@ -206,7 +204,7 @@ class GpuRunner:
     # Captured once
 
     def _capture_burst(self, shape: Shape) -> Graph:
-        """A step that lays out its own rows, from the seq_slots it is told."""
+        """A step that lays out its batched tokens on the device, from a list of sequence slots."""
         step = self._uniform_step(
             shape, torch.empty((6, shape.num_batched_tokens), dtype=torch.int32, device=self.device)
         )
@@ -224,11 +222,11 @@ class GpuRunner:
             shape.num_batched_tokens,
             reads=(step, every_row),
             pool=self._pool,
-            meanwhile=self.meanwhile,
+            while_computing=self.while_computing,
         )
 
     def _capture_uniform(self, shape: Shape) -> Graph:
-        """A step that is told its rows, and which KV of the step before to move first."""
+        """A step whose inputs are its batched tokens, and the KV of the step before that is moved first."""
         inputs = torch.full(
             (6 * shape.num_batched_tokens + 2 * shape.num_nodes,), NO_MOVE, dtype=torch.int32, device=self.device
         )
@@ -239,7 +237,7 @@ class GpuRunner:
         def forward() -> torch.Tensor:
             self.ops.step = step
             if shape.num_nodes:
-                self.ops.move_told(moves, num_programs=shape.num_chunks)
+                self.ops.move_on_device(moves, num_programs=shape.num_chunks)
             return self._sample_all(step, every_row, advance=False)
 
         return Graph(
@@ -248,11 +246,11 @@ class GpuRunner:
             shape.num_batched_tokens,
             reads=(step, every_row),
             pool=self._pool,
-            meanwhile=self.meanwhile,
+            while_computing=self.while_computing,
         )
 
     def _capture_mixed(self, shape: MixedShape) -> Graph:
-        """A step that is told its rows, its tiles and what to sample from."""
+        """A step whose inputs are its batched tokens, its tiles and the rows to sample from."""
         inputs = torch.from_numpy(self._mixed_inputs(shape, None)).to(self.device)
         rows, tiles, sampled = _mixed_parts(inputs, shape)
         step = GpuStep(
@@ -261,7 +259,7 @@ class GpuRunner:
             tables=self.tables,
             num_batched_tokens=shape.num_batched_tokens,
             tile_tokens=TILE_TOKENS,
-            num_node_tokens=ANY_TREE_ROWS if shape.has_trees else 0,
+            num_node_tokens=ANY_TREE_NODES if shape.has_trees else 0,
         )
 
         def forward() -> torch.Tensor:
@@ -271,10 +269,17 @@ class GpuRunner:
             at = sampled.long()
             return self.ops.sample(self.model.logits(hidden[at], change[at]), sampled, self.seq_slots, advance=False)
 
-        return Graph(inputs, forward, len(sampled), reads=(step, sampled), pool=self._pool, meanwhile=self.meanwhile)
+        return Graph(
+            inputs,
+            forward,
+            len(sampled),
+            reads=(step, sampled),
+            pool=self._pool,
+            while_computing=self.while_computing,
+        )
 
     def _uniform_step(self, shape: Shape, rows: torch.Tensor) -> GpuStep:
-        """A step over these rows, which are nobody's for now."""
+        """A step over these rows, all of them padding until they are filled in."""
         num_batched_tokens, per_chunk = shape.num_batched_tokens, shape.tokens_per_chunk
         rows.zero_()
         rows[SEQ_SLOT], rows[SLOT], rows[VISIBLE] = self.spare_seq_slot, self.spare_slot, 1
@@ -301,7 +306,7 @@ class GpuRunner:
             step.capacity, BT=self.scheduler.cache.block_size, num_warps=1,
         )  # fmt: skip
 
-    # What the device knows
+    # State on the device
 
     def _send_tables(self) -> None:
         if self._tables_version != self.scheduler.tables_version:
@@ -309,7 +314,7 @@ class GpuRunner:
             self.tables[:-1].copy_(self.scheduler.tables)
 
     def _send_owners(self, works: Sequence[Work]) -> None:
-        """What a sample needs to know of a seq_slot: once for each chunk that has it."""
+        """Send seed and temperature of each chunk that is new in its sequence slot."""
         fresh = [work.active for work in works if self._owners[work.active.seq_slot] is not work.active]
         if not fresh:
             return
@@ -323,7 +328,7 @@ class GpuRunner:
             self._positions[active.seq_slot] = NOT_SENT
 
     def _send_positions(self, works: Sequence[Work]) -> None:
-        """Where each seq_slot stands, where the host knows better."""
+        """Send last token, position and limit of sequence slots whose position on the device is stale."""
         stale = [work.active for work in works if self._positions[work.active.seq_slot] != len(work.active.tokens) - 1]
         if not stale:
             return
@@ -338,25 +343,25 @@ class GpuRunner:
 
 
 def _plain_sampling(work: Work) -> bool:
-    """Whether the device can sample for this chunk: nothing is cut from the distribution."""
+    """Whether the device can sample for this chunk: no token is excluded from the distribution."""
     sampling = work.active.chunk.sampling
     whole = sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
     return whole and work.active.num_response >= sampling.min_tokens
 
 
 def _mixed_size(shape: MixedShape) -> int:
-    """Integers that a mixed step is told."""
+    """Number of integers in a mixed step's inputs."""
     num_sampled = shape.num_batched_tokens if shape.has_trees else shape.num_chunks
     return 6 * shape.num_batched_tokens + 3 * _num_tiles(shape) + num_sampled
 
 
 def _num_tiles(shape: MixedShape) -> int:
-    """As many as there can be: each chunk's last one need not be full, nor the padding's."""
+    """The most tiles a step can need: the last tile of each chunk, and of the padding, may be partly empty."""
     return shape.num_batched_tokens // TILE_TOKENS + shape.num_chunks + 1
 
 
 def _mixed_parts(inputs: Flat, shape: MixedShape) -> tuple[Flat, Flat, Flat]:
-    """Views of them: rows, tiles, rows to sample from."""
+    """Views of a mixed step's inputs: rows, tiles, rows to sample from."""
     first_tile = 6 * shape.num_batched_tokens
     first_sample = first_tile + 3 * _num_tiles(shape)
     return (
@@ -372,7 +377,7 @@ def _pinned(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
 
 
 def _signed(value: int) -> int:
-    """64 bits as PyTorch's int64 holds them."""
+    """An unsigned 64-bit number as the int64 with the same bits."""
     return value - 2**64 if value >= 2**63 else value
 
 

@@ -1,12 +1,12 @@
-"""Which captured graph a step runs in, and when a shape is worth a graph of its own.
+"""Choose the captured graph that a step runs in, and decide when a shape gets a graph of its own.
 
-A graph serves every step that fits into it; what it computes beyond the step is waste. Capturing another takes as long
-as a good many wasted rows, and holds everybody up meanwhile, so a shape gets its own graph when the steps that could
-have used it have wasted that much in larger ones, or when nothing larger is there. Steps that can also run kernel by
-kernel waste what the host needs to launch them all.
+A graph serves every step that fits into it. Padding tokens are wasted work. Capturing another graph delays all chunks
+by as much as a certain number of padding tokens. So a shape gets its own graph when its steps have wasted that many in
+larger graphs, or when there is no larger one. A step that can also run kernel by kernel wastes the time of the launches
+instead.
 
     shape                kind of step
-    Shape                every chunk has as many rows: its last token and its draft, or its last token alone
+    Shape                every chunk has the same number of tokens: its last token and its draft, or its last token only
     MixedShape           anything: pieces of contexts beside chunks that decode
 
 Pure: the same steps in the same order choose the same graphs.
@@ -18,49 +18,51 @@ from collections import Counter
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 BATCH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-ROW_SIZES = (1, 2, 3, 5, 9, 12, 16, 24, 32)
-"""Rows per chunk: its last token and up to 31 nodes. Few, because each costs a capture for every batch size it meets;
-the deepest draft a budget allows, 8 tokens, fits without padding."""
-DEPTHS = tuple(size - 1 for size in ROW_SIZES)
-"""Draft tokens that fill a step's rows."""
-MIXED_ROWS = (32, 64, 128, 256, 512)
-"""Rows of a mixed step. With more the device computes for longer than the host launches."""
-CAPTURE_ROWS = 2048
-"""What a capture costs, in rows: about 14 ms for a model of 28 layers on an H200, where a row more takes 5 to 10 us."""
-EAGER_ROWS = 1024
-"""What a step costs beyond its rows when it runs kernel by kernel: half a capture."""
+"""Numbers of chunks a graph is captured for: close enough that padding stays below half of a step."""
+CHUNK_SIZES = (1, 2, 3, 5, 9, 12, 16, 24, 32)
+"""Tokens per chunk: its last token and up to 31 draft nodes. Few sizes, because each is captured for every batch size
+it is used with. The deepest draft a budget allows, 8 tokens, fits without padding."""
+DEPTHS = tuple(size - 1 for size in CHUNK_SIZES)
+"""Draft tokens per chunk that fit without padding."""
+MIXED_SIZES = (32, 64, 128, 256, 512)
+"""Batched tokens of a mixed step. With more, the device computes for longer than the host needs to launch kernels."""
+CAPTURE_COST_TOKENS = 2048
+"""Cost of a capture, in padding tokens: about 14 ms for a model of 28 layers on an H200, where a token takes 5 to 10
+us."""
+EAGER_COST_TOKENS = 1024
+"""Extra cost of a step that runs kernel by kernel, in padding tokens: half a capture."""
 
 
 class Fitting(Protocol):
-    """What a shape answers."""
+    """What both kinds of shape have in common."""
 
     @property
     def num_batched_tokens(self) -> int:
-        """Of the whole step."""
+        """Tokens of the whole step, padding included."""
 
     def holds(self, other: Self) -> bool:
         """Whether a step of the other shape fits."""
 
 
 class Shape(NamedTuple):
-    """So many chunks, and so many rows for each of them."""
+    """A number of chunks, and of tokens for each of them."""
 
     num_chunks: int
     tokens_per_chunk: int
 
     @classmethod
     def of(cls, num_chunks: int, tokens_per_chunk: int) -> Shape:
-        """The least that is captured and enough."""
-        return cls(least_enough(num_chunks, BATCH_SIZES), least_enough(tokens_per_chunk, ROW_SIZES))
+        """The smallest captured sizes that fit."""
+        return cls(least_enough(num_chunks, BATCH_SIZES), least_enough(tokens_per_chunk, CHUNK_SIZES))
 
     @property
     def num_batched_tokens(self) -> int:
-        """Of the whole step."""
+        """Tokens of the whole step, padding included."""
         return self.num_chunks * self.tokens_per_chunk
 
     @property
     def num_nodes(self) -> int:
-        """Draft nodes there is room for."""
+        """Draft nodes that fit."""
         return self.num_batched_tokens - self.num_chunks
 
     def holds(self, other: Shape) -> bool:
@@ -69,7 +71,7 @@ class Shape(NamedTuple):
 
 
 class MixedShape(NamedTuple):
-    """So many rows in all, of so many chunks."""
+    """A number of batched tokens in all, and of chunks."""
 
     num_batched_tokens: int
     num_chunks: int
@@ -77,10 +79,10 @@ class MixedShape(NamedTuple):
 
     @classmethod
     def of(cls, num_batched_tokens: int, num_chunks: int, has_trees: bool) -> MixedShape | None:
-        """The least that is captured and enough; None where nothing is."""
-        if num_batched_tokens > MIXED_ROWS[-1]:
+        """The smallest captured sizes that fit; None if the step is too large for a graph."""
+        if num_batched_tokens > MIXED_SIZES[-1]:
             return None
-        return cls(least_enough(num_batched_tokens, MIXED_ROWS), least_enough(num_chunks, BATCH_SIZES), has_trees)
+        return cls(least_enough(num_batched_tokens, MIXED_SIZES), least_enough(num_chunks, BATCH_SIZES), has_trees)
 
     def holds(self, other: MixedShape) -> bool:
         """Whether a step of the other shape fits."""
@@ -92,14 +94,14 @@ S = TypeVar("S", bound=Fitting)
 
 
 class GraphShapes(Generic[S]):
-    """The shapes captured so far, and what their absence has cost."""
+    """The shapes captured so far, and the padding that each missing shape has cost."""
 
     def __init__(self) -> None:
         self._captured: list[S] = []
         self._padding_tokens: Counter[S] = Counter()
 
     def choose(self, own: S, num_steps: int = 1) -> S:
-        """The graph for so many steps; one that was never chosen before is to be captured now."""
+        """The shape to run `num_steps` steps in. A shape returned for the first time must be captured now."""
         larger = self._smallest_for(own)
         if larger == own:
             return own
@@ -109,13 +111,15 @@ class GraphShapes(Generic[S]):
         return own
 
     def choose_or_eager(self, own: S) -> S | None:
-        """The same for one step that can also run kernel by kernel: None says that it does."""
+        """As `choose`, for one step that can also run kernel by kernel. None means that it should."""
         larger = self._smallest_for(own)
         if larger == own:
             return own
-        wasted = EAGER_ROWS if larger is None else min(EAGER_ROWS, larger.num_batched_tokens - own.num_batched_tokens)
+        wasted = EAGER_COST_TOKENS
+        if larger is not None:
+            wasted = min(wasted, larger.num_batched_tokens - own.num_batched_tokens)
         if self._bears(own, wasted):
-            return larger if wasted < EAGER_ROWS else None
+            return larger if wasted < EAGER_COST_TOKENS else None
         self._captured.append(own)
         return own
 
@@ -123,9 +127,9 @@ class GraphShapes(Generic[S]):
         return min((shape for shape in self._captured if shape.holds(own)), key=_num_batched_tokens, default=None)
 
     def _bears(self, own: S, padding_tokens: int) -> bool:
-        """Whether so much more waste is still less than a capture."""
+        """Add to the padding that this shape has cost; say whether it is still less than a capture."""
         self._padding_tokens[own] += padding_tokens
-        return self._padding_tokens[own] < CAPTURE_ROWS
+        return self._padding_tokens[own] < CAPTURE_COST_TOKENS
 
 
 def _num_batched_tokens(shape: Fitting) -> int:
@@ -133,7 +137,7 @@ def _num_batched_tokens(shape: Fitting) -> int:
 
 
 def least_enough(size: int, sizes: tuple[int, ...]) -> int:
-    """The least of `sizes` that is enough; beyond the last, a multiple of it."""
+    """The smallest of `sizes` that is at least `size`; beyond the last, a multiple of the last."""
     for candidate in sizes:
         if candidate >= size:
             return candidate

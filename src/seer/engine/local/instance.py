@@ -1,17 +1,17 @@
-"""The embedded engine as an instance: a thread that steps, an event loop that asks and listens.
+"""The embedded engine as an instance: a worker thread runs the steps, an event loop sends commands and gets outputs.
 
     event loop thread                              worker thread
     submit, abort, update_weights, ... --queue-->  commands, between two steps
-    sink(output)                       <--loop---  outputs of a step, in one hop
+    sink(output)                       <--loop---  all outputs of a step, in one callback
 
-Waits, and what ends them: the worker waits for a command or for work; `start`, `update_weights`, `pause`,
-`resume` and `close` wait for the worker to reach them, which takes at most the step in progress.
+Waits: the worker waits for a command when it has no work. `start`, `update_weights`, `pause`, `resume` and `close` wait
+until the worker has run their command, which it does after the step in progress.
 
 Invariants
-  1. The engine is touched by the worker thread only; `view` and `cached_prefix_tokens` read counters and
-     dictionaries whose single operations are atomic.
-  2. `submit` refuses on the event loop's side whatever can be known to fail, so a chunk taken always ends.
-  3. An exception in a step fails the chunks in hand, by name, and not the instance.
+  1. Only the worker thread changes the engine. `view` and `cached_prefix_tokens` read counters and dictionaries whose
+     single operations are atomic.
+  2. `submit` refuses a chunk that cannot finish, on the event loop. So an accepted chunk always ends.
+  3. An exception in a step fails all chunks of the instance, each with the error. The instance goes on.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class LocalInstance:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: OutputSink | None = None
-        self._in_hand: dict[int, int] = {}  # request -> attempt; event loop's side
-        self._paused = self._closed = False  # worker's side
+        self._in_flight: dict[int, int] = {}  # request -> attempt; event loop thread
+        self._paused = self._closed = False  # worker thread
 
     # The protocol
 
@@ -115,7 +115,7 @@ class LocalInstance:
 
     @property
     def limits(self) -> InstanceLimits:
-        """What it can hold."""
+        """KV blocks, sequence slots and context length."""
         return self._limits
 
     async def start(self, sink: OutputSink) -> None:
@@ -131,24 +131,24 @@ class LocalInstance:
             raise
 
     def submit(self, chunk: Chunk) -> None:
-        """Take a chunk in hand; refuses what it could not finish."""
+        """Accept a chunk, or raise if the instance could not finish it."""
         self._refuse(chunk)
-        self._in_hand[chunk.request] = chunk.attempt
-        self._tell(lambda: self.engine.add(chunk))
+        self._in_flight[chunk.request] = chunk.attempt
+        self._commands.put(lambda: self.engine.add(chunk))
 
     def abort(self, request: int) -> None:
         """End a request's chunk between two steps."""
-        if request in self._in_hand:
-            self._tell(lambda: self._post(self.engine.abort(request)))
+        if request in self._in_flight:
+            self._commands.put(lambda: self._post(self.engine.abort(request)))
 
     def view(self) -> InstanceView:
-        """Counters as of now."""
+        """Current counters."""
         if self._engine is None:
             return InstanceView(weights_version=self._weights_version)
         engine, scheduler = self._engine, self._engine.scheduler
         return InstanceView(
             num_running=len(scheduler.running),
-            num_waiting=max(0, len(self._in_hand) - len(scheduler.running)),
+            num_waiting=max(0, len(self._in_flight) - len(scheduler.running)),
             used_kv_blocks=scheduler.blocks.num_held,
             cached_kv_blocks=scheduler.blocks.num_cached,
             num_steps=engine.num_steps,
@@ -158,27 +158,28 @@ class LocalInstance:
         )
 
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
-        """Leading tokens of the chunk's context whose KV is here."""
+        """Leading tokens of the chunk's context whose KV this instance holds."""
         engine = self.engine
         keys = block_keys(engine.namespace, chunk.token_ids())
         return len(engine.scheduler.blocks.find(key.tobytes() for key in keys)) * self._limits.block_size
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """Replace the weights in place; old KV becomes unreachable in the same moment."""
-        if self._in_hand:
+        """Replace the weights in place. From then on, KV of the old weights is never found."""
+        if self._in_flight:
             raise InstanceError(
-                f"instance {self._id} has {len(self._in_hand)} chunks in hand, so its weights cannot change",
+                f"instance {self._id} has {len(self._in_flight)} chunks in flight, so its weights cannot change",
                 hint="wait for them or abort them",
             )
         if weights_version <= self._weights_version:
             raise InstanceError(
-                f"weights version {weights_version} is not newer than weights version {self._weights_version}"
+                f"weights_version={weights_version} is not newer than the current {self._weights_version}",
+                hint=f"use {self._weights_version + 1} or more",
             )
         await self._ask(lambda: update(self.engine, weights, weights_version))
         self._weights_version = weights_version
 
     async def pause(self) -> None:
-        """Stop stepping; commands are still heard."""
+        """Stop stepping. Commands still run."""
         await self._ask(lambda: setattr(self, "_paused", True))
 
     async def resume(self) -> None:
@@ -186,12 +187,12 @@ class LocalInstance:
         await self._ask(lambda: setattr(self, "_paused", False))
 
     async def close(self) -> None:
-        """End what is in hand, stop the worker, free the memory."""
+        """End every chunk, stop the worker, free the memory."""
         if self._worker is None or self._closed:
             return
         await self._ask(self._shut)
         await asyncio.to_thread(self._worker.join)
-        await asyncio.sleep(0)  # outputs posted by the worker are already in the loop's queue; let them through
+        await asyncio.sleep(0)  # let the loop deliver the outputs that the worker has posted
         self._engine = None
 
     # Beyond the protocol
@@ -203,7 +204,7 @@ class LocalInstance:
             raise InstanceError(f"instance {self._id} is not running", hint="await start() first")
         return self._engine
 
-    # Event loop's side
+    # On the event loop
 
     def _refuse(self, chunk: Chunk) -> None:
         who = f"instance {self._id}"
@@ -214,14 +215,14 @@ class LocalInstance:
             instance=self._id,
             weights_version=self._weights_version,
             limits=self._limits,
-            in_flight=self._in_hand,
+            in_flight=self._in_flight,
             max_waiting=self._max_waiting,
             vocab_size=self.config.vocab_size,
         )
         if self._engine is not None and self._engine.shared.weights_version != self._weights_version:
             raise InstanceError(
-                f"{who} runs weights version {self._weights_version}; "
-                f"its process has loaded {self._engine.shared.weights_version}",
+                f"{who} expects weights version {self._weights_version}, "
+                f"but another instance of its process has loaded {self._engine.shared.weights_version}",
                 hint="call update_weights on every instance of the process",
             )
 
@@ -229,14 +230,11 @@ class LocalInstance:
         assert self._sink is not None, "outputs come after start"
         for output in outputs:
             if output.end is not None:
-                self._in_hand.pop(output.request, None)
+                self._in_flight.pop(output.request, None)
             self._sink(output)
 
-    def _tell(self, command: Command) -> None:
-        self._commands.put(command)
-
     async def _ask(self, command: Callable[[], T]) -> T:
-        """Run something in the worker, between two steps, and wait for it."""
+        """Run a command in the worker, between two steps, and wait for its result."""
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -248,18 +246,18 @@ class LocalInstance:
         self._commands.put(run)
         return await asyncio.wrap_future(answer)
 
-    # Worker's side
+    # In the worker thread
 
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while not self._closed:
-                self._hear(wait=self._paused or self._engine is None or not self._engine.busy)
+                self._run_commands(wait=self._paused or self._engine is None or not self._engine.busy)
                 if not self._paused and not self._closed and self._engine is not None and self._engine.busy:
                     self._step(self._engine)
 
-    def _hear(self, *, wait: bool) -> None:
-        """Carry out the commands that have come in; with nothing else to do, wait for one."""
+    def _run_commands(self, *, wait: bool) -> None:
+        """Run all queued commands; with `wait`, wait for one first."""
         try:
             self._commands.get(block=wait)()
             while True:
@@ -270,7 +268,7 @@ class LocalInstance:
     def _step(self, engine: Engine) -> None:
         try:
             outputs = engine.step()
-        except Exception as error:  # the edge: whatever broke, the chunks in hand must end
+        except Exception as error:  # whatever failed, every chunk must end
             log.exception("instance %d: a step failed", self._id)
             outputs = engine.end_all(ChunkEnd.FAILED, f"{type(error).__name__}: {error}")
         self._post(outputs)
@@ -287,7 +285,7 @@ class LocalInstance:
             self.config,
             self._limits,
             self._settings,
-            busy=lambda: bool(self._in_hand),
+            busy=lambda: bool(self._in_flight),
         )
 
     def _shut(self) -> None:

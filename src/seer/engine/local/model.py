@@ -1,4 +1,4 @@
-"""The decoder: Llama, Qwen2 and Qwen3 (dense) are one page of code with three switches.
+"""The decoder of the dense Llama, Qwen2 and Qwen3 families: one model with three switches.
 
 A layer is attention and a gated MLP around a residual stream that is updated in place:
 
@@ -9,7 +9,7 @@ the embedding table.
 
 Invariants
   1. `forward` reads and writes KV through `ops` only, and changes nothing else.
-  2. `load` returns a whole set of weights or raises; a set in use is untouched until then.
+  2. `load` returns a complete set of weights or raises. It does not change a set in use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass(slots=True)
 class ModelWeights:
-    """All weights in the form `ops` multiplies with; instances of one process may share them."""
+    """All weights, in the form that `ops` multiplies with. Instances of one process may share them."""
 
     embedding: torch.Tensor
     layers: list[Layer]
@@ -49,7 +49,7 @@ class ModelWeights:
     head: Linear
 
     def replace(self, other: ModelWeights) -> None:
-        """Become `other`, for everyone who holds this."""
+        """Take `other`'s values. Every instance that shares this object sees them."""
         self.embedding = replaced(self.embedding, other.embedding)
         self.final_norm = replaced(self.final_norm, other.final_norm)
         self.head.replace(other.head)
@@ -71,7 +71,7 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ModelWeights:
-    """Check, join and convert weights; `linear` is asked for the matrices always in the same order."""
+    """Check, join and convert weights. `linear` is called for the matrices in a fixed order."""
     check(config, tensors)
     shapes = expected_shapes(config)
 
@@ -111,7 +111,7 @@ class Model:
         self.weights = weights
 
     def forward(self, batch: Batch, tables: torch.Tensor) -> torch.Tensor:
-        """Compute the batch's rows, KV included; return fp32 logits of the rows to be sampled from."""
+        """Compute the batch and store its KV; return fp32 logits of the rows to sample from."""
         self.ops.begin(batch, tables)
         hidden = self._embed(batch)
         change = self.run_layers(hidden)
@@ -139,12 +139,12 @@ class Model:
         return self.weights.head(normed).float()
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        """The rows' embeddings."""
+        """Embeddings of the batched tokens."""
         embedding = self.weights.embedding
         return embedding[torch.from_numpy(batch.tokens).to(embedding.device)]
 
     def _sampled_rows(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
-        """Only rows that are sampled from need the output matrix, by far the largest."""
+        """Only rows that are sampled from go through the output matrix, the largest of all."""
         if len(batch.sample_rows) == len(rows):
             return rows
         return rows[torch.from_numpy(batch.sample_rows).to(rows.device)]

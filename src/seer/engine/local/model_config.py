@@ -1,11 +1,11 @@
 """Read a Hugging Face model folder: which model it is, and whether this engine can run it.
 
-Only config.json is read here; weights are in weights.py, tokens in tokenizer.py. Whatever the engine does not
-support is refused by name, before any weight is read.
+Only config.json and generation_config.json are read here; weights are in weights.py, tokens in tokenizer.py. A setting
+that the engine does not support raises an error that names it, before any weight is read.
 
 Invariants
-  1. A `ModelConfig` describes a model that model.py computes exactly; nothing unknown is ignored that would
-     change it.
+  1. A `ModelConfig` describes a model that model.py computes exactly. Settings that `_refuse_unsupported` and
+     `_rope_scaling` list as unsupported are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from seer.errors import InputError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+"""Values of `model_type` that model.py can compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,11 @@ class ModelConfig:
     stored_dtype: str
 
     def __post_init__(self) -> None:
-        """Shapes that no kernel could take are the folder's fault, not a crash later."""
+        """Refuse shapes that no kernel can compute, before anything runs."""
         if self.num_heads % self.num_kv_heads:
-            raise InputError(f"{self.num_heads} heads cannot be shared by {self.num_kv_heads} KV heads")
+            raise InputError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
-            raise InputError(f"head_dim={self.head_dim} is odd, so it cannot be rotated")
+            raise InputError(f"head_dim={self.head_dim} is odd, but rotary embedding needs pairs")
 
     @property
     def qkv_width(self) -> int:
@@ -59,7 +60,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Weights in the matrices; norms and biases, a fraction of a percent, left out."""
+        """Parameters of the matrices. Norms and biases, a fraction of a percent, are not counted."""
         width = self.num_heads * self.head_dim
         layer = self.hidden_size * (self.qkv_width + width + 3 * self.intermediate_size)
         return self.num_layers * layer + self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
@@ -69,7 +70,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Read and check a folder's config.json."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise InputError(f"there is no model folder at {folder}", hint="seer model get smollm2 makes one")
+        raise InputError(f"there is no model folder at {folder}", hint="`seer model get smollm2` downloads one")
     if not path.is_file():
         raise InputError(
             f"{folder} holds no config.json", hint="a Hugging Face folder has config.json and *.safetensors"
@@ -84,7 +85,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] = ()) -> ModelConfig:
-    """Check a config.json already parsed; `source` is what error messages call it."""
+    """Check a parsed config.json; `source` names it in error messages."""
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise InputError(f"{source}: model_type={family!r} is not supported", hint=f"one of {', '.join(FAMILIES)}")
@@ -106,7 +107,7 @@ def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] =
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_model_len=_whole(raw, "max_position_embeddings", source),
         tied_head=bool(raw.get("tie_word_embeddings", False)),
-        # Qwen2 always has the bias and says so nowhere.
+        # Qwen2 always has the bias, but its config.json does not say so.
         qkv_bias=family == "qwen2" or bool(raw.get("attention_bias", False)),
         qk_norm=family == "qwen3",
         rope_scaling=_rope_scaling(scaling, source),
@@ -143,7 +144,7 @@ def _rope_scaling(scaling: Any, source: str) -> dict[str, Any] | None:
 def _whole(raw: dict[str, Any], key: str, source: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
-        raise InputError(f"{source}: {key}={value!r} should be a whole number of at least 1")
+        raise InputError(f"{source}: {key}={value!r} must be an integer of at least 1")
     return value
 
 

@@ -1,9 +1,9 @@
-"""The arithmetic of a decoder layer beside its matrix products, in plain PyTorch.
+"""The arithmetic of a decoder layer: the protocol, and its specification in plain PyTorch.
 
-This is the specification: it runs on any device and in any type, it is what the fast implementations
-(cpu_ops.py with native kernels, gpu_ops.py with Triton) are tested against, and it serves where they cannot.
+The specification runs on any device and in any dtype. The fast implementations (cpu_ops.py with native kernels,
+gpu_ops.py with Triton) are tested against it. It also runs where they cannot.
 
-An implementation is told of a batch once (`begin`) and then called layer by layer.
+An implementation gets each batch once (`begin`) and is then called layer by layer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from seer.engine.local.rotary import RotaryTable
 
 
 class Linear(Protocol):
-    """A matrix in whatever form its device multiplies fastest."""
+    """A matrix, in the form that its device multiplies fastest."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] -> [rows, out]."""
 
     def replace(self, other: Linear) -> None:
-        """Become another matrix of the same form, for everyone who holds this one."""
+        """Take the values of another matrix of the same form. Every holder of this object sees them."""
 
 
 class MakeLinear(Protocol):
@@ -41,7 +41,7 @@ class Ops(Protocol):
         """As `MakeLinear`."""
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
-        """Get ready for the layers of a batch; `tables` is [seq_slots, blocks]."""
+        """Prepare the layers of a batch; `tables` is [sequence slots, blocks]."""
 
     def add_rms_norm(
         self, x: torch.Tensor | None, hidden: torch.Tensor, weight: torch.Tensor, eps: float
@@ -59,13 +59,13 @@ class Ops(Protocol):
         """Normalise and rotate queries and keys in place; store keys and values in the cache."""
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention of every row over what it sees."""
+        """Attention of every batched token."""
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up."""
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """Copy KV of all layers between slots: accepted draft nodes to their places."""
+        """Copy KV of all layers between slots, to move accepted draft nodes into their chunk's blocks."""
 
 
 class PlainLinear:
@@ -87,7 +87,7 @@ class PlainLinear:
 
 
 class TorchOps:
-    """The specification, in plain PyTorch; a chunk at a time."""
+    """The specification, in plain PyTorch. Attention is computed chunk by chunk."""
 
     def __init__(self, cache: KVCache, rotary: RotaryTable) -> None:
         self.cache = cache
@@ -95,11 +95,11 @@ class TorchOps:
         self.rotary = rotary
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
-        """Any matrix will do as it is."""
+        """Matrices keep their layout."""
         return PlainLinear(weight, bias)
 
     def begin(self, batch: Batch, tables: torch.Tensor) -> None:
-        """Remember the batch."""
+        """Keep the batch, its angles and its KV slots."""
         device = self.cache.tensor.device
         self.batch, self.tables = batch, tables.to(device)
         self.cosine, self.sine = self.rotary.rows(torch.from_numpy(batch.positions).to(device))
@@ -137,7 +137,7 @@ class TorchOps:
         self.cache.values(layer)[self.blocks, :, self.offsets] = v
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Gather what each segment's rows see, mask, softmax in fp32."""
+        """Gather the keys and values of each segment, mask, softmax in fp32."""
         c, batch = self.config, self.batch
         q, _, _ = self._heads(qkv)
         out = torch.zeros(len(qkv), c.num_heads * c.head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -174,7 +174,7 @@ class TorchOps:
     def _seen(
         self, layer: int, seq_slot: int, first: int, last: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Keys and values [kv head, position, head_dim] of a segment, and which of them each row sees."""
+        """Keys and values [kv head, position, head_dim] of a segment, and which of them each row attends to."""
         batch, tokens = self.batch, self.cache.block_size
         visible = batch.num_visible[first:last]
         path_start = batch.path_start[first : last + 1]
@@ -195,9 +195,9 @@ class TorchOps:
 
 
 def replaced(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """What stands for `new` from now on: on a GPU the old memory, whose address captured graphs know.
+    """`new`, in `old`'s memory on a GPU, because captured graphs read that address.
 
-    On a CPU the old memory may be a mapped file, which must not be written.
+    On a CPU the old memory may be a mapped file, which must not be written; `new` itself is returned.
     """
     return old.copy_(new) if old.is_cuda else new
 

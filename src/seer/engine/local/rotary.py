@@ -1,6 +1,6 @@
 """Rotary position embedding: the angle of every position, computed once.
 
-Tables are fp32 for any model type, because angles at positions in the thousands lose their meaning in bf16.
+Tables are fp32 for any dtype, because bf16 cannot represent angles at positions in the thousands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _frequencies(config: ModelConfig) -> torch.Tensor:
     plain = 1.0 / (config.rope_theta**exponent)
     if config.rope_scaling is None:
         return plain
-    # Llama 3.1: slow frequencies are stretched by `factor`, fast ones kept, those between blended.
+    # Llama 3.1: low frequencies are divided by `factor`, high ones are kept, those between are blended.
     scaling = config.rope_scaling
     original = scaling["original_max_position_embeddings"]
     wavelength = 2 * math.pi / plain

@@ -1,8 +1,7 @@
-"""Who carries out a planned step: the model's forward pass and the sample, in whatever way its device does
-best.
+"""Run a planned step: forward pass and sampling.
 
-`PlainRunner` is the specification and serves CPUs: one forward pass, one sample. gpu_runner.py replays captured
-graphs and, where nothing can interfere, several decoding steps without asking the host in between (a burst).
+`PlainRunner` is the specification and is used on CPUs: one forward pass, then sampling. gpu_runner.py replays captured
+graphs, and where nothing can interfere it runs several decoding steps before the host looks at the results (a burst).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from seer.engine.local.batch_scheduler import BatchScheduler
 from seer.engine.local.model import Model
 from seer.engine.local.sampling import SampleRow, Samples, sample
 
-if TYPE_CHECKING:  # a CPU needs none
+if TYPE_CHECKING:  # the native module is needed on GPUs only
     from seer.engine.local._draft_burst import BurstChunk
 
 
@@ -27,15 +26,15 @@ class Runner(Protocol):
     """Computes what the scheduler planned."""
 
     def run(self, works: list[Work]) -> Samples:
-        """Compute the rows of `works` and sample; fills in `first_sample` and `node_slots` of each."""
+        """Compute `works` and sample; fill in `first_sample` and `node_slots` of each."""
 
     def burst_length(self, works: Sequence[Work]) -> int:
-        """Steps worth making in one go for these chunks, with drafts or without; 1 where there is nothing to gain."""
+        """Steps to run at once for these chunks, with drafts or without; 1 where bursts do not help."""
 
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Samples]:
-        """Decode every chunk of `works` by `num_steps` tokens, one `Samples` per step.
+        """Decode `num_steps` tokens of every chunk in `works`; return one `Samples` per step.
 
-        Neither stop tokens nor limits are noticed on the way: the caller drops what comes after them.
+        Stop tokens and limits are ignored: the caller drops the tokens after them.
         """
 
     @property
@@ -45,12 +44,12 @@ class Runner(Protocol):
     def run_drafted(
         self, works: Sequence[Work], session: DraftSession, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:
-        """Draft, verify and draft again, a few times or until a chunk has ended; closes `session`."""
+        """Run a burst of steps with drafts, until a chunk ends if `until_one_ends`; close `session`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedSteps:
-    """Several steps with drafts, and what came of them."""
+    """The results of several steps with drafts."""
 
     chunks: Sequence[BurstChunk]
     """One for each work."""
@@ -61,9 +60,10 @@ class DraftedSteps:
 
 
 class PlainRunner:
-    """One forward pass, one sample."""
+    """One forward pass, then sampling. Implements `Runner`."""
 
     num_captured = 0
+    """A CPU captures no graphs."""
 
     def __init__(self, model: Model, scheduler: BatchScheduler) -> None:
         self.model, self.scheduler = model, scheduler
@@ -76,22 +76,22 @@ class PlainRunner:
         return sample(logits, sample_rows(works))
 
     def burst_length(self, works: Sequence[Work]) -> int:
-        """A CPU computes for longer than it is told what to do: nothing to gain."""
+        """1: on a CPU, computing takes much longer than planning."""
         return 1
 
     def burst(self, works: Sequence[Work], num_steps: int) -> list[Samples]:
-        """Never asked."""
+        """Never called, because `burst_length` is 1."""
         raise NotImplementedError
 
     def run_drafted(
         self, works: Sequence[Work], session: DraftSession, allowance: Allowance, *, until_one_ends: bool
     ) -> DraftedSteps:
-        """Never asked."""
+        """Never called, because `burst_length` is 1."""
         raise NotImplementedError
 
 
 def sample_rows(works: Sequence[Work]) -> list[SampleRow]:
-    """How each sampled row is sampled from, in the order of the batch's sampled rows."""
+    """Sampling parameters of each row that is sampled from, in the batch's order."""
     rows: list[SampleRow] = []
     for work in works:
         if not work.samples:

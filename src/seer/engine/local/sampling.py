@@ -1,18 +1,17 @@
-"""Sample tokens from logits, with noise that depends on (seed, position) and nothing else.
+"""Sample tokens from logits, with noise that depends only on (seed, position).
 
-Gumbel-max: the token sampled is the argmax of processed logit plus noise(seed, position, token). The noise of a
-position is fixed before anything is computed, so the token at a position is a function of the tokens before
-it: the same in any batch, chunk, instance and draft. That is what lets verify.py accept a draft by comparing
-tokens.
+Gumbel-max: the sampled token is the argmax of processed logit plus noise(seed, position, token). The noise of a
+position does not depend on the computation, so the token at a position depends only on the tokens before it. It is the
+same in any batch, chunk, instance and draft. Therefore tree_walk.py can accept a draft by comparing tokens.
 
-Processing, in this order: stop tokens are cut before `min_tokens`, then temperature, min-p, top-k, top-p
-(each on what the ones before left). At temperature 0 the distribution is one point, so the log-probability of
-its token is 0; the raw one is always the model's own.
+Processing, in this order: stop tokens are excluded before `min_tokens`, then temperature, min-p, top-k, top-p (each
+applied to what the ones before left). At temperature 0 the sampled token has probability 1 and log-probability 0. The
+raw log-probability is always the model's own.
 
 Invariants
   1. noise(seed, position, token) is the same function in C++, PyTorch and Triton: integer arithmetic, then
      two logs.
-  2. A token cut by processing is never sampled.
+  2. A token that processing excluded is never sampled.
 """
 
 from __future__ import annotations
@@ -29,25 +28,26 @@ from seer.types import Sampling
 
 MASK32 = 0xFFFFFFFF
 MASK64 = 0xFFFFFFFFFFFFFFFF
+"""Python's integers have no width: these cut them to 32 and 64 bits."""
 NEAR_TIE = 1e-3
-"""Samples whose runner-up was closer than this could fall the other way under another order of summation."""
+"""A sample whose runner-up is closer than this could change under another order of summation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """How one row of logits is sampled from."""
+    """Sampling parameters of one row of logits."""
 
     sampling: Sampling
     seed: int
     position: int
-    """Absolute position of the token to be sampled."""
+    """Absolute position of the token that is sampled."""
     cut: frozenset[int] = frozenset()
     """Tokens that must not be sampled yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What was sampled, row by row."""
+    """The sampled tokens, one per row."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -56,7 +56,7 @@ class Samples:
 
 
 def unpack(sampled: NDArray[np.float32]) -> Samples:
-    """What a device drew, a row of four each: the token's bits, its log-probability, the raw one, its lead."""
+    """Samples of a device: per row the token's bits, its log-probability, the raw one, its margin over the next."""
     return Samples(
         np.ascontiguousarray(sampled[:, 0]).view(np.int32).tolist(),
         sampled[:, 1].tolist(),
@@ -91,14 +91,14 @@ def processed(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
     if sampling.top_p < 1:
         ordered, order = logits.sort(descending=True, stable=True)
         before = ordered.softmax(0).cumsum(0) - ordered.softmax(0)
-        # A token stays when those above it do not reach top_p yet; the first always does.
+        # A token stays while those above it sum to less than top_p. The first always stays.
         gone = order[before >= sampling.top_p]
         logits = logits.index_fill(0, gone[gone != order[0]], float("-inf"))
     return logits
 
 
 def noise_key(seed: int, position: int) -> int:
-    """64 bits that stand for (seed, position)."""
+    """64 bits derived from (seed, position)."""
     return mix64(mix64(seed & MASK64) ^ position)
 
 
@@ -108,7 +108,7 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | Non
     token = torch.arange(vocab_size, dtype=torch.int64, device=device)
     bits = _mix32((_mix32(token ^ (key & MASK32)) + (key >> 32)) & MASK32)
     high, low = (bits >> 16).float(), (bits & 0xFFFF).float()
-    # Steps of 2^-32 near 0, where the winners are: rare tokens keep their probability.
+    # Steps of 2^-32 near 0, where the largest noise comes from, so that rare tokens keep their probability.
     uniform = (high * 2.0**-16 + (low + 0.5) * 2.0**-32).clamp_max(0.99999994)
     return -torch.log(-torch.log1p(-uniform))
 

@@ -1,8 +1,8 @@
-"""Weights that several instances of one process use together. (Between processes: shared_matrices.py.)
+"""Weights that the instances of one process share. (Between processes: shared_matrices.py.)
 
-Instances of one folder, type and device share one set of weights, so a second instance costs its KV memory
-only. Sharing means that an update reaches all of them at once; it is therefore refused while any of them has
-work, and asking a second instance for the same weights version finds it done.
+Instances of the same folder, kernels, dtype and device share one set of weights, so a second instance costs only its KV
+memory. An update changes the weights of all of them at once. It is therefore refused while another instance has work.
+The next instance that is updated to the same weights version finds it loaded.
 
 Invariants
   1. All users of a set see the same weights version of it.
@@ -27,7 +27,7 @@ from seer.errors import InstanceError
 
 
 class SharedWeights:
-    """One set of weights and who uses it."""
+    """One set of weights and its users."""
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, matrices_dir: Path | None = None
@@ -40,21 +40,22 @@ class SharedWeights:
         self._users: weakref.WeakKeyDictionary[object, Callable[[], bool]] = weakref.WeakKeyDictionary()
 
     def join(self, user: object, busy: Callable[[], bool]) -> None:
-        """Register a user; `busy` says whether it has work in hand."""
+        """Register a user; `busy` says whether it has work."""
         self._users[user] = busy
 
     def load(
         self, source: Path | Mapping[str, torch.Tensor], weights_version: int, ops: Ops, user: object
     ) -> decoder.ModelWeights:
-        """The weights of a weights version, read from `source` unless another user has done so."""
+        """The weights of this version, read from `source` unless another user has loaded them."""
         with self.lock:
             if self.tensors is not None and self.weights_version == weights_version:
                 return self.tensors
             for other, busy in list(self._users.items()):
                 if other is not user and busy():
                     raise InstanceError(
-                        f"weights version {weights_version} cannot be loaded: an instance that shares them runs chunks",
-                        hint="let every instance finish or abort its chunks first",
+                        f"weights version {weights_version} cannot be loaded: an instance that shares the weights "
+                        "has chunks in flight",
+                        hint="wait for the chunks of every instance, or abort them",
                     )
             tensors = open_weights(source)
             loaded = decoder.load(self.config, self._make_linear(ops, tensors), tensors, self.dtype, self.device)
@@ -68,7 +69,7 @@ class SharedWeights:
             return self.tensors
 
     def _make_linear(self, ops: Ops, tensors: Mapping[str, torch.Tensor]) -> MakeLinear:
-        """How to prepare these weights: matrices read from files may be there already, made by another process."""
+        """How to prepare these weights: packed matrices of files may exist already, made by another process."""
         if isinstance(ops, CpuOps) and self._matrices_dir is not None and isinstance(tensors, TensorFiles):
             return SharedMatrices(self._matrices_dir, tensors.paths).linear
         return ops.linear
@@ -87,9 +88,9 @@ def shared_weights(
     *,
     matrices_dir: Path | None = None,
 ) -> SharedWeights:
-    """The set for a folder, kernels, type and device; made on first use, dropped with its last user.
+    """The set for a folder, kernels, dtype and device; made on first use, freed with its last user.
 
-    `matrices_dir` is where its matrices are shared with other processes.
+    In `matrices_dir` its matrices are shared with other processes.
     """
     key = (folder.resolve(), type(ops), dtype, device)
     with _sets_lock:

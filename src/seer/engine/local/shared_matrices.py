@@ -1,15 +1,15 @@
-"""Packed matrices that the instances of a machine share, process by process.
+"""Packed matrices that the processes of one machine share.
 
-Packing copies every matrix into another order, and one copy per process is most of what a CPU instance weighs.
-Here the first process to need a matrix packs it into a file in shared memory and the others map that file. Two
-that pack the same one at the same time both finish; one file stays and both map it, so nobody waits.
+Packing copies every matrix into another order. One copy per process is most of the memory of a CPU instance. Here the
+first process that needs a matrix packs it into a file in shared memory, and the others map that file. If two processes
+pack the same matrix at the same time, both finish, one file stays and both map it: no process waits for another.
 
-The folder belongs to whoever starts the instances (seer.hosting.fleet) and goes with it.
+seer.hosting.fleet makes the folder and removes it.
 
 Invariants
-  1. A file under its final name is whole: it is written under another name and linked at the end.
-  2. Matrices are found under the files they were made from, told apart by path, inode, size and time of change.
-  3. Where sharing fails for any reason (no room above all) a matrix is packed privately: only memory differs.
+  1. A file under its final name is complete: it is written under another name and linked at the end.
+  2. The packed matrices of a set of weight files are found by the files' path, inode, size and modification time.
+  3. If sharing fails for any reason (usually lack of room), the matrix is packed privately. Only memory use differs.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from seer.engine.local.ops import Linear
 log = logging.getLogger(__name__)
 
 LEAST_BYTES = 1 << 20
-"""Smaller matrices are not worth a file."""
+"""Smaller matrices are packed privately: they save too little for a file."""
 ROOM_LEFT = 0.5
-"""Of the shared memory, for others: the KV pool lives there too."""
+"""Share of the shared memory that must stay free: the KV pool is there too."""
 
 
 class SharedMatrices:
-    """The matrices of one set of weights, in the order in which they are asked for."""
+    """The matrices of one set of weights, numbered in the order of the calls of `linear`."""
 
     def __init__(self, home: Path, files: Sequence[Path]) -> None:
         self._folder = home / _identity(files)
         self._count = 0
         with suppress(OSError):
             for other in home.iterdir():
-                if other != self._folder:  # older weights: who still uses them has them mapped
+                if other != self._folder:  # older weights: a process that still uses them has them mapped
                     shutil.rmtree(other, ignore_errors=True)
             self._folder.mkdir(exist_ok=True)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False) -> Linear:
-        """The next matrix; others have asked for the same ones in the same order."""
+        """The next matrix. Every process calls this for the same matrices in the same order."""
         path = self._folder / str(self._count)
         self._count += 1
         try:
@@ -75,7 +75,7 @@ class SharedMatrices:
         draft = path.with_suffix(f".{os.getpid()}")
         try:
             with draft.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)  # or writing to the map could kill the process
+                os.posix_fallocate(file.fileno(), 0, num_bytes)  # without room, writing to the map kills the process
             fill_panels(_map(draft, shape), weight)
             with suppress(FileExistsError):  # another process was faster
                 os.link(draft, path)

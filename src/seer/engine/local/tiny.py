@@ -1,7 +1,7 @@
 """A model folder of random weights, small enough for tests and smoke runs: `seer model get tiny`.
 
-It computes nothing sensible, but it is a real model of its family: every code path of the engine runs on it
-in milliseconds, and its distributions are uneven enough that sampling and stopping can be watched.
+Its output is meaningless, but it is a real model of its family: every code path of the engine runs on it in
+milliseconds, and its distributions are uneven enough to test sampling and stopping.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from seer.engine.local.model_config import config_from_dict
 from seer.engine.local.weights import expected_shapes
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Class names of transformers, so that it and vLLM can load the folder too."""
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def tiny_weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tenso
         if name.endswith("norm.weight"):
             weights[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
         else:
-            # Large enough that logits spread over several units, so that sampling has something to choose.
+            # Large enough that logits spread over several units: otherwise all tokens would be about equally likely.
             scale = 0.3 if "embed" in name or "lm_head" in name else shape[-1] ** -0.5
             weights[name] = scale * torch.randn(shape, generator=generator)
     return weights

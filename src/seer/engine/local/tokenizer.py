@@ -22,7 +22,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise InputError(f"{folder} holds no tokenizer.json", hint="give prompts as token ids instead")
+            raise InputError(f"{folder} has no tokenizer.json", hint="give prompts as token ids instead")
         self._tokenizer = FastTokenizer.from_file(str(path))
         settings = _read_json(folder / "tokenizer_config.json")
         self._special = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
@@ -36,7 +36,7 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text; special tokens written in it are recognised, none is added."""
+        """Tokens of a text. Special tokens in the text are recognised; none is added."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -46,7 +46,7 @@ class Tokenizer:
         return text
 
     def chat_text(self, messages: Messages) -> str:
-        """The prompt that asks the model for the next message."""
+        """The prompt for the assistant's next message, by the model's chat template."""
         if self._template is None:
             raise InputError(f"{self._folder} has no chat template", hint="give the prompt as plain text")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -55,7 +55,7 @@ class Tokenizer:
             template = environment.from_string(self._template)
             return template.render(messages=messages, add_generation_prompt=True, **self._special)
         except TemplateError as error:
-            raise InputError(f"the chat template of {self._folder} refused the messages: {error}") from None
+            raise InputError(f"the chat template of {self._folder} failed on the messages: {error}") from None
 
     def chat(self, messages: Messages) -> list[int]:
         """Tokens of `chat_text`."""
@@ -74,5 +74,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token is a string, or an object around one."""
+    """A special token is given as a string, or as an object with `content`."""
     return token.get("content") if isinstance(token, dict) else token

@@ -1,9 +1,9 @@
-"""Walk down a draft tree by the tokens that were sampled.
+"""Accept draft nodes: walk down a draft tree by the sampled tokens.
 
-Every node's row was sampled from as if plain decoding had come there, with the noise of its position. So the
-token sampled at the root is what plain decoding samples; if a child carries that token, its row is where plain
-decoding would be next, and so on down. The tokens are those of plain decoding, to the token, and hence so is
-their distribution: nothing is accepted or rejected by chance.
+At every node a token was sampled with the noise of its position, as plain decoding would after that node. So the token
+sampled at the root is the one that plain decoding samples. If a child carries that token, the sample at that child is
+the next token of plain decoding, and so on down. The tokens therefore equal those of plain decoding, and so does their
+distribution. There is no random acceptance test.
 
 Invariants
   1. Each emitted token was sampled at the row of the token before it.
@@ -20,7 +20,7 @@ from seer.drafting.base import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The way taken through a tree."""
+    """The path taken through a tree."""
 
     rows: list[int]
     """Rows sampled from, 0 for the root and 1 + i for node i; one per emitted token."""
@@ -35,7 +35,7 @@ def walk(tree: DraftTree | None, sampled: Sequence[int], max_tokens: int, stop_i
     rows, nodes, token = [0], [], sampled[0]
     if tree is not None:
         at: int | None = None
-        # Children come after their parent and siblings differ, so the way down is found in one pass.
+        # Children come after their parent and siblings differ, so one pass finds the path.
         for node, parent in enumerate(tree.parents):
             if parent != at or tree.tokens[node] != token:
                 continue

@@ -1,12 +1,16 @@
-"""Lay out a step in which every chunk has as many rows: its last token, the nodes of its draft, and padding.
+"""Lay out a step in which every chunk has the same number of rows: its last token, its draft nodes, and padding.
 
-The host does this while the device waits, so it is written for speed: plain lists, one per field, and one array in the
-end (filling arrays piece by piece takes two to four times as long at a few rows for each chunk), and the form of a
-tree, of which there are few, is worked out once.
+The device waits while the host does this, so it is written for speed. It fills one plain list per field and makes one
+array at the end: filling arrays piece by piece takes two to four times as long with a few rows per chunk. What follows
+from a tree's shape is computed once and cached, because few shapes occur.
 
-A tree's likeliest path, the first child and its first child and so on, is computed where its tokens would have their
-KV anyway: accepted, it need not be moved; rejected, nobody looks there until the true token has been written over it.
-The other nodes go to scratch.
+The likeliest path of a tree (the first child, its first child, and so on) stores its KV directly in the chunk's blocks.
+If it is accepted, nothing is moved. If it is rejected, the positions are overwritten by the right tokens before they
+are read. The other nodes go to scratch.
+
+Invariants
+  1. Padding rows write to the spare slot only.
+  2. No two rows that are not padding share a KV slot.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from numpy.typing import NDArray
 from seer.engine.local.batch import Work
 
 TOKEN, POSITION, SLOT, VISIBLE, NODES, SEQ_SLOT = range(6)
-"""Fields of a row; gpu_kernels.py says what they mean."""
+"""Fields of a row; gpu_kernels.py defines them."""
 
 
 def lay_out(
@@ -34,9 +38,10 @@ def lay_out(
     spare_seq_slot: int,
     spare_slot: int,
 ) -> NDArray[np.int32]:
-    """[field][size·per_chunk]; also tells each work where its samples and its nodes' KV are.
+    """The rows, [field][size·per_chunk]; fill in `first_sample` and `node_slots` of each work.
 
-    Rows that no chunk needs belong to the spare seq_slot or see what their chunk sees, and write to the spare slot.
+    Padding rows after a chunk's own belong to the chunk's sequence slot, those of missing chunks to the spare one. All
+    write to the spare slot.
     """
     num_batched_tokens = size * per_chunk
     token, position, nodes = [0] * num_batched_tokens, [0] * num_batched_tokens, [0] * num_batched_tokens
@@ -71,19 +76,19 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What follows from a tree's parents alone."""
+    """What follows from the parents of a tree's nodes."""
 
     depths: list[int]
-    """Of each node; 1 for the root's children."""
+    """Depth of each node; 1 for the root's children."""
     masks: list[int]
-    """The bits of each node's ancestors and itself."""
+    """For each node, the bits of its ancestors and itself."""
     likeliest: list[int]
-    """The nodes of the first path."""
+    """The nodes of the likeliest path."""
 
 
 @lru_cache(maxsize=4096)
 def form_of(parents: tuple[int | None, ...]) -> Form:
-    """The form of a tree whose nodes have these parents."""
+    """Compute the form of a tree whose nodes have these parents."""
     depths: list[int] = []
     masks: list[int] = []
     for node, parent in enumerate(parents):

@@ -1,11 +1,11 @@
-"""Where weights come from: safetensors files of a folder, or tensors handed over by a trainer, on a GPU in place.
+"""Read and check weights: safetensors files, a trainer's tensors, or a trainer's GPU memory.
 
-Files are memory-mapped, so instances of one machine read one copy from the page cache; what must change its
-form (joined or packed matrices, another type) is private to a process, or shared through shared_matrices.py.
+Files are memory-mapped, so the instances of one machine read one copy from the page cache. Joined, packed or converted
+matrices are private to a process, or shared through shared_matrices.py.
 
 Invariants
-  1. Every name the model needs is present with the expected shape, and no other name is; both are refused by
-     name before anything changes.
+  1. Every tensor the model needs is present with the expected shape, and no unknown one is. Otherwise an error names
+     the tensor before any weight in use changes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from seer.engine.local.model_config import ModelConfig
 from seer.errors import InputError
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Buffers that old checkpoints carry and that are computed here."""
+"""Buffers of old checkpoints; rotary.py computes them."""
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name; each is read when it is asked for."""
+    """The tensors of safetensors files by name; each is read on access."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._file_of: dict[str, Path] = {}
@@ -51,7 +51,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         return list(self._open)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor, without reading it."""
+        """Shape of one tensor, without reading it."""
         return tuple(self._open[self._file_of[name]].get_slice(name).get_shape())
 
     def __iter__(self) -> Iterator[str]:
@@ -62,7 +62,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
 
 
 def open_weights(source: Path | Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Tensors by name from a folder, a safetensors file, another process's GPU memory or a mapping."""
+    """Tensors by name, from a folder, a safetensors file, handles of another process's GPU memory, or a mapping."""
     if not isinstance(source, Path):
         return source
     if source.suffix == SUFFIX:
@@ -74,18 +74,18 @@ def open_weights(source: Path | Mapping[str, torch.Tensor]) -> Mapping[str, torc
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         missing = [name for name in names if not (source / name).is_file()]
         if missing:
-            raise InputError(f"{source} lacks {missing[0]}, which its index names", hint="download the folder again")
+            raise InputError(f"{source} lacks {missing[0]}, listed in its index", hint="download the folder again")
         return TensorFiles([source / name for name in names])
     paths = sorted(source.glob("*.safetensors"))
     if not paths:
-        raise InputError(f"{source} holds no *.safetensors files")
+        raise InputError(f"{source} has no *.safetensors files")
     return TensorFiles(paths)
 
 
 def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Tells two sets of weights apart without reading all of them: the first values of every tensor.
+    """A hash of the first values of every tensor, without reading all of them.
 
-    A training step changes nearly every value, so a sample is enough to keep KV of different weights apart.
+    A training step changes nearly every value, so this is enough to distinguish KV of different weights.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
@@ -130,16 +130,16 @@ def check(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     spare = [name for name in tensors if name not in expected and not _ignored(name, config)]
     if spare:
         raise InputError(
-            f"the weights hold {spare[0]}, which a {config.family} model has no place for" + _and_more(spare)
+            f"the weights contain {spare[0]}, which is not part of this {config.family} model" + _and_more(spare)
         )
     if isinstance(tensors, TensorFiles):
-        return  # shapes are checked as each tensor is read: no need to read every file twice
+        return  # shapes are checked when each tensor is read, so that files are read once
     for name, shape in expected.items():
         check_shape(name, tensors[name], shape)
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor, if it has the shape the configuration promises."""
+    """The tensor, if it has the expected shape."""
     if tuple(tensor.shape) != shape:
         raise InputError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
     return tensor

@@ -1,4 +1,4 @@
-"""Blocks on their way to the pool and back, where the pool reaches the memory and where it does not."""
+"""Blocks copied to the pool and back, with memory that the pool can access and without."""
 
 from __future__ import annotations
 

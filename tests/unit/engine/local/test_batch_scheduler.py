@@ -1,4 +1,4 @@
-"""Who enters, what is shared, and what is refused."""
+"""The batch scheduler: which chunks enter, what they share, and when they wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_more_run_at_once_than_there_are_sequence_slots(folder: Path) -> None
     assert max(most) == 3
 
 
-def test_a_step_has_no_more_rows_than_allowed(folder: Path) -> None:
+def test_a_step_has_no_more_batched_tokens_than_allowed(folder: Path) -> None:
     rows = []
     drafter = FunctionDrafter(lambda ask: DraftTree.linear([1] * ask.max_tokens))
     engine = an_engine(

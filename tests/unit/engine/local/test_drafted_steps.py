@@ -1,4 +1,4 @@
-"""Several steps with drafts in one go, over a device that samples what is written: the engine says just that."""
+"""Several steps with drafts at once, with a device that samples from a script: the engine generates the script."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScriptedRunner(PlainRunner):
     def __init__(self, engine: Engine, script: dict[int, list[int]]) -> None:
         super().__init__(engine.model, engine.scheduler)
         self.script = script
-        self.shape, self.told = Shape(1, 1), np.empty(0, np.int32)
+        self.shape, self.inputs = Shape(1, 1), np.empty(0, np.int32)
         self.moved: list[tuple[int, int]] = []
 
     def burst_length(self, works: Sequence[Work]) -> int:
@@ -49,7 +49,7 @@ class ScriptedRunner(PlainRunner):
 
     def choose(self, num_chunks: int, tokens_per_chunk: int) -> tuple[Shape, ScriptedRunner]:
         self.shape = Shape.of(num_chunks, tokens_per_chunk)
-        self.told = np.empty(6 * self.shape.num_batched_tokens + 2 * self.shape.num_nodes, np.int32)
+        self.inputs = np.empty(6 * self.shape.num_batched_tokens + 2 * self.shape.num_nodes, np.int32)
         return self.shape, self
 
     def run(self, works: list[Work] | None = None) -> Any:  # a step's `run`, and a runner's
@@ -61,12 +61,12 @@ class ScriptedRunner(PlainRunner):
                     at = work.active.num_response + depth
                     samples.tokens[row] = self.script[work.active.chunk.request][at]
             return samples
-        rows = self.told[: 6 * self.shape.num_batched_tokens].reshape(6, -1)
+        rows = self.inputs[: 6 * self.shape.num_batched_tokens].reshape(6, -1)
         by_seq_slot = {active.seq_slot: self.script[active.chunk.request] for active in self.scheduler.running}
         sampled = np.ones((self.shape.num_batched_tokens, 4), np.float32)
         for row, (seq_slot, position) in enumerate(zip(rows[SEQ_SLOT], rows[POSITION], strict=True)):
-            says, at = by_seq_slot.get(int(seq_slot), [0]), int(position) + 1 - len(PROMPT)
-            sampled[row, 0:1].view(np.int32)[0] = says[max(0, min(at, len(says) - 1))]
+            tokens, at = by_seq_slot.get(int(seq_slot), [0]), int(position) + 1 - len(PROMPT)
+            sampled[row, 0:1].view(np.int32)[0] = tokens[max(0, min(at, len(tokens) - 1))]
         return sampled
 
 
@@ -83,9 +83,7 @@ def script() -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("max_num_seqs", [5, 2])
 @pytest.mark.parametrize("kind", ["knowing", "random"])
-def test_the_script_is_said_to_each_ones_limit(
-    folder: Path, script: dict[int, list[int]], max_num_seqs: int, kind: str
-) -> None:
+def test_each_chunk_generates_the_script_up_to_its_limit(folder: Path, script: dict[int, list[int]], max_num_seqs: int, kind: str) -> None:
     steps: list[StepReport] = []
     drafter = SessionDrafter((knowing(script, tree=True) if kind == "knowing" else random_trees(3, 128)).propose)
     engine = an_engine(folder, max_num_seqs=max_num_seqs, drafter=drafter, budget=always(5), on_step=steps.append)
@@ -108,16 +106,16 @@ def test_the_script_is_said_to_each_ones_limit(
 
 
 def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script: dict[int, list[int]]) -> None:
-    said = {0: [*script[0][:9], STOP, *script[0][9:]], 1: script[1]}
-    engine = an_engine(folder, drafter=SessionDrafter(knowing(said, tree=True).propose), budget=always(5))
-    engine.runner = ScriptedRunner(engine, said)
-    answers = generate(engine, [a_chunk(r, PROMPT, max_tokens=30, stop_token_ids=(STOP,)) for r in said])
-    assert answers[0].ids == said[0][:10]
+    script = {0: [*script[0][:9], STOP, *script[0][9:]], 1: script[1]}
+    engine = an_engine(folder, drafter=SessionDrafter(knowing(script, tree=True).propose), budget=always(5))
+    engine.runner = ScriptedRunner(engine, script)
+    answers = generate(engine, [a_chunk(r, PROMPT, max_tokens=30, stop_token_ids=(STOP,)) for r in script])
+    assert answers[0].ids == script[0][:10]
     assert (answers[0].end, answers[0].stop_token) == (ChunkEnd.STOP, STOP)
-    assert answers[1].ids == said[1][:30]
+    assert answers[1].ids == script[1][:30]
 
 
-def test_where_somebody_waits_a_burst_ends_with_the_first_that_ends(folder: Path, script: dict[int, list[int]]) -> None:
+def test_while_a_chunk_waits_a_burst_ends_with_the_first_chunk_that_ends(folder: Path, script: dict[int, list[int]]) -> None:
     steps: list[StepReport] = []
     drafter = SessionDrafter(random_trees(1, 128).propose)
     engine = an_engine(folder, max_num_seqs=2, drafter=drafter, budget=always(2), on_step=steps.append)
