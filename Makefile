@@ -27,6 +27,11 @@ help: ## Show this list
 	$(BIN)/pip uninstall -qy torchvision torchaudio torchcodec triton
 	touch .venv/vllm
 
+# Triton for `make test-kernels` only. Apart from the other packages: where vLLM and PyTorch find it, they try to use it.
+.venv/triton: | .venv/light
+	@echo "Downloading Triton (0.3 GB)"
+	$(BIN)/pip install -q --no-deps --target .venv/triton triton==3.9.0
+
 # Mooncake's wheel needs libibverbs1, the report's test chromium. Without root they are named, and those tests skip.
 define system_packages
 missing=$$(PATH=$$PATH:/sbin:/usr/sbin; ldconfig -p | grep -q libibverbs.so.1 || echo libibverbs1; \
@@ -38,7 +43,7 @@ fi; \
 [ -z "$$missing" ] || echo "Not installed, the tests that need them skip:" $$missing
 endef
 
-.venv/ready: .venv/light .venv/vllm
+.venv/ready: .venv/light .venv/vllm | .venv/triton
 	@$(system_packages)
 	@echo "Downloading Mooncake, TRL and the tools of the checks (0.2 GB)"
 	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,trl,dev]'
@@ -65,8 +70,13 @@ format: setup ## Rewrite files as the checks want them
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/hooks.py
 
 .PHONY: test
-test: check test-native ## All checks and all tests that a CPU machine can run
+test: check test-native test-kernels ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# In a run of their own, because Triton reads TRITON_INTERPRET when it is imported.
+.PHONY: test-kernels
+test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
+	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/unit/engine/local/test_gpu_kernels.py
 
 .PHONY: coverage
 coverage: setup ## The tests again, counting lines and branches; a table, and pages in build/coverage
