@@ -83,7 +83,9 @@ def script() -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("max_num_seqs", [5, 2])
 @pytest.mark.parametrize("kind", ["knowing", "random"])
-def test_each_chunk_generates_the_script_up_to_its_limit(folder: Path, script: dict[int, list[int]], max_num_seqs: int, kind: str) -> None:
+def test_each_chunk_generates_the_script_up_to_its_limit(
+    folder: Path, script: dict[int, list[int]], max_num_seqs: int, kind: str
+) -> None:
     steps: list[StepReport] = []
     drafter = SessionDrafter((knowing(script, tree=True) if kind == "knowing" else random_trees(3, 128)).propose)
     engine = an_engine(folder, max_num_seqs=max_num_seqs, drafter=drafter, budget=always(5), on_step=steps.append)
@@ -115,7 +117,9 @@ def test_a_stop_token_ends_a_chunk_within_a_burst(folder: Path, script: dict[int
     assert answers[1].ids == script[1][:30]
 
 
-def test_while_a_chunk_waits_a_burst_ends_with_the_first_chunk_that_ends(folder: Path, script: dict[int, list[int]]) -> None:
+def test_while_a_chunk_waits_a_burst_ends_with_the_first_chunk_that_ends(
+    folder: Path, script: dict[int, list[int]]
+) -> None:
     steps: list[StepReport] = []
     drafter = SessionDrafter(random_trees(1, 128).propose)
     engine = an_engine(folder, max_num_seqs=2, drafter=drafter, budget=always(2), on_step=steps.append)

@@ -111,16 +111,19 @@ def test_random_trees(folder: Path, expected: dict[int, Generated]) -> None:
 
 
 @pytest.mark.parametrize(("max_num_seqs", "is_right"), [(3, False), (2, True)])
-def test_trees_several_steps_at_once(folder: Path, expected: dict[int, Generated], max_num_seqs: int, is_right: bool) -> None:
-    drafter = knowing(tokens_of(expected), tree=True) if is_right else random_trees(3, 128)
+def test_trees_several_steps_at_once(
+    folder: Path, expected: dict[int, Generated], max_num_seqs: int, is_right: bool
+) -> None:
+    trees = knowing(tokens_of(expected), tree=True) if is_right else random_trees(3, 128)
+    drafter = SessionDrafter(trees.propose)
     steps: list[StepReport] = []
     engine = an_engine(
-        folder, kernels="triton", max_num_seqs=max_num_seqs, drafter=SessionDrafter(drafter.propose),
+        folder, kernels="triton", max_num_seqs=max_num_seqs, drafter=drafter,
         budget=always(4), on_step=steps.append,
     )  # fmt: skip
     assert_close(generate(engine, chunks()), expected)
     assert any(step.num_steps > 1 and step.num_drafted for step in steps)
-    assert engine.scheduler.drafter.observed == tokens_of(expected)
+    assert drafter.observed == tokens_of(expected)
 
 
 def test_a_burst_of_drafts_ends_when_a_waiting_chunk_can_enter(folder: Path) -> None:
