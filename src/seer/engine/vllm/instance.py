@@ -41,6 +41,7 @@ from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.staged_weights import stage
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
+from seer.engine.vllm.gpu_drafts.install import ready
 from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.settings import (
     CPU_BLOCK_SIZE,
@@ -171,6 +172,7 @@ class VllmInstance:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._identity = await asyncio.to_thread(self._identify, self.folder.path)
+        self._settings = await asyncio.to_thread(ready, self._settings)
         arguments = engine_arguments(self._settings, self._identity)
         self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
         await llm.collective_rpc("seer_exit_with_host", args=(os.getpid(),))

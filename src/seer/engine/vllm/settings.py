@@ -20,6 +20,11 @@ from seer.drafting.curve_keys import ClientKeys
 from seer.errors import ConfigError
 
 Padding = Literal["none", "drafted", "always"]
+Place = Literal["scheduler", "gpu"]
+GPU_DRAFT_TOKENS = 4
+"""Per request and step. Measured on an H200: 4 beats 3 up to 192 requests, and verifying more costs arithmetic."""
+GPU_DRAFT_UP_TO_REQUESTS = 192
+"""Steps with more requests do not draft: verifying five tokens for each is then bound by arithmetic (0.86x at 256)."""
 CPU_BLOCK_STEP = 32
 """vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
 CPU_BLOCK_SIZE = 128
@@ -67,6 +72,14 @@ class Speculation:
     """Draft servers; without any, drafts come from this instance's own responses."""
     keys: ClientKeys | None = None
     """Keys that the draft servers know."""
+    place: Place = "scheduler"
+    """Where drafts are made: in the scheduler's process, from the group's tokens on all instances, on vLLM's older
+    runner without asynchronous scheduling; or on the GPU, from the tokens that this instance has seen, with both."""
+    draft_up_to_requests: int = GPU_DRAFT_UP_TO_REQUESTS
+    """On the GPU: steps with more running requests than this verify no drafts."""
+    arena_tokens: int | None = None
+    table_entries: int | None = None
+    """Size of the store on the GPU (`gpu_drafts/store.py` has the defaults)."""
     fixed_tokens: int | None = None
     """Always draft this many tokens, instead of the measured budget; for benchmarks."""
 
@@ -74,6 +87,8 @@ class Speculation:
         """vLLM verifies at most 128 tokens of a request in a step."""
         if not 1 <= self.max_draft_tokens <= 128:
             raise ConfigError(f"max_draft_tokens={self.max_draft_tokens}", hint="1 to 128")
+        if self.place not in ("scheduler", "gpu"):
+            raise ConfigError(f"place={self.place!r}", hint="scheduler or gpu")
         if self.padding not in ("none", "drafted", "always"):
             raise ConfigError(f"padding={self.padding!r}", hint="none, drafted or always")
 
@@ -130,21 +145,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         arguments |= CPU_ARGUMENTS
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, arguments["max_model_len"])
     if speculation is not None:
-        arguments["scheduler_cls"] = "seer.engine.vllm.scheduler.SeerScheduler"
-        arguments["async_scheduling"] = False
-        arguments["speculative_config"] = {
-            "method": "custom_class",
-            "model": "seer.engine.vllm.proposer.StubProposer",
-            "num_speculative_tokens": speculation.max_draft_tokens,
-        }
-        arguments["additional_config"] = {
-            "seer": {
-                "padding": speculation.padding,
-                "servers": list(speculation.servers),
-                "keys": msgspec.to_builtins(speculation.keys),
-                "fixed_tokens": speculation.fixed_tokens,
-            }
-        }
+        arguments |= _on_gpu(speculation, settings) if speculation.place == "gpu" else _in_scheduler(speculation)
     if settings.pool is not None:
         arguments["kv_transfer_config"] = {
             "kv_connector": "SeerPoolConnector",
@@ -154,3 +155,59 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
             "kv_connector_extra_config": {"pool": settings.pool, "model": identity, "options": settings.pool_options},
         }
     return arguments | settings.engine
+
+
+def _in_scheduler(speculation: Speculation) -> dict[str, Any]:
+    return {
+        "scheduler_cls": "seer.engine.vllm.scheduler.SeerScheduler",
+        "async_scheduling": False,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "seer.engine.vllm.proposer.StubProposer",
+            "num_speculative_tokens": speculation.max_draft_tokens,
+        },
+        "additional_config": {
+            "seer": {
+                "padding": speculation.padding,
+                "servers": list(speculation.servers),
+                "keys": msgspec.to_builtins(speculation.keys),
+                "fixed_tokens": speculation.fixed_tokens,
+            }
+        },
+    }
+
+
+def _on_gpu(speculation: Speculation, settings: VllmSettings) -> dict[str, Any]:
+    num_draft_tokens = speculation.max_draft_tokens
+    # Graph sizes are multiples of 1 + K, so a batch of all sequences has one only if their number is such a multiple.
+    max_num_seqs = -(-settings.max_num_seqs // (1 + num_draft_tokens)) * (1 + num_draft_tokens)
+    up_to = min(speculation.draft_up_to_requests, max_num_seqs)
+    by_batch = [(1, up_to, num_draft_tokens)]
+    if up_to < max_num_seqs:
+        by_batch.append((up_to + 1, max_num_seqs, 0))
+    store = {"arena_tokens": speculation.arena_tokens, "table_entries": speculation.table_entries}
+    return {
+        "worker_cls": "seer.engine.vllm.gpu_drafts.worker.GroupedDraftsWorker",
+        "async_scheduling": True,
+        "max_num_seqs": max_num_seqs,
+        "speculative_config": {
+            "method": "ngram_gpu",  # accepted by vLLM's checks, and replaced by ours in the worker
+            "num_speculative_tokens": num_draft_tokens,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 8,
+            "num_speculative_tokens_per_batch_size": by_batch,
+        },
+        "additional_config": {"seer": {name: value for name, value in store.items() if value is not None}},
+        "compilation_config": {"cudagraph_capture_sizes": capture_sizes(num_draft_tokens, max_num_seqs)},
+    }
+
+
+def capture_sizes(num_draft_tokens: int, max_num_seqs: int) -> list[int]:
+    """CUDA graph sizes that keep every batch on a full graph, with drafts and without.
+
+    vLLM looks only at graphs of the smallest size that holds a batch, so sizes must be multiples of 1 + K; those that
+    are not (most of its default list) send drafted batches just below them to slower, piecewise graphs.
+    """
+    steps = [*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 1025, 32)]
+    numbers = sorted({n for n in steps if n < max_num_seqs} | {max_num_seqs})
+    return [(1 + num_draft_tokens) * n for n in numbers]

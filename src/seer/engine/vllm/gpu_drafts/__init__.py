@@ -1,0 +1,10 @@
+"""Grouped drafts that live on the GPU, inside stock vLLM's newest model runner.
+
+    kernels      Triton: append tokens, index n-grams, draft, accept
+    store        the token arena and n-gram table of the groups: who holds what, what is freed when
+    speculator   what vLLM's runner calls instead of a draft model
+    sampler      accepts a draft exactly when plain vLLM would have sampled it
+    install      the three names of vLLM that are replaced, each checked for the version at hand
+
+Drafts never visit the host: asynchronous scheduling and full CUDA graphs stay on.
+"""

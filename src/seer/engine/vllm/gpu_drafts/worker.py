@@ -1,0 +1,44 @@
+"""vLLM's GPU worker with our speculator and sampler in its newest runner (`worker_cls` names it)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm.v1.worker.gpu.model_runner
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu_worker import Worker
+
+from seer.engine.vllm.gpu_drafts.install import missing_names
+from seer.engine.vllm.gpu_drafts.sampler import coupled
+from seer.engine.vllm.gpu_drafts.speculator import GroupedSpeculator
+
+logger = init_logger("vllm.seer")
+
+
+class GroupedDraftsWorker(Worker):
+    """Replaces two things while the runner is made; everything else is vLLM's."""
+
+    def init_device(self) -> None:
+        """Make the runner with our speculator."""
+        lacking = missing_names()
+        assert lacking is None, f"grouped drafts were asked for, and {lacking}"  # the host asks before it starts us
+        module: Any = vllm.v1.worker.gpu.model_runner
+        original, module.init_speculator = module.init_speculator, GroupedSpeculator
+        try:
+            super().init_device()
+        finally:
+            module.init_speculator = original
+        runner: Any = self.model_runner
+        runner.speculator.bind(runner)
+        logger.info("grouped drafts of %d tokens on %s", runner.speculator.num_draft_tokens, self.device)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Also put the coupled sampler in place of the rejection sampler, which is made here."""
+        super().load_model(*args, **kwargs)
+        runner: Any = self.model_runner
+        runner.rejection_sampler = coupled(runner.rejection_sampler)
+
+    def seer_draft_counts(self) -> dict[str, int]:
+        """Counters of the store; waits for the device."""
+        runner: Any = self.model_runner
+        return dict(runner.speculator.store.counters())

@@ -1,0 +1,218 @@
+"""Grouped drafts on the GPU: the kernels and the store against a Python twin, under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from seer.engine.vllm.gpu_drafts.kernels import accept_kernel
+from seer.engine.vllm.gpu_drafts.store import ORDERS, GroupStore, NewRow
+
+NUM_ROWS, WIDTH, K, VOCABULARY = 6, 128, 4, 7
+PROMPTS = {"a": [1, 2, 3, 1, 2], "b": [4, 5, 6], "c": [1, 2, 3, 4, 5, 6, 1]}
+
+
+@dataclass
+class Twin:
+    """Contexts of each group and where they last continued, as a dictionary of lists."""
+
+    last: dict[tuple[str, tuple[int, ...]], tuple[list[int], int]] = field(default_factory=dict)
+
+    def learn(self, group: str, tokens: list[int], start: int, first: int) -> None:
+        for at in range(max(start, first), len(tokens)):
+            for n in ORDERS:
+                if at >= n:
+                    self.last[group, tuple(tokens[at - n : at])] = (tokens, at)
+
+    def draft(self, group: str, tokens: list[int], known: dict[int, int]) -> list[int]:
+        for n in reversed(ORDERS):
+            found = self.last.get((group, tuple(tokens[-n:]))) if len(tokens) >= n else None
+            if found is not None:
+                source, at = found
+                drafted = source[at : min(at + K, known[id(source)])]
+                return drafted + [tokens[-1]] * (K - len(drafted))
+        return [tokens[-1]] * K
+
+
+class Scene:
+    """A store, vLLM's request states as tensors, and the twin."""
+
+    def __init__(self, seed: int, *, arena_tokens: int = 1 << 13) -> None:
+        self.random = random.Random(seed)
+        self.store = GroupStore(
+            NUM_ROWS, K, torch.device("cpu"), arena_tokens=arena_tokens, table_entries=1 << 18, max_regions=64
+        )
+        self.tokens = torch.zeros(NUM_ROWS, WIDTH, dtype=torch.int32)
+        self.total = torch.zeros(NUM_ROWS, dtype=torch.int32)
+        self.last = torch.zeros(NUM_ROWS, 1, dtype=torch.int64)
+        self.twin = Twin()
+        self.rows: dict[int, tuple[str, int, list[int]]] = {}
+        self.known: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        self.kept: list[list[int]] = []  # `known` is by identity, so nothing may be collected
+        self.num_requests = 0
+
+    def start(self, row: int, group: str, request: int | None = None, tokens: list[int] | None = None) -> None:
+        if request is None:
+            self.num_requests += 1
+            request = self.num_requests
+        if tokens is None:
+            tokens = list(PROMPTS[group])
+            is_first = not any(kept_group == group for kept_group, _, _ in self.seen())
+            self.first[id(tokens)] = 0 if is_first else len(tokens)
+            self.known[id(tokens)] = 0
+            self.kept.append(tokens)
+        self.rows[row] = (group, request, tokens)
+        self.tokens[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total[row] = len(tokens)
+        self.last[row, 0] = tokens[-1]
+        self.store.start([NewRow(row, group, request, len(PROMPTS[group]), WIDTH - 16)])
+        self.groups_seen.add(group)
+
+    @property
+    def groups_seen(self) -> set[str]:
+        return self.__dict__.setdefault("_groups_seen", set())
+
+    def seen(self) -> list[tuple[str, int, list[int]]]:
+        return [(group, 0, []) for group in self.groups_seen]
+
+    def grow(self, row: int, num_tokens: int) -> int:
+        _, _, tokens = self.rows[row]
+        num_tokens = min(num_tokens, WIDTH - 24 - len(tokens))
+        for _ in range(max(0, num_tokens)):
+            token = self.random.randrange(1, VOCABULARY)
+            self.tokens[row, len(tokens)] = token
+            tokens.append(token)
+            self.last[row, 0] = token
+        self.total[row] = len(tokens)
+        return max(0, num_tokens)
+
+    def learn(self, rows: list[int]) -> None:
+        self.store.learn(torch.tensor(rows, dtype=torch.int32), self.tokens, self.total)
+        for row in rows:
+            group, _, tokens = self.rows[row]
+            self.twin.learn(group, tokens, self.known[id(tokens)], self.first[id(tokens)])
+            self.known[id(tokens)] = len(tokens)
+
+    def draft(self, rows: list[int], num_sampled: list[int]) -> list[list[int]]:
+        drafts = self.store.draft(
+            torch.tensor(rows, dtype=torch.int32),
+            torch.tensor(num_sampled, dtype=torch.int32),
+            self.last,
+            self.tokens,
+            self.total,
+        )
+        found: list[list[int]] = drafts.tolist()
+        return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_are_what_the_longest_context_of_the_group_continued_with(seed: int) -> None:
+    scene = Scene(seed)
+    for row in range(NUM_ROWS):
+        scene.start(row, "abc"[row % 3])
+    for step in range(12):
+        rows = scene.random.sample(range(NUM_ROWS), scene.random.randrange(1, NUM_ROWS + 1))
+        num_sampled = [scene.grow(row, scene.random.randrange(0, K + 2)) for row in rows]
+        scene.learn(rows)
+        for row, drafted, sampled in zip(rows, scene.draft(rows, num_sampled), num_sampled, strict=True):
+            group, _, tokens = scene.rows[row]
+            expected = scene.twin.draft(group, tokens, scene.known) if sampled else [tokens[-1]] * K
+            assert drafted == expected, f"seed {seed}, step {step}, row {row}"
+        if step == 6:  # another request takes a row; the one before goes on serving its siblings
+            scene.store.finish([2])
+            scene.start(2, "a")
+    scene.store.check()
+
+
+def test_a_request_that_returns_goes_on_in_its_region() -> None:
+    scene = Scene(1)
+    scene.start(0, "a", request=7)
+    _, _, tokens = scene.rows[0]
+    scene.grow(0, 9)
+    scene.learn([0])
+    used = scene.store.counters()["used_arena_tokens"]
+    scene.store.finish([0])
+    scene.start(3, "a", request=7, tokens=tokens)
+    scene.grow(3, 5)
+    scene.learn([3])
+    assert scene.store.counters()["used_arena_tokens"] == used
+    assert scene.draft([3], [1])[0] == scene.twin.draft("a", tokens, scene.known)
+
+
+def test_groups_without_running_requests_make_room_oldest_first() -> None:
+    scene = Scene(2, arena_tokens=2 * 128)
+    scene.start(0, "a")
+    scene.start(1, "b")
+    scene.store.finish([0])
+    scene.start(2, "c")
+    counters = scene.store.counters()
+    assert (counters["num_freed_groups"], counters["num_dropped"], counters["num_groups"]) == (1, 0, 2)
+    scene.store.check()
+
+
+def test_a_sequence_that_finds_no_room_is_counted_and_drafts_from_its_siblings() -> None:
+    scene = Scene(3, arena_tokens=128)
+    scene.start(0, "a")
+    scene.grow(0, 20)
+    scene.learn([0])
+    scene.start(1, "a")
+    assert scene.store.counters()["num_dropped"] == 1
+    _, _, tokens = scene.rows[1]
+    expected = scene.twin.draft("a", tokens, scene.known)
+    assert scene.draft([1], [1])[0] == expected != [tokens[-1]] * K
+    scene.learn([0])
+    scene.store.check()
+
+
+def test_what_was_freed_is_not_drafted_by_the_next_owner_of_its_memory() -> None:
+    scene = Scene(4, arena_tokens=128)
+    scene.start(0, "a")
+    scene.grow(0, 60)
+    scene.learn([0])
+    scene.store.finish([0])
+    scene.start(1, "b")
+    scene.learn([1])
+    _, _, tokens = scene.rows[1]
+    assert scene.draft([1], [1])[0] == scene.twin.draft("b", tokens, scene.known)
+    scene.store.check()
+
+
+def test_a_reset_forgets_every_group() -> None:
+    scene = Scene(5)
+    scene.start(0, "a")
+    scene.grow(0, 30)
+    scene.learn([0])
+    scene.store.reset()
+    assert scene.store.counters()["used_arena_tokens"] == scene.store.counters()["num_groups"] == 0
+    assert scene.draft([0], [1])[0] == [int(scene.last[0, 0])] * K
+    scene.store.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_are_accepted_while_they_equal_the_samples(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, K + 2, (9,), generator=generator)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).to(torch.int32)
+    sampled = torch.randint(0, 2, (int(starts[-1]),), generator=generator)
+    inputs = torch.randint(0, 2, (int(starts[-1]),), generator=generator).to(torch.int32)
+    accepted = torch.full((9, K + 1), -9, dtype=torch.int64)
+    num_accepted = torch.zeros(9, dtype=torch.int32)
+    accept_kernel[(9,)](
+        sampled, inputs, starts, accepted, accepted.stride(0), num_accepted, WIDTH=triton.next_power_of_2(K + 1)
+    )
+    for b in range(9):
+        start, expected = int(starts[b]), []
+        for i in range(int(counts[b])):
+            expected.append(int(sampled[start + i]))
+            if i + 1 >= int(counts[b]) or int(sampled[start + i]) != int(inputs[start + i + 1]):
+                break
+        assert accepted[b, : int(num_accepted[b])].tolist() == expected
