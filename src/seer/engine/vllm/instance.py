@@ -284,6 +284,10 @@ class VllmInstance:
         (counts,) = await self._started().collective_rpc("seer_pool_counts")
         return dict(counts)
 
+    async def draft_counts(self) -> list[dict[str, int]]:
+        """Counters of the drafts on the GPU, one set per worker; only where they are made there."""
+        return list(await self._started().collective_rpc("seer_draft_counts"))
+
     async def settle_saves(self) -> None:
         """Wait until the blocks of every finished chunk have reached the pool."""
         await self._started().collective_rpc("seer_settle_saves")

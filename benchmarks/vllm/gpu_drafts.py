@@ -1,0 +1,220 @@
+"""Grouped drafts on the GPU against plain vLLM, through Seer's own instance: batches of fixed size and whole rollouts.
+
+    python benchmarks/vllm/gpu_drafts.py --model DIR --trace qwen1.5b-mix-n16.npz --out DIR [--mode plain|gpu] [--limit-s 500]
+
+One engine per call and mode, so that modes can be interleaved from outside. Prompts are those of the trace, an .npz with
+`prompts` (concatenated token ids) and `prompt_lengths`; nothing was tuned on the ones used here (--first). A batch is
+groups of 16 that run together. At 1 and 8 requests the siblings have run before, in the same run. DIR/MODE.json has every
+repetition, the engine's counters, and the tokens of seeded requests, which `--compare` holds against another mode's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seer.engine.vllm.instance import VllmInstance
+from seer.engine.vllm.settings import Speculation, VllmSettings
+from seer.types import Chunk, ChunkOutput, Sampling
+
+GROUP = 16
+BATCHES = (1, 8, 16, 64, 128, 256)
+
+
+class Bench:
+    """One engine, and requests through it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        speculation = None
+        if args.mode == "gpu":
+            speculation = Speculation(
+                place="gpu", max_draft_tokens=args.draft_tokens, draft_up_to_requests=args.draft_up_to
+            )
+        self.instance = VllmInstance(
+            0,
+            VllmSettings(
+                model_dir=str(args.model),
+                max_num_seqs=256,
+                max_model_len=6144,
+                device="cuda",
+                kv_memory_bytes=args.kv_gib << 30,
+                speculation=speculation,
+            ),
+            max_waiting=4096,
+        )
+        self.args = args
+        self.next_request = 0
+        self.num_runs = 0
+        self.tokens: dict[int, list[int]] = {}
+        self.open: set[int] = set()
+        self.idle = asyncio.Event()
+
+    def take(self, output: ChunkOutput) -> None:
+        if output.span is not None:
+            self.tokens[output.request].extend(output.span.ids)
+        if output.end is not None:
+            assert output.error is None, output.error
+            self.open.discard(output.request)
+            if not self.open:
+                self.idle.set()
+
+    async def begin_run(self) -> None:
+        self.num_runs += 1
+        await self.instance.begin_run(f"run-{self.num_runs}", "grouped", 0)
+
+    async def generate(
+        self, prompts: list[tuple[int, list[int]]], max_tokens: int, seed: int
+    ) -> tuple[float, dict[int, list[int]]]:
+        """Seconds until all of (group, prompt) have ended, and their tokens."""
+        self.tokens, self.idle = {}, asyncio.Event()
+        began_s = time.perf_counter()
+        for number, (group, prompt) in enumerate(prompts):
+            request, self.next_request = self.next_request, self.next_request + 1
+            self.tokens[request] = []
+            self.open.add(request)
+            self.instance.submit(
+                Chunk(
+                    request=request,
+                    group=group,
+                    attempt=0,
+                    num_prompt_tokens=len(prompt),
+                    num_generated_tokens=0,
+                    max_tokens=max_tokens,
+                    sampling=Sampling(max_tokens=max_tokens),
+                    seed=seed * 100_003 + number,
+                    weights_version=0,
+                    prompt=prompt,
+                )
+            )
+        await self.idle.wait()
+        return time.perf_counter() - began_s, self.tokens
+
+
+def read_prompts(path: Path) -> list[list[int]]:
+    with np.load(path) as trace:
+        ends = np.cumsum(trace["prompt_lengths"])
+        return [
+            trace["prompts"][end - size : end].tolist() for end, size in zip(ends, trace["prompt_lengths"], strict=True)
+        ]
+
+
+async def batches(bench: Bench, prompts: list[list[int]], out: dict[str, Any], deadline_s: float) -> None:
+    for size in BATCHES:
+        rates = []
+        for repetition in range(bench.args.repeats):
+            if time.monotonic() > deadline_s:
+                return
+            await bench.begin_run()
+            at = bench.args.first + 7 * repetition
+            groups = max(1, size // GROUP)
+            chosen = [(g, prompts[(at + g) % len(prompts)]) for g in range(groups) for _ in range(min(size, GROUP))]
+            if size < GROUP:
+                await bench.generate([chosen[0]] * (GROUP - 1), bench.args.max_tokens, seed=1000 + repetition)
+            before = bench.instance.counts
+            steps, drafted, accepted = before.num_steps, before.num_drafted, before.num_accepted
+            seconds, tokens = await bench.generate(chosen, bench.args.max_tokens, seed=repetition)
+            num_tokens = sum(map(len, tokens.values()))
+            rates.append(num_tokens / seconds)
+            after = bench.instance.counts
+            out.setdefault("batches", {}).setdefault(str(size), []).append(
+                {
+                    "tokens_s": num_tokens / seconds,
+                    "num_tokens": num_tokens,
+                    "num_steps": after.num_steps - steps,
+                    "num_drafted": after.num_drafted - drafted,
+                    "num_accepted": after.num_accepted - accepted,
+                }
+            )
+            if repetition == 0 and size == 64:
+                out["seeded"] = list(tokens.values())
+        print(
+            f"{bench.args.mode} batch {size}: {statistics.median(rates):.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f})",
+            flush=True,
+        )
+
+
+async def rollouts(bench: Bench, prompts: list[list[int]], out: dict[str, Any], deadline_s: float) -> None:
+    chosen = [(g, prompts[g]) for g in range(48) for _ in range(GROUP)]
+    for repetition in range(bench.args.rollouts):
+        if time.monotonic() > deadline_s:
+            return
+        await bench.begin_run()
+        seconds, tokens = await bench.generate(chosen, 4096, seed=repetition)
+        num_tokens = sum(map(len, tokens.values()))
+        out.setdefault("rollouts", []).append(
+            {"tokens_s": num_tokens / seconds, "num_tokens": num_tokens, "seconds": seconds}
+        )
+        print(
+            f"{bench.args.mode} rollout: {num_tokens / seconds:.0f} tokens/s, {num_tokens} tokens in {seconds:.1f} s",
+            flush=True,
+        )
+
+
+async def run(args: argparse.Namespace) -> None:
+    deadline_s = time.monotonic() + args.limit_s
+    prompts = read_prompts(args.trace)
+    bench = Bench(args)
+    began_s = time.monotonic()
+    await bench.instance.start(bench.take)
+    out: dict[str, Any] = {"mode": args.mode, "command": sys.argv, "start_s": time.monotonic() - began_s}
+    print(f"{args.mode} started in {out['start_s']:.0f} s", flush=True)
+    try:
+        await bench.begin_run()
+        await bench.generate([(0, prompts[0])] * 32, 64, seed=9)  # compiles what is compiled late
+        await batches(bench, prompts, out, deadline_s)
+        await rollouts(bench, prompts, out, deadline_s)
+        if args.mode == "gpu":
+            (out["store"],) = await bench.instance.draft_counts()
+            print(out["store"], flush=True)
+    finally:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / f"{args.mode}.json").write_text(json.dumps(out))
+        await bench.instance.close()
+
+
+def compare(first: Path, second: Path) -> None:
+    """Seeded requests of two modes: how many are equal, and where the others part."""
+    ours, theirs = (json.loads(path.read_text())["seeded"] for path in (first, second))
+    parts = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), None)
+        for x, y in zip(ours, theirs, strict=True)
+    ]
+    print(
+        f"{sum(at is None for at in parts)} of {len(parts)} equal; the others part at {sorted(at for at in parts if at is not None)}"
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--model", type=Path)
+    options.add_argument("--trace", type=Path)
+    options.add_argument("--out", type=Path)
+    options.add_argument("--mode", choices=("plain", "gpu"), default="gpu")
+    options.add_argument("--draft-tokens", type=int, default=4)
+    options.add_argument("--draft-up-to", type=int, default=192)
+    options.add_argument(
+        "--first", type=int, default=60, help="first prompt of the batches; rollouts take the first 48"
+    )
+    options.add_argument("--max-tokens", type=int, default=384)
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--rollouts", type=int, default=2)
+    options.add_argument("--kv-gib", type=int, default=60)
+    options.add_argument("--limit-s", type=float, default=500.0)
+    options.add_argument("--compare", type=Path, nargs=2, metavar="JSON")
+    args = options.parse_args()
+    if args.compare:
+        compare(*args.compare)
+    else:
+        asyncio.run(run(args))
+
+
+if __name__ == "__main__":
+    main()
