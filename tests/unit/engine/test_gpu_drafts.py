@@ -59,30 +59,39 @@ class Scene:
         self.first: dict[int, int] = {}
         self.kept: list[list[int]] = []  # `known` is by identity, so nothing may be collected
         self.num_requests = 0
+        self.groups_seen: set[str] = set()
+        self.pending: list[NewRow] = []
 
-    def start(self, row: int, group: str, request: int | None = None, tokens: list[int] | None = None) -> None:
+    def start(
+        self,
+        row: int,
+        group: str,
+        request: int | None = None,
+        tokens: list[int] | None = None,
+        *,
+        at_once: bool = True,
+    ) -> None:
         if request is None:
             self.num_requests += 1
             request = self.num_requests
         if tokens is None:
             tokens = list(PROMPTS[group])
-            is_first = not any(kept_group == group for kept_group, _, _ in self.seen())
-            self.first[id(tokens)] = 0 if is_first else len(tokens)
+            self.first[id(tokens)] = len(tokens) if group in self.groups_seen else 0
             self.known[id(tokens)] = 0
             self.kept.append(tokens)
         self.rows[row] = (group, request, tokens)
         self.tokens[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         self.total[row] = len(tokens)
         self.last[row, 0] = tokens[-1]
-        self.store.start([NewRow(row, group, request, len(PROMPTS[group]), WIDTH - 16)])
+        self.pending.append(NewRow(row, group, request, len(PROMPTS[group]), WIDTH - 16))
         self.groups_seen.add(group)
+        if at_once:
+            self.flush()
 
-    @property
-    def groups_seen(self) -> set[str]:
-        return self.__dict__.setdefault("_groups_seen", set())
-
-    def seen(self) -> list[tuple[str, int, list[int]]]:
-        return [(group, 0, []) for group in self.groups_seen]
+    def flush(self) -> None:
+        """Hand the sequences that start together to the store."""
+        self.store.start(self.pending)
+        self.pending = []
 
     def grow(self, row: int, num_tokens: int) -> int:
         _, _, tokens = self.rows[row]
@@ -118,7 +127,8 @@ class Scene:
 def test_drafts_are_what_the_longest_context_of_the_group_continued_with(seed: int) -> None:
     scene = Scene(seed)
     for row in range(NUM_ROWS):
-        scene.start(row, "abc"[row % 3])
+        scene.start(row, "abc"[row % 3], at_once=False)
+    scene.flush()
     for step in range(12):
         rows = scene.random.sample(range(NUM_ROWS), scene.random.randrange(1, NUM_ROWS + 1))
         num_sampled = [scene.grow(row, scene.random.randrange(0, K + 2)) for row in rows]

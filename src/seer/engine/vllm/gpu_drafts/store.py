@@ -127,19 +127,18 @@ class GroupStore:
                 fresh.append((region.number, region.base, size, one.max_tokens, group.number, first))
             placed.append((one.row, -1 if region is None else region.number, group.number))
         if fresh:
-            facts = self._to_device(fresh)
-            numbers = facts[:, 0]
-            self._base[numbers] = facts[:, 1]
-            self._size[numbers] = facts[:, 2].to(torch.int32)
-            self._limit[numbers] = facts[:, 3].to(torch.int32)
+            numbers, base, size, limit, group_numbers, first = self._to_device(fresh)
+            self._base[numbers] = base
+            self._size[numbers] = size.to(torch.int32)
+            self._limit[numbers] = limit.to(torch.int32)
             self._known[numbers] = 0
-            self._group[numbers] = facts[:, 4]
-            self._first[numbers] = facts[:, 5].to(torch.int32)
+            self._group[numbers] = group_numbers
+            self._first[numbers] = first.to(torch.int32)
             clear_kernel[(len(fresh),)](numbers, self._base, self._size, self._arena, BLOCK=1024, num_warps=4)
         if placed:
-            facts = self._to_device(placed)
-            self._region_of_row[facts[:, 0]] = facts[:, 1].to(torch.int32)
-            self._group_of_row[facts[:, 0]] = facts[:, 2]
+            at, regions, group_numbers = self._to_device(placed)
+            self._region_of_row[at] = regions.to(torch.int32)
+            self._group_of_row[at] = group_numbers
 
     def finish(self, rows: Iterable[int]) -> None:
         """Sequences stop running on these rows; learn their last tokens first."""
@@ -242,7 +241,8 @@ class GroupStore:
         assert at == self._arena.numel(), f"the spans end at {at} of {self._arena.numel()}"
 
     def _to_device(self, values: list[tuple[int, ...]]) -> torch.Tensor:
-        host = torch.tensor(values, dtype=torch.int64)
+        """Columns of the values, each contiguous: kernels take their address and step through them."""
+        host = torch.tensor(values, dtype=torch.int64).T.contiguous()
         if self._device.type != "cuda":
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
