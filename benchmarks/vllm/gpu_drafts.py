@@ -1,11 +1,12 @@
 """Grouped drafts on the GPU against plain vLLM, through Seer's own instance: batches of fixed size and whole rollouts.
 
-    python benchmarks/vllm/gpu_drafts.py --model DIR --trace qwen1.5b-mix-n16.npz --out DIR [--mode plain|gpu] [--limit-s 500]
+    python benchmarks/vllm/gpu_drafts.py --model DIR --trace FILE.npz --out DIR --mode plain|gpu [--limit-s 500]
+    python benchmarks/vllm/gpu_drafts.py --compare DIR/plain.json DIR/gpu.json
 
-One engine per call and mode, so that modes can be interleaved from outside. Prompts are those of the trace, an .npz with
-`prompts` (concatenated token ids) and `prompt_lengths`; nothing was tuned on the ones used here (--first). A batch is
-groups of 16 that run together. At 1 and 8 requests the siblings have run before, in the same run. DIR/MODE.json has every
-repetition, the engine's counters, and the tokens of seeded requests, which `--compare` holds against another mode's.
+One engine per call and mode. Prompts are those of the trace, an .npz with `prompts` (concatenated token ids) and
+`prompt_lengths`; nothing was tuned on the ones that batches use (--first). A batch is groups of 16 that run together. At 1
+and 8 requests the siblings have run before, in the same run. DIR/MODE.json has every repetition, the engine's counters,
+and the tokens of seeded requests, which --compare holds against another mode's.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ async def batches(bench: Bench, prompts: list[list[int]], out: dict[str, Any], d
             if repetition == 0 and size == 64:
                 out["seeded"] = list(tokens.values())
         print(
-            f"{bench.args.mode} batch {size}: {statistics.median(rates):.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f})",
+            f"{bench.args.mode} batch {size}: {statistics.median(rates):.0f} tokens/s "
+            f"({min(rates):.0f} to {max(rates):.0f})",
             flush=True,
         )
 
@@ -188,7 +190,8 @@ def compare(first: Path, second: Path) -> None:
         for x, y in zip(ours, theirs, strict=True)
     ]
     print(
-        f"{sum(at is None for at in parts)} of {len(parts)} equal; the others part at {sorted(at for at in parts if at is not None)}"
+        f"{sum(at is None for at in parts)} of {len(parts)} equal; "
+        f"the others part at {sorted(at for at in parts if at is not None)}"
     )
 
 
