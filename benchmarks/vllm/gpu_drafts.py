@@ -4,7 +4,7 @@
     python benchmarks/vllm/gpu_drafts.py --compare DIR/plain.json DIR/gpu.json
 
 One engine per call and mode. Prompts are those of the trace, an .npz with `prompts` (concatenated token ids) and
-`prompt_lengths`; nothing was tuned on the ones that batches use (--first). A batch is groups of 16 that run together. At 1
+`prompt_lengths`; nothing was tuned on those of the batches (--first). A batch is groups of 16 that run together. At 1
 and 8 requests the siblings have run before, in the same run. DIR/MODE.json has every repetition, the engine's counters,
 and the tokens of seeded requests, which --compare holds against another mode's.
 """
