@@ -76,7 +76,8 @@ test: check test-native test-kernels ## All checks and all tests that a CPU mach
 # In a run of their own, because Triton reads TRITON_INTERPRET when it is imported.
 .PHONY: test-kernels
 test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
-	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/unit/engine/local/test_gpu_kernels.py
+	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/unit/engine/local/test_gpu_kernels.py \
+	  tests/unit/engine/test_gpu_drafts.py
 
 .PHONY: coverage
 coverage: setup ## The tests again, counting lines and branches; a table, and pages in build/coverage

@@ -1,9 +1,9 @@
 """Grouped drafts on the GPU against plain vLLM, through Seer's own instance: batches of fixed size and whole rollouts.
 
-    python benchmarks/vllm/gpu_drafts.py --model DIR --trace FILE.npz --out DIR --mode plain|gpu [--limit-s 500]
+    python benchmarks/vllm/gpu_drafts.py --model DIR --out DIR --mode plain|gpu [--limit-s 500]
     python benchmarks/vllm/gpu_drafts.py --compare DIR/plain.json DIR/gpu.json
 
-One engine per call and mode. Prompts are those of the trace, an .npz with `prompts` (concatenated token ids) and
+One engine per call and mode. Prompts are those of a recording, an .npz with `prompts` (concatenated token ids) and
 `prompt_lengths`; nothing was tuned on those of the batches (--first). A batch is groups of 16 that run together. At 1
 and 8 requests the siblings have run before, in the same run. DIR/MODE.json has every repetition, the engine's counters,
 and the tokens of seeded requests, which --compare holds against another mode's.
@@ -21,6 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from stamp import QWEN_MIX, print_stamp
 
 from seer.engine.vllm.instance import VllmInstance
 from seer.engine.vllm.settings import Speculation, VllmSettings
@@ -166,7 +171,7 @@ async def run(args: argparse.Namespace) -> None:
     bench = Bench(args)
     began_s = time.monotonic()
     await bench.instance.start(bench.take)
-    out: dict[str, Any] = {"mode": args.mode, "command": sys.argv, "start_s": time.monotonic() - began_s}
+    out: dict[str, Any] = {"mode": args.mode, "stamp": print_stamp(args), "start_s": time.monotonic() - began_s}
     print(f"{args.mode} started in {out['start_s']:.0f} s", flush=True)
     try:
         await bench.begin_run()
@@ -198,7 +203,7 @@ def compare(first: Path, second: Path) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", type=Path)
-    options.add_argument("--trace", type=Path)
+    options.add_argument("--trace", type=Path, default=QWEN_MIX, help="recorded prompts (%(default)s)")
     options.add_argument("--out", type=Path)
     options.add_argument("--mode", choices=("plain", "gpu"), default="gpu")
     options.add_argument("--draft-tokens", type=int, default=4)

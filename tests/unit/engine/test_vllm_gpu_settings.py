@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,13 @@ from seer.errors import ConfigError
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM's modules import
 
 
-def settings(max_num_seqs: int = 256, **speculation: int) -> VllmSettings:
+def settings(max_num_seqs: int = 256, draft_up_to_requests: int = 192) -> VllmSettings:
     return VllmSettings(
         model_dir="model",
         max_model_len=4096,
         max_num_seqs=max_num_seqs,
         device="cuda",
-        speculation=Speculation(place="gpu", **{"max_draft_tokens": 4} | speculation),
+        speculation=Speculation(place="gpu", max_draft_tokens=4, draft_up_to_requests=draft_up_to_requests),
     )
 
 
@@ -76,7 +77,7 @@ def test_the_installed_vllm_has_every_name_and_only_our_engines_are_let_through(
     )
     assert install.ready(settings()).speculation is not None
     install.allow_in_config()  # a second time changes nothing
-    check = VllmConfig._get_v2_model_runner_unsupported_features
+    check: Any = VllmConfig._get_v2_model_runner_unsupported_features
     ours = SimpleNamespace(additional_config={"seer": {}}, speculative_config=object())
     others = SimpleNamespace(additional_config={}, speculative_config=object())
     assert check(ours) == ["another"]
