@@ -25,11 +25,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
-from stamp import QWEN_MIX, print_stamp
-
 from seer.engine.vllm.instance import VllmInstance
 from seer.engine.vllm.settings import Speculation, VllmSettings
 from seer.types import Chunk, ChunkOutput, Sampling
+from stamp import QWEN_MIX, print_stamp
 
 GROUP = 16
 BATCHES = (1, 8, 16, 64, 128, 256)
