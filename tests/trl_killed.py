@@ -43,7 +43,7 @@ def a_run(output_dir: Path, *, die_at: int | None = None, how: str = "", **setti
         reward_funcs=share_of_kind,
         callbacks=[Watch()],
         max_steps=8,
-        num_batched_tokens=40,  # one epoch of the dataset: TRL's sampler begins a resumed later epoch in another order
+        num_rows=40,  # one epoch of the dataset: TRL's sampler begins a resumed later epoch in another order
         max_completion_length=24,
         **WEIGHTS_KEPT,
     )

@@ -21,7 +21,7 @@ def a_run(output_dir: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
     with seer_rollouts(kv_blocks=256, block_size=4, **settings) as rollouts:
         heard = Heard(rollouts)
         batch = {"per_device_train_batch_size": 18 // num_ranks, "num_generations": 6}
-        toy_trainer(heard, output_dir, max_steps=2, num_batched_tokens=12, **batch).train()
+        toy_trainer(heard, output_dir, max_steps=2, num_rows=12, **batch).train()
         return {"completions": heard.completions, "has_instances": rollouts.record is not None}
 
 

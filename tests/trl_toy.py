@@ -53,13 +53,10 @@ def toy_model(seed: int, *, head_dim: int = 16) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def toy_dataset(num_batched_tokens: int = 8) -> Dataset:
+def toy_dataset(num_rows: int = 8) -> Dataset:
     # Every prompt once, and some longer than others.
     kinds = ("even", "odd")
-    rows = [
-        {"prompt": " ".join([kinds[i % 2]] + ["now"] * (i // 2)), "kind": kinds[i % 2]}
-        for i in range(num_batched_tokens)
-    ]
+    rows = [{"prompt": " ".join([kinds[i % 2]] + ["now"] * (i // 2)), "kind": kinds[i % 2]} for i in range(num_rows)]
     return Dataset.from_list(rows)
 
 
@@ -75,7 +72,7 @@ def share(text: str, kind: str) -> float:
 def toy_trainer(rollout_func: Any, output_dir: Path, *, seed: int = 0, **settings: Any) -> GRPOTrainer:
     rewards = settings.pop("reward_funcs", share_of_kind)
     callbacks = settings.pop("callbacks", [])
-    num_batched_tokens = settings.pop("num_batched_tokens", 8)
+    num_rows = settings.pop("num_rows", 8)
     model = settings.pop("model", None) or toy_model(seed)
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": 32,
@@ -99,7 +96,7 @@ def toy_trainer(rollout_func: Any, output_dir: Path, *, seed: int = 0, **setting
         processing_class=toy_tokenizer(),
         reward_funcs=rewards,
         args=GRPOConfig(output_dir=str(output_dir), seed=seed, **defaults | settings),
-        train_dataset=toy_dataset(num_batched_tokens),
+        train_dataset=toy_dataset(num_rows),
         rollout_func=rollout_func,
         callbacks=callbacks,
     )

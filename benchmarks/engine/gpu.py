@@ -126,7 +126,7 @@ def a_chunk(request: int, group: int, prompt: Sequence[int], num_tokens: int, **
 
 def play(engine: Engine, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[list[int], list[float]]], float]:
     """Tokens and raw log-probabilities of every request, and the wall time."""
-    said: dict[int, tuple[list[int], list[float]]] = {chunk.request: ([], []) for chunk in chunks}
+    generated: dict[int, tuple[list[int], list[float]]] = {chunk.request: ([], []) for chunk in chunks}
     torch.cuda.synchronize()
     started = time.perf_counter()
     with torch.inference_mode():
@@ -135,9 +135,9 @@ def play(engine: Engine, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[list[
         while engine.busy:
             for output in engine.step():
                 if output.span is not None:
-                    said[output.request][0].extend(output.span.ids)
-                    said[output.request][1].extend(output.span.raw_logprobs or ())
-    return said, time.perf_counter() - started
+                    generated[output.request][0].extend(output.span.ids)
+                    generated[output.request][1].extend(output.span.raw_logprobs or ())
+    return generated, time.perf_counter() - started
 
 
 def difference(a: Mapping[int, Any], b: Mapping[int, Any]) -> dict[str, float]:
@@ -242,14 +242,14 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
     sampling = {"ignore_eos": False, "temperature": 1.0}
     found: dict[str, Any] = {"model": folder.name}
     siblings = [a_chunk(100 + 15 * g + i, g, prompts[g], 300, **sampling) for g in range(8) for i in range(15)]
-    said, wall = play(an_engine(folder, 120, context), siblings)
-    found["wide, no drafts, tokens/s"] = sum(len(ids) for ids, _ in said.values()) / wall
+    generated, wall = play(an_engine(folder, 120, context), siblings)
+    found["wide, no drafts, tokens/s"] = sum(len(ids) for ids, _ in generated.values()) / wall
 
     def teach(drafter: GroupedDrafter) -> GroupedDrafter:
         """Index the 15 finished siblings of each prompt, and nothing else."""
         drafter.begin_run("bench", "grouped", 0)
         for chunk in siblings:
-            drafter.observe(chunk.group, chunk.request, said[chunk.request][0], start=0)
+            drafter.observe(chunk.group, chunk.request, generated[chunk.request][0], start=0)
         return drafter
 
     for batch, count in ((1, 4), (8, 16), (64, 64)):

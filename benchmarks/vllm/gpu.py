@@ -217,20 +217,20 @@ def correctness(bench: Bench) -> None:
             pair = [served["a"], served["b"]]
             prompts = [random_prompt(40, folder.vocab_size) for _ in range(8)]
             greedy = {"temperature": 0.0, "max_response": tokens}
-            said: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+            generated: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
             requests = [next(_numbers) for _ in prompts]
             for step in range(tokens // chunk):
                 for side in (0, 1):
                     mine = [i for i in range(8) if (i + step) % 2 == side]
                     asked = [
-                        a_request(prompts[i], chunk, request=requests[i], group=1, said=said[i][0], **greedy)
+                        a_request(prompts[i], chunk, request=requests[i], group=1, generated=generated[i][0], **greedy)
                         for i in mine
                     ]
                     made = pair[side].do("generate", requests=asked, at_once=8, drafts="grouped", return_tokens=True)
                     pair[side].do("pool")
-                    for i, (ids, logprobs) in zip(mine, made["said"], strict=True):
-                        said[i][0].extend(ids)
-                        said[i][1].extend(logprobs)
+                    for i, (ids, logprobs) in zip(mine, made["generated"], strict=True):
+                        generated[i][0].extend(ids)
+                        generated[i][1].extend(logprobs)
             moves = 8 * (tokens // chunk - 1)
             counts = [engine.do("pool") for engine in pair]
             bench.note("correctness", "pool", counts)
@@ -238,12 +238,12 @@ def correctness(bench: Bench) -> None:
             pair[0].do("forget")
             for prompt in prompts:
                 one = [a_request(prompt, tokens, load_kv=False, **greedy)]
-                alone += pair[0].do("generate", requests=one, at_once=1, return_tokens=True)["said"]
+                alone += pair[0].do("generate", requests=one, at_once=1, return_tokens=True)["generated"]
             pair[0].do("forget")
             batch = [a_request(prompt, tokens, load_kv=False, **greedy) for prompt in prompts]
-            together = pair[0].do("generate", requests=batch, at_once=8, return_tokens=True)["said"]
+            together = pair[0].do("generate", requests=batch, at_once=8, return_tokens=True)["generated"]
             bench.note("correctness", "moves", moves)
-            bench.note("correctness", "moved with drafts against alone", difference(said, alone))
+            bench.note("correctness", "moved with drafts against alone", difference(generated, alone))
             bench.note("correctness", "batch of 8 against alone", difference(together, alone))
 
 
@@ -292,7 +292,7 @@ def migration(bench: Bench) -> None:
                 made = served["from"].do("generate", requests=[first], at_once=1, return_tokens=True)
                 rows["first prefill"].append(made["wall_s"])
                 served["from"].do("pool")
-                more = {"request": first["request"], "said": made["said"][0][0], "max_response": 4096}
+                more = {"request": first["request"], "generated": made["generated"][0][0], "max_response": 4096}
                 for name, key in (("to", "load"), ("to-async", "load, asynchronous")):
                     moved = served[name].do("generate", requests=[a_request(prompt, 1, **more)], at_once=1)
                     rows[key].append(moved["wall_s"])

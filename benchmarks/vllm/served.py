@@ -45,14 +45,14 @@ class Served:
                 return await self.one(request)
 
         began_s = time.perf_counter()
-        said = await asyncio.gather(*(limited(request) for request in job["requests"]))
+        generated = await asyncio.gather(*(limited(request) for request in job["requests"]))
         wall_s = time.perf_counter() - began_s
         after = self.counts()
-        tokens = sum(len(ids) for ids, _ in said)
+        tokens = sum(len(ids) for ids, _ in generated)
         answer: dict[str, Any] = {"wall_s": wall_s, "tokens": tokens, "tokens_per_s": tokens / wall_s}
         answer |= {name: after[name] - before.get(name, 0) for name in after}
         if job.get("return_tokens"):
-            answer["said"] = [[ids, logprobs] for ids, logprobs in said]
+            answer["generated"] = [[ids, logprobs] for ids, logprobs in generated]
         return answer
 
 
@@ -126,8 +126,8 @@ class Seer(Served):
     async def one(self, request: dict[str, Any]) -> tuple[list[int], list[float]]:
         from seer.types import Chunk, Sampling, TokenSpan
 
-        said = request.get("said", [])
-        spans = (TokenSpan(said, [0.0] * len(said), 0),) if said else ()
+        generated = request.get("generated", [])
+        spans = (TokenSpan(generated, [0.0] * len(generated), 0),) if generated else ()
         self._attempts += 1
         key = (request["request"], self._attempts)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -135,12 +135,12 @@ class Seer(Served):
         self.instance.submit(
             Chunk(
                 request=request["request"], group=request["group"], attempt=self._attempts,
-                num_prompt_tokens=len(request["prompt"]), num_generated_tokens=len(said),
+                num_prompt_tokens=len(request["prompt"]), num_generated_tokens=len(generated),
                 max_tokens=request["max_tokens"], seed=request["seed"], weights_version=0,
                 prompt=request["prompt"], spans=spans,
                 load_kv=request.get("load_kv", True),
                 sampling=Sampling(
-                    max_tokens=request.get("max_response", len(said) + request["max_tokens"]),
+                    max_tokens=request.get("max_response", len(generated) + request["max_tokens"]),
                     temperature=request["temperature"], ignore_eos=True, stop_token_ids=tuple(request["stop"]),
                 ),
             )

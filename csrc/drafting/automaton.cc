@@ -89,7 +89,7 @@ void SuffixAutomaton::insert_edge(State from, Token token, State to) {
 
 State SuffixAutomaton::clone(State original, std::uint32_t length) {
   const State twin = ~static_cast<State>(branches_.take(1));
-  // Field by field, here and in EdgeStore::copy: a struct built aside and copied waits for its own stores.
+  // Field by field, here and in EdgeStore::copy: a struct that is built first and then copied waits for its own stores.
   Branch& made = branch(twin);
   made.length = length;
   if (is_branch(original)) {
@@ -257,7 +257,7 @@ std::string SuffixAutomaton::check_integrity() const {
     });
     if (!broken.empty()) return broken;
     if (degree != b.edges.degree) return name + ": degree does not count its edges";
-    if (!b.edges.wide() || i == 0) continue;  // nobody drafts from the root: its header is not kept
+    if (!b.edges.wide() || i == 0) continue;  // drafts never start at the root: its header is not kept
     std::vector<std::uint32_t> listed;
     for (int k = 0; k < EdgeStore::kTop; ++k) {
       listed.push_back(static_cast<std::uint32_t>(edges_.top(b.edges)[k].target));

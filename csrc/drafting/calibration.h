@@ -6,7 +6,7 @@
 // violators) and interpolate linearly between the bins' means. The map is strictly increasing, so it changes no
 // ranking, and it can be inverted: `observe` takes the raw value of what a caller was given.
 //
-// Thread-safe: bins are relaxed atomics, the map is rebuilt under a mutex that nobody waits for. A reader takes a copy
+// Thread-safe: bins are relaxed atomics, the map is rebuilt under a mutex that is only tried, never waited for. A reader takes a copy
 // of the map, for a batch of drafts, say: plain floats are read in half the time.
 #pragma once
 

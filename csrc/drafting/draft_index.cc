@@ -253,7 +253,7 @@ void DraftIndex::recount(Group& group) {
   group.counted_bytes = now;
 }
 
-// The group has left the table: whoever still appends to it must not be counted.
+// The group has left the table: a thread that still appends to it must not be counted.
 void DraftIndex::unlink(const GroupPtr& group) {
   std::lock_guard<std::mutex> lock(group->mutex);
   group->dropped = true;

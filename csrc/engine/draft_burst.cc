@@ -101,7 +101,7 @@ void DraftBurst::settle(const float* sampled, const BlockTables& tables, float n
     BurstChunk& chunk = chunks_[i];
     offsets[i + 1] = offsets[i];
     if (!chunk.live()) continue;
-    const std::size_t said = chunk.tokens.size();
+    const std::size_t num_before = chunk.tokens.size();
     const std::size_t first = first_node_[i], end = first_node_[i + 1];
     // Children come after their parent and siblings differ, so the way down is found in one pass.
     std::int32_t token = token_of(sampled), at = -1;
@@ -117,7 +117,8 @@ void DraftBurst::settle(const float* sampled, const BlockTables& tables, float n
     for (std::size_t node = first; node < end; ++node) {
       const Node& child = nodes_[node];
       if (child.parent != at || child.token != token) continue;
-      if (chunk.stops_at(token) || static_cast<std::int64_t>(chunk.tokens.size() - said) >= chunk.remaining) break;
+      if (chunk.stops_at(token) || static_cast<std::int64_t>(chunk.tokens.size() - num_before) >= chunk.remaining)
+        break;
       const std::int64_t own = slot(chunk, tables, chunk.root + child.depth);
       if (child.slot != own) moves_.emplace_back(child.slot, own);
       at = static_cast<std::int32_t>(node - first);
@@ -125,7 +126,7 @@ void DraftBurst::settle(const float* sampled, const BlockTables& tables, float n
       token = token_of(sampled + 4 * row);
       take();
     }
-    const std::int64_t emitted = static_cast<std::int64_t>(chunk.tokens.size() - said);
+    const std::int64_t emitted = static_cast<std::int64_t>(chunk.tokens.size() - num_before);
     for (std::int32_t position = 0; position < std::min<std::int32_t>(chunk.limit, kMaxNodes); ++position) {
       tried_[position] += 1;
       taken_[position] += position < emitted - 1;
@@ -136,7 +137,7 @@ void DraftBurst::settle(const float* sampled, const BlockTables& tables, float n
     chunk.remaining -= emitted;
     chunk.token = token;
     chunk.stopped = chunk.stops_at(token);
-    std::copy(chunk.tokens.begin() + said, chunk.tokens.end(), tokens + offsets[i]);
+    std::copy(chunk.tokens.begin() + num_before, chunk.tokens.end(), tokens + offsets[i]);
     offsets[i + 1] += emitted;
     sampled += 4 * tokens_per_chunk_;
   }

@@ -3,7 +3,7 @@
 // trees walked down by what was sampled, and what became final is kept until Python asks.
 //
 // Why native: Python needs 20 to 30 microseconds for a chunk and step, during which the device idles; this needs less
-// than one. What a row and a walk mean is said by engine/local/uniform_rows.py and verify.py, which tests hold it to.
+// than one. engine/local/uniform_rows.py and tree_walk.py define rows and walks; tests compare this with them.
 //
 // Invariants
 //   1. A chunk that has ended has no rows: those of the others come in the order in which they were added.
@@ -54,7 +54,9 @@ struct BurstChunk {
   std::vector<float> logprobs, raw_logprobs;
 
   bool live() const { return !stopped && remaining > 0; }
-  bool stops_at(std::int32_t said) const { return std::find(stop_ids.begin(), stop_ids.end(), said) != stop_ids.end(); }
+  bool stops_at(std::int32_t token) const {
+    return std::find(stop_ids.begin(), stop_ids.end(), token) != stop_ids.end();
+  }
 };
 
 class DraftBurst {
@@ -79,7 +81,7 @@ class DraftBurst {
                std::int64_t tokens_per_chunk, std::int32_t* rows, std::int64_t max_moves, std::int32_t* moves);
 
   // Walks down by `sampled` [rows][4]: the token's bits, its log-probability, the raw one, its lead over the second.
-  // Appends what each chunk said to `tokens`, chunk by chunk, offsets[i] to offsets[i + 1].
+  // Appends the tokens of each chunk to `tokens`, chunk by chunk, offsets[i] to offsets[i + 1].
   void settle(const float* sampled, const BlockTables& tables, float near_tie, std::int32_t* tokens,
               std::int64_t* offsets);
 

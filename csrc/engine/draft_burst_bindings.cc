@@ -63,7 +63,7 @@ void settle(DraftBurst& burst, Table<const float> sampled, Table<const std::int3
             Array<std::int32_t> tokens, Array<std::int64_t> offsets) {
   require(sampled.shape(1) == 4, "a sample is a row of four");
   require(static_cast<std::int64_t>(sampled.shape(0)) >= burst.num_laid_out(), "fewer samples than rows were laid out");
-  require(static_cast<std::int64_t>(tokens.size()) >= burst.most_tokens(), "fewer places than tokens may be said");
+  require(static_cast<std::int64_t>(tokens.size()) >= burst.most_tokens(), "fewer places than tokens may be generated");
   require(static_cast<std::int64_t>(offsets.size()) == burst.size() + 1, "offsets of every chunk, and the end");
   check_seq_slots(burst, tables);
   burst.settle(sampled.data(), {tables.data(), static_cast<std::int64_t>(tables.shape(1))}, near_tie, tokens.data(),

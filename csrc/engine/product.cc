@@ -29,7 +29,7 @@ struct Sums {
   }
 };
 
-// to[r][0..C * W) = from[r] + the sum over k of x[r][k] * weights[k][0..C * W), for R rows. Meanwhile `Lines` lines of
+// to[r][0..C * W) = from[r] + the sum over k of x[r][k] * weights[k][0..C * W), for R rows. At the same time `Lines` lines of
 // `ahead` per k are asked for.
 template <int W, int C, int R, int Lines>
 SEER_INLINE void add_tile(const float* x, int64_t x_stride, const float* weights, int64_t count, const Sums& sums,

@@ -186,7 +186,7 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
       Locked locked(*this);
       for (const Reserved& one : reserved) {
         const uint8_t* key = keys + one.block * kKeyBytes;
-        // Meanwhile its weights version may have ended, or another writer been faster.
+        // By now its weights version may have ended, or another writer been faster.
         if (index_.weights_version_dropped(key) || is_held(one.block)) {
           index_.abandon(one.entry, one.generation);
         } else if (index_.publish(one.entry, one.generation, one.sum)) {

@@ -3,13 +3,13 @@
 //
 // Every call that moves bytes has three parts: note under the lock what is to be done, move the bytes without it, and
 // under the lock again make it true. Nothing but index work happens under the lock, so one slow copy, or one killed
-// process, stops nobody.
+// process, stops no other process.
 //
 // Invariants
 //   1. A put is acknowledged only after its entry is held: data first, then index, then the answer.
 //   2. A spilled block's DRAM slot is given away only after its entry says "SSD" (never both steps in one).
 //   3. `get` copies without the lock and believes the copy only when its checksum is the entry's. A mismatch is
-//      corruption if the entry has not changed meanwhile, else the copy is tried again.
+//      corruption if the entry has not changed during the copy, else the copy is tried again.
 //   4. No wait is longer than the deadline the arena was opened with.
 #pragma once
 #include <memory>

@@ -10,7 +10,7 @@
 // (CRC32C); zeroed, swapped or shifted ranges change it with probability 1 - 2^-32 or better; all lanes together 2^-64.
 //
 // `copy_sum` loads each word once and both stores and sums that very value. That is what makes reading without a lock
-// safe: when another process overwrites the source meanwhile, the sum is of the bytes that arrived, never of others.
+// safe: when another process overwrites the source during the copy, the sum is of the bytes that arrived, never of others.
 #pragma once
 #include <cstddef>
 #include <cstdint>

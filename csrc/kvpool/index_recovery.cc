@@ -69,7 +69,7 @@ void Index::rebuild(OwnClaims own) {
       count(kCorrupt);
       keep = false;
     }
-    // An unreadable claim on a good entry: nobody can be told, so the copy it stood for must not be believed. Its
+    // An unreadable claim on a good entry: its owner cannot be found, so the copy it stood for must not be believed. Its
     // copier finds its own claim gone and gives up; the target slot may still be written to once, and then the checksum
     // of whoever got that slot tells.
     bool claimed = unpack(me.claim.load(), &target) && target.client != kNone && is_alive(target.client);
@@ -152,7 +152,7 @@ std::vector<std::string> Index::problems() {
       own(ssd, at.ssd, e);
       if (target.client != kNone && target.tier == Tier::kDram) own(dram, target.slot, e);
       if (target.client != kNone && target.tier == Tier::kSsd) own(ssd, target.slot, e);
-      expect(at.state == State::kHeld || target.client != kNone, name + " waits for a copy nobody makes");
+      expect(at.state == State::kHeld || target.client != kNone, name + " waits for a copy that is not being made");
       if (at.state == State::kReserved) continue;
       if (at.dram != kNoSlot) dram_bytes += entries_[e].length;
       if (at.ssd != kNoSlot) ssd_bytes += entries_[e].length;

@@ -60,7 +60,7 @@ uint32_t Index::begin_spill(uint32_t wanted, bool may_evict, std::vector<Move>* 
       return true;
     }
     const uint32_t slot = config_.ssd_slots ? take_ssd_slot(may_evict) : kNone;
-    if (slot == kNone) {  // nowhere to write to: the least recently used block that nobody pinned goes
+    if (slot == kNone) {  // nowhere to write to: the least recently used unpinned block goes
       const uint32_t loser = may_evict ? list_end(kDramFree, true) : kNone;
       if (loser == kNone) return false;
       count(kEvicted);
@@ -95,7 +95,7 @@ bool Index::end_spill(const Move& move, bool written) {
     }
     at.dram = kNoSlot;
     at.ssd = move.to;
-    set_word(move.entry, at);  // from here on the block is on SSD, and its DRAM slot nobody's
+    set_word(move.entry, at);  // from here on the block is on SSD, and its DRAM slot is free
     set_claim(move.entry, Claim{});
     may_crash(CrashPoint::kSpillMoved);
     --header_->num_claims;

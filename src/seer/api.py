@@ -260,7 +260,7 @@ class Rollout:
     ) -> Verifier:
         if self._engine_name != "local" or self.engine.model_dir is None:
             raise ConfigError(
-                f"responses of engine {self._engine_name!r} cannot be verified", hint="engine='local' draws by seed"
+                f"responses of engine {self._engine_name!r} cannot be verified", hint="engine='local' samples by seed"
             )
         from seer.verification.verifier import Verifier
         from seer.verification.verify import engine_dtype

@@ -2,7 +2,7 @@
 
 Log-probabilities are those of a plain forward pass, stop reasons are right, an abort returns what was generated, and
 overload is refused. An implementation joins by adding a maker to `MAKERS`. Where tokens are compared with the local
-engine's, vLLM draws without noise: it has noise of its own.
+engine's, vLLM samples greedily: its noise is its own.
 """
 
 from __future__ import annotations
@@ -123,16 +123,17 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(play: Play, folder:
 
     inbox = play(scenario)
     for i in range(4):
-        said = inbox.tokens(i)
+        generated = inbox.tokens(i)
         # The specification, asked for one token at a time after each prefix.
         plain = an_engine(folder, kernels="torch")
         raw = [value for o in inbox.outputs if o.request == i and o.span for value in o.span.raw_logprobs or ()]
         context, draw = PROMPT[: 2 + i], {"seed": 1000 + i, **sampling}
         forced = [
-            generate(plain, [a_chunk(100 + at, context + said[:at], max_tokens=1, **draw)]) for at in range(len(said))
+            generate(plain, [a_chunk(100 + at, context + generated[:at], max_tokens=1, **draw)])
+            for at in range(len(generated))
         ]
         answers = [answer for one in forced for answer in one.values()]
-        assert [answer.ids[0] for answer in answers] == said
+        assert [answer.ids[0] for answer in answers] == generated
         assert raw == pytest.approx([answer.raw_logprobs[0] for answer in answers], abs=1e-4)
         logprobs = [value for o in inbox.outputs if o.request == i and o.span for value in o.span.logprobs]
         assert logprobs == pytest.approx([answer.logprobs[0] for answer in answers], abs=1e-4)
@@ -162,8 +163,8 @@ def test_an_abort_returns_what_was_generated(play: Play, folder: Path) -> None:
         await inbox.ends(0)
 
     inbox = play(scenario)
-    said = inbox.tokens(0)
-    assert said == free[: len(said)]
+    generated = inbox.tokens(0)
+    assert generated == free[: len(generated)]
     assert inbox.end(0).end in (ChunkEnd.ABORTED, ChunkEnd.LIMIT)
 
 

@@ -204,8 +204,8 @@ def kill_at_chunk(driver: subprocess.Popen[str], journal: Path, num_chunks: int)
             break
         time.sleep(0.002)
     driver.kill()
-    _, said = driver.communicate(timeout=ROUND_DEADLINE_S)
-    assert driver.returncode in (0, -signal.SIGKILL), said
+    _, printed = driver.communicate(timeout=ROUND_DEADLINE_S)
+    assert driver.returncode in (0, -signal.SIGKILL), printed
     return driver.returncode != 0
 
 
@@ -228,8 +228,8 @@ def test_a_killed_driver_loses_no_token_and_leaves_nothing_behind(model: Path, t
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt_token_ids": ids}) for ids in PROMPTS) + "\n")
     whole = a_driver(model, prompts, tmp_path / "whole", resume=False)
-    _, said = whole.communicate(timeout=ROUND_DEADLINE_S)
-    assert whole.returncode == 0, said
+    _, printed = whole.communicate(timeout=ROUND_DEADLINE_S)
+    assert whole.returncode == 0, printed
     num_kills = 0
     for number in range(DRIVER_ROUNDS):
         run_dir = tmp_path / f"run-{number}"
@@ -237,8 +237,8 @@ def test_a_killed_driver_loses_no_token_and_leaves_nothing_behind(model: Path, t
         num_kills += kill_at_chunk(driver, run_dir / "journal.jsonl", rng.randrange(1, 100))
         wait_for_no_orphan(run_dir)
         again = a_driver(model, prompts, run_dir, resume=True)
-        _, said = again.communicate(timeout=ROUND_DEADLINE_S)
-        assert again.returncode == 0, f"round {number}: {said}"
+        _, printed = again.communicate(timeout=ROUND_DEADLINE_S)
+        assert again.returncode == 0, f"round {number}: {printed}"
         assert results(run_dir) == results(tmp_path / "whole"), f"round {number}"
     dead = [pool.name for pool in find_pools() if pool.name.startswith(f"{PREFIX}-") and not pool.live_pids]
     assert dead == [], "the resumed run gives back what the killed one left in shared memory"

@@ -79,10 +79,10 @@ def test_bad_prompts_are_listed_before_anything_starts(tmp_path: Path, capsys: p
     long = json.dumps({"prompt_token_ids": [1] * 9000})
     prompts.write_text(prompts.read_text() + long + "\n")
     assert main(arguments(prompts, tmp_path / "run")) == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for line in (3, 4, 5, 6):
-        assert f"line {line}:" in said
-    assert "hint: --skip-bad" in said
+        assert f"line {line}:" in printed
+    assert "hint: --skip-bad" in printed
     assert not (tmp_path / "run").exists()
     assert main(arguments(prompts, tmp_path / "run", "--skip-bad")) == 0
     assert "going on without 4 bad prompts" in capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_bad_prompts_are_listed_before_anything_starts(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "printed"),
     [
         (["--scheduler", "sear"], "did you mean seer?"),
         (["--instances", "0"], "instances=0"),
@@ -101,14 +101,14 @@ def test_bad_prompts_are_listed_before_anything_starts(tmp_path: Path, capsys: p
     ],
 )
 def test_impossible_settings_are_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], printed: str
 ) -> None:
     try:
         code = main(arguments(a_prompt_file(tmp_path), tmp_path / "run", *more))
     except SystemExit as leaving:
         code = int(leaving.code or 0)
     assert code == 2
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 def slow(prompts: Path, run_dir: Path) -> subprocess.Popen[str]:

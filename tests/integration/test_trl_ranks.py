@@ -43,8 +43,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     finally:
         for process in processes:
             process.kill()
-    for process, said in zip(processes, words, strict=True):
-        assert process.returncode == 0, said[-2000:]
+    for process, printed in zip(processes, words, strict=True):
+        assert process.returncode == 0, printed[-2000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -79,9 +79,9 @@ def test_a_failing_and_a_hanging_reward_are_named_and_hold_nothing_up(
     assert len(calls) == 64
     assert trainer.state.log_history[0]["seer/reward_errors"] == 2
     assert "seer/reward_errors" not in trainer.state.log_history[1]
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("seer.integrations")]
-    assert any("reward picky of prompt" in line and "took longer than 1 s" in line for line in said)
-    assert any("reward picky of prompt" in line and "ValueError: no idea" in line for line in said)
+    printed = [record.getMessage() for record in caplog.records if record.name.startswith("seer.integrations")]
+    assert any("reward picky of prompt" in line and "took longer than 1 s" in line for line in printed)
+    assert any("reward picky of prompt" in line and "ValueError: no idea" in line for line in printed)
 
 
 def test_a_reward_that_the_rollout_was_not_given_is_refused(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_the_example_prints_its_steps_and_can_be_reported(
     out = str(tmp_path / "out")
     script = load(monkeypatch, "examples/grpo_trl", "train", "--tiny", "--steps", "2", "--output-dir", out)
     script.main()
-    said = capsys.readouterr().out
-    assert "vs verl-sync" in said
-    assert [line.split()[0] for line in said.splitlines() if line[:4].strip().isdigit()] == ["1", "2"]
+    printed = capsys.readouterr().out
+    assert "vs verl-sync" in printed
+    assert [line.split()[0] for line in printed.splitlines() if line[:4].strip().isdigit()] == ["1", "2"]
     assert main(["report", f"{out}/seer"]) == 0
 
 

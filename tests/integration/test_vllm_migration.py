@@ -175,7 +175,7 @@ def test_a_moving_group_with_drafts_has_the_tokens_of_one_uninterrupted_run(pair
 @pytest.mark.parametrize("load_kv", [True, False])
 def test_steps_report_what_they_computed_and_what_they_loaded(pair: Pair, load_kv: bool) -> None:
     reports: list[StepReport] = []
-    # Said in no other test: what an instance still holds of one need not be loaded.
+    # Generated in no other test: an instance does not load what it still holds of one.
     own, others = (11, 12) if load_kv else (13, 14)
 
     async def scenario() -> tuple[int, float]:
@@ -245,11 +245,11 @@ def test_stop_tokens_min_tokens_and_limits_are_counted_over_chunks(pair: Pair) -
             at += 1
             if sum(len(span.ids) for span in spans) >= RESPONSE_TOKENS:
                 break
-        said = ids(list(spans))
-        assert stop not in said[: first_at + 2], "a stop token before min_tokens"
-        assert said[:first_at] == free[:first_at]
-        if stop in said:
-            assert said.index(stop) == len(said) - 1
+        generated = ids(list(spans))
+        assert stop not in generated[: first_at + 2], "a stop token before min_tokens"
+        assert generated[:first_at] == free[:first_at]
+        if stop in generated:
+            assert generated.index(stop) == len(generated) - 1
             assert (outputs[-1].end, outputs[-1].stop_token) == (ChunkEnd.STOP, stop)
 
     pair.thread.run(scenario())
@@ -306,17 +306,17 @@ async def sampled_pairs(pair: Pair) -> Counter[tuple[int, ...]]:
     await pair.begin("grouped")
     sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
     permits = asyncio.Semaphore(48)
-    said: Counter[tuple[int, ...]] = Counter()
+    generated: Counter[tuple[int, ...]] = Counter()
 
     async def one(number: int) -> None:
         async with permits:
             seed = 77_000 + number
             outputs = await pair.chunk(number % 2, pair.request(), (), max_tokens=3, sampling=sampling, seed=seed)
-            said[tuple(ids([o.span for o in outputs if o.span]))] += 1
+            generated[tuple(ids([o.span for o in outputs if o.span]))] += 1
 
     pair.inbox.outputs.clear()
     await asyncio.gather(*(one(number) for number in range(NUM_SAMPLES)))
-    return said
+    return generated
 
 
 def exact_pairs(folder: Path, least: float = 1e-3) -> dict[tuple[int, ...], float]:

@@ -153,7 +153,7 @@ def test_losing_an_instance_withdraws_its_promises_and_joining_offers_it_again()
         fleet.join(0)
 
 
-def test_a_fleet_with_nobody_left_has_no_place() -> None:
+def test_a_fleet_with_no_instance_left_has_no_place() -> None:
     fleet = a_fleet(1)
     fleet.lose(0)
     assert (fleet.spread, fleet.free_tokens, fleet.least_loaded(), fleet.least_loaded(1)) == (

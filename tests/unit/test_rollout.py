@@ -82,7 +82,7 @@ def roll(
     groups: list[Group],
     *,
     scheduler: str = "divided",
-    meanwhile: Callable[[RolloutLoop], Awaitable[None]] | None = None,
+    during_run: Callable[[RolloutLoop], Awaitable[None]] | None = None,
     events: list[Event] | None = None,
     stall_deadline_s: float | None = None,
     enough_groups: int | None = None,
@@ -98,7 +98,7 @@ def roll(
         )
         for instance in instances:
             await instance.start(loop.on_output)
-        task = asyncio.ensure_future(meanwhile(loop)) if meanwhile is not None else None
+        task = asyncio.ensure_future(during_run(loop)) if during_run is not None else None
         results = [result async for result in loop.run(groups, enough_groups=enough_groups)]
         if task is not None:
             await task
@@ -164,7 +164,7 @@ def test_cancelled_requests_return_the_tokens_that_were_still_on_their_way() -> 
         loop.cancel()
 
     events: list[Event] = []
-    (result,) = roll([instance], [a_group(0, 3)], meanwhile=cancel_later, events=events)
+    (result,) = roll([instance], [a_group(0, 3)], during_run=cancel_later, events=events)
     assert [(r.finish_reason, r.num_tokens) for r in result.responses] == [(FinishReason.CANCELLED, 3)] * 3
     assert instance.aborted == [0, 1, 2]
     assert [event.reason for event in events if isinstance(event, Stopped)] == ["aborted"] * 3
@@ -188,7 +188,7 @@ def test_a_lost_instances_requests_run_elsewhere_and_late_outputs_are_ignored() 
         loop.lose_instance(0)
         dead.emit(stops(dead.chunks[0]))
 
-    (result,) = roll([dead, alive], [a_group(0, 4)], scheduler="verl", meanwhile=lose)
+    (result,) = roll([dead, alive], [a_group(0, 4)], scheduler="verl", during_run=lose)
     assert [response.num_tokens for response in result.responses] == [7] * 4
     assert len(dead.chunks) == 2
     assert len(alive.chunks) == 4
@@ -204,7 +204,7 @@ def test_with_no_instance_left_it_waits_for_one_to_come_back() -> None:
         await asyncio.sleep(5)
         loop.rejoin_instance(0)
 
-    (result,) = roll([instance], [a_group(0, 2)], meanwhile=lose_and_rejoin)
+    (result,) = roll([instance], [a_group(0, 2)], during_run=lose_and_rejoin)
     assert [response.finished_s for response in result.responses] == [11.0, 11.0]
 
 
@@ -218,7 +218,7 @@ def test_cancelling_while_an_instance_is_lost_ends_its_requests() -> None:
         await asyncio.sleep(5)
         loop.lose_instance(0)
 
-    (result,) = roll([dead], [a_group(0, 2)], meanwhile=cancel_and_lose)
+    (result,) = roll([dead], [a_group(0, 2)], during_run=cancel_and_lose)
     assert {response.finish_reason for response in result.responses} == {FinishReason.CANCELLED}
 
 

@@ -77,7 +77,7 @@ void random_group(std::mt19937& rng, int alphabet, int members, int steps) {
   for (int m = 0; m < members; ++m) sequences.push_back(automaton.begin(nullptr, 0));
   for (int i = 0; i < steps; ++i) {
     const std::size_t m = rng() % static_cast<unsigned>(members);
-    // Half of the time repeat what another member said: siblings are alike.
+    // Half of the time repeat the tokens of another member: siblings are alike.
     const Text& other = texts[rng() % static_cast<unsigned>(members)];
     const bool repeat = rng() % 2 == 0 && other.size() > texts[m].size();
     const Token token = repeat ? other[texts[m].size()] : static_cast<Token>(rng() % static_cast<unsigned>(alphabet));

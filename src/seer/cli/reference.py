@@ -96,7 +96,7 @@ def _metavar(action: argparse.Action) -> str:
 
 def config_page() -> str:
     """Every setting of the Python API."""
-    parts = [HEADER, "# Settings\n", "What `Rollout` and its parts can be told. Units are in the names.\n", _rollout()]
+    parts = [HEADER, "# Settings\n", "Settings of `Rollout` and its parts. Units are in the names.\n", _rollout()]
     for module, name in CONFIGS:
         parts.append(_config(getattr(importlib.import_module(module), name), module))
     return "\n".join(parts)

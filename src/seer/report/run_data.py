@@ -41,7 +41,7 @@ class ChunkBar:
     to_s: float
     track: int
     decoding_s: float | None = None
-    """When it began to generate, where the instance said so."""
+    """When it began to generate, where the instance reported it."""
     end: str = "running"
     num_generated: int = 0
     moved_from: int | None = None

@@ -23,7 +23,7 @@ def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", found)
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str | None]]:
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str | None]]:
     assert main(["doctor", "--json"]) == 0
     return {one["name"]: one for one in json.loads(capsys.readouterr().out)}
 
@@ -32,7 +32,7 @@ def test_it_tells_the_supported_from_the_unsupported_and_the_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_versions(monkeypatch, torch="2.13.0+cpu", vllm="0.33.1")
-    found = said(capsys)
+    found = printed(capsys)
     assert found["torch"]["state"] == "ok"
     assert (found["vllm"]["state"], found["vllm"]["installed"]) == ("unsupported", "0.33.1")
     assert found["vllm"]["supported"] == "0.26 to 0.32"

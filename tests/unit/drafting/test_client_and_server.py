@@ -184,7 +184,7 @@ def test_a_server_that_restarts_gets_its_logs_back(caplog: pytest.LogCaptureFixt
             assert isinstance(status, Status)
             assert status.tokens == 5
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert 1 <= len(warnings) <= 4, "an outage is said once per client when it begins"
+    assert 1 <= len(warnings) <= 4, "an outage is logged once per client when it begins"
 
 
 def test_no_server_at_the_address_is_said_once_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:

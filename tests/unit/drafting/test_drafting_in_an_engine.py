@@ -143,13 +143,13 @@ def test_acceptance_is_what_followed_the_draft(drafter: GroupedDrafter) -> None:
 
 def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_one(drafter: GroupedDrafter) -> None:
     asked, dice = GroupedDrafter((), None), random.Random(4)
-    said = {request: [dice.randrange(6) for _ in range(60)] for request in range(4)}
+    generated = {request: [dice.randrange(6) for _ in range(60)] for request in range(4)}
     for one in (drafter, asked):
         begin(one, "grouped")
-        one.observe(5, 9, said[0], start=0)
-        for request in said:
-            one.observe(5 + request // 2, request, said[request][:3], start=0)
-    asks = [DraftAsk(5 + request // 2, request, [], 0, 4, 2) for request in said]
+        one.observe(5, 9, generated[0], start=0)
+        for request in generated:
+            one.observe(5 + request // 2, request, generated[request][:3], start=0)
+    asks = [DraftAsk(5 + request // 2, request, [], 0, 4, 2) for request in generated]
     session = drafter.open_session(asks)
     at = 3
     while at < 60:
@@ -161,7 +161,7 @@ def test_followed_requests_are_drafted_for_as_those_that_are_asked_for_one_by_on
             assert table.tokens[row, :count].tolist() == list(tree.tokens)
             assert table.parents[row, :count].tolist() == [-1 if one is None else one for one in tree.parents]
         step = dice.randrange(1, 4)
-        new = {request: tokens[at : at + step] if request != 2 else [] for request, tokens in said.items()}
+        new = {request: tokens[at : at + step] if request != 2 else [] for request, tokens in generated.items()}
         session.observe(
             np.array([token for tokens in new.values() for token in tokens], np.int32),
             np.cumsum([0, *map(len, new.values())], dtype=np.int64),

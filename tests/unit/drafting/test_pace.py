@@ -23,7 +23,7 @@ def test_a_slow_engine_is_served_as_often_as_it_calls() -> None:
     assert paced(0.06).interval(0.025) == pytest.approx(0.06, rel=1e-3)
 
 
-def test_nobody_waits_for_an_engine_that_hardly_calls() -> None:
+def test_an_engine_that_hardly_calls_is_not_waited_for() -> None:
     assert paced(0.7).interval(0.025) == SLOWEST_S
     assert paced(0.7).interval(0.5) == 0.5
 

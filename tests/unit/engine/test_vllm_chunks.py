@@ -16,7 +16,7 @@ from vllm_engines import needs_vllm
 
 pytestmark = needs_vllm
 
-SAID = (TokenSpan([7, 8, 9], [0.0] * 3, 0),)
+GENERATED = (TokenSpan([7, 8, 9], [0.0] * 3, 0),)
 
 
 def params_of(chunk: Any, eos: tuple[int, ...] = (2,)) -> Any:
@@ -26,7 +26,7 @@ def params_of(chunk: Any, eos: tuple[int, ...] = (2,)) -> Any:
 
 
 def test_min_tokens_counts_the_tokens_of_earlier_chunks() -> None:
-    for spans, expected in (((), 5), (SAID, 2), (SAID * 2, 0)):
+    for spans, expected in (((), 5), (GENERATED, 2), (GENERATED * 2, 0)):
         assert params_of(a_chunk(0, [1], max_tokens=20, spans=spans, min_tokens=5)).min_tokens == expected
     assert params_of(a_chunk(0, [1], max_tokens=4, min_tokens=9)).min_tokens == 4, "a chunk shorter than what is left"
 
@@ -45,7 +45,7 @@ def test_seeds_differ_between_chunks_and_repeat_between_runs() -> None:
         return found
 
     assert seed(()) == seed(())
-    assert len({seed(()), seed(SAID), seed(SAID * 2), seed((), seed=4)}) == 4
+    assert len({seed(()), seed(GENERATED), seed(GENERATED * 2), seed((), seed=4)}) == 4
     assert seed((), temperature=0.0) is None
 
 

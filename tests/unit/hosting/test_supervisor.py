@@ -19,19 +19,19 @@ class Restartable:
 
 class Driver:
     def __init__(self, instances: list[Restartable], max_restarts: int) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.error: SeerError | None = None
         self.instances = instances
         self.supervisor = Supervisor(
             max_restarts=max_restarts,
-            lost=lambda i, reason: self.said.append(f"lost {i}"),
-            back=lambda i: self.said.append(f"back {i}"),
+            lost=lambda i, reason: self.calls.append(f"lost {i}"),
+            back=lambda i: self.calls.append(f"back {i}"),
             given_up=self._give_up,
         )
         self.supervisor.watch(list(instances))
 
     def _give_up(self, error: SeerError) -> None:
-        self.said.append("given up")
+        self.calls.append("given up")
         self.error = error
 
     async def lose(self, instance: int) -> None:
@@ -45,7 +45,7 @@ def test_a_lost_instance_is_restarted() -> None:
     async def scenario() -> list[str]:
         driver = Driver([Restartable(0), Restartable(1)], max_restarts=1)
         await driver.lose(1)
-        return driver.said
+        return driver.calls
 
     assert asyncio.run(scenario()) == ["lost 1", "back 1"]
 
@@ -54,7 +54,7 @@ def test_a_restart_that_fails_is_tried_again_within_the_limit() -> None:
     async def scenario() -> list[str]:
         driver = Driver([Restartable(0, failures=2)], max_restarts=3)
         await driver.lose(0)
-        return driver.said
+        return driver.calls
 
     assert asyncio.run(scenario()) == ["lost 0", "back 0"]
 
@@ -67,7 +67,7 @@ def test_beyond_the_limit_the_others_go_on_and_the_last_one_ends_it() -> None:
         return driver
 
     driver = asyncio.run(scenario())
-    assert driver.said == ["lost 0", "back 0", "lost 0", "lost 1", "back 1", "lost 1", "given up"]
+    assert driver.calls == ["lost 0", "back 0", "lost 0", "lost 1", "back 1", "lost 1", "given up"]
     assert "no instance is left" in str(driver.error)
 
 
@@ -76,6 +76,6 @@ def test_nothing_is_restarted_after_close() -> None:
         driver = Driver([Restartable(0)], max_restarts=5)
         await driver.supervisor.close()
         await driver.lose(0)
-        return driver.said
+        return driver.calls
 
     assert asyncio.run(scenario()) == ["lost 0"]

@@ -34,7 +34,7 @@ def test_counts_of_what_went_wrong_and_what_moved() -> None:
     assert (summary.migrations, summary.migrated_tokens) == (1, 90)
 
 
-def test_the_pool_s_failures_are_added_up_whoever_met_them() -> None:
+def test_the_pool_s_failures_are_added_up_over_all_instances() -> None:
     summarizer = Summarizer(2)
     summarizer(Queued(0.0, 0, 0, 0, 10))
     summarizer(PoolErrors(1.0, 1, num_failed=2, num_recomputed=64))

@@ -46,9 +46,9 @@ def test_a_pool_that_failed_is_reported_with_its_price(tmp_path: Path) -> None:
     assert "96 tokens computed again because of that" in page
 
 
-@pytest.mark.parametrize(("pool", "said"), [("local", "the pool never failed"), ("none", "No pool")])
-def test_a_pool_that_did_not_fail_is_not_accused(tmp_path: Path, pool: str, said: str) -> None:
+@pytest.mark.parametrize(("pool", "printed"), [("local", "the pool never failed"), ("none", "No pool")])
+def test_a_pool_that_did_not_fail_is_not_accused(tmp_path: Path, pool: str, printed: str) -> None:
     page = a_page(tmp_path, pool=pool)
-    assert said in page
+    assert printed in page
     assert "The pool failed" not in page
     assert ("4,321 tokens" in page) == (pool == "local")

@@ -32,10 +32,10 @@ def words(path: Path) -> list[str]:
 def test_load_has_axes_units_and_a_legend(tmp_path: Path) -> None:
     path = tmp_path / "load.svg"
     plot_load(a_timeline(preempted=True), 1000, "math & more, <seer>", path)
-    said = words(path)
+    printed = words(path)
     for part in ("math & more, <seer>", "KV memory in use (%)", "running requests", "time (s)", "tail", "100"):
-        assert part in said
-    assert {"mean of the instances", "each instance", "preemptions: 1"} <= set(said)
+        assert part in printed
+    assert {"mean of the instances", "each instance", "preemptions: 1"} <= set(printed)
     titles = [element.text for element in ElementTree.parse(path).iter(f"{SVG}title")]
     assert titles == ["instance 0", "instance 1", "mean"] * 2
 
