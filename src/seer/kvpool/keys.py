@@ -171,11 +171,6 @@ def block_keys(namespace: Namespace, token_ids: Tokens, block_size: int | None =
     return KeyChain(namespace, block_size).extend(token_ids)
 
 
-def content_hash(key: bytes) -> bytes:
-    """The chained 16-byte content hash inside a key."""
-    return bytes(key[16:KEY_BYTES])
-
-
 def as_key_array(keys: Keys) -> KeyArray:
     """Any accepted form of keys as one contiguous uint8 array [n, 32]; copies only if it must."""
     if isinstance(keys, np.ndarray):

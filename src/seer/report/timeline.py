@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -68,11 +66,3 @@ class Timeline:
             table = np.array(states, dtype=np.float64)
             rows.append(table[np.searchsorted(table[:, 0], times_s, side="right") - 1, column])
         return np.array(rows)
-
-
-def timeline_of(events: Iterable[Event], num_instances: int) -> Timeline:
-    """The timeline of a recorded run."""
-    timeline = Timeline(num_instances)
-    for event in events:
-        timeline(event)
-    return timeline

@@ -10,7 +10,7 @@ from builders import a_workload, roll_out
 from seer.errors import InputError
 from seer.metrics.jsonl import SCHEMA, EventLog, read_events, read_header
 from seer.metrics.perfetto import write_trace
-from seer.report.timeline import timeline_of
+from seer.report.timeline import Timeline
 
 WORKLOAD = a_workload([[300, 200], [500, 10]], kv_tokens=640)
 
@@ -64,7 +64,9 @@ def test_in_a_trace_slices_of_a_track_never_overlap_and_add_up_to_the_chunks(tmp
 
 def test_a_timeline_samples_the_state_in_force(tmp_path: Path) -> None:
     run = roll_out(WORKLOAD, "verl")
-    timeline = timeline_of(run.events, 2)
+    timeline = Timeline(2)
+    for event in run.events:
+        timeline(event)
     assert timeline.makespan_s == run.makespan_s()
     assert timeline.ends_s().size == 4
     times_s = timeline.grid(50)
