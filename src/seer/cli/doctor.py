@@ -27,7 +27,7 @@ examples:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing Seer uses, or could."""
+    """One package or part that Seer uses or can use."""
 
     name: str
     purpose: str
@@ -41,12 +41,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what is installed, supported and missing",
-        description="Say which of the packages Seer can work with are installed, whether their versions are\n"
-        "supported, and how to get what is missing. Fails only when Seer's own parts are broken.",
+        help="check what is installed, supported and missing",
+        description="List the packages that Seer can use: which are installed, whether their versions are\n"
+        "supported, and how to install what is missing. Fails only when Seer's own parts are broken.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=run)
 
 
@@ -67,13 +67,14 @@ _PACKAGES = (
     ("torch", "the local engine", (2, 4), "2.4 or newer", "local"),
     ("safetensors", "the local engine", (0, 4), "0.4 or newer", "local"),
     ("tokenizers", "text prompts", (0, 20), "0.20 or newer", "local"),
+    ("huggingface_hub", "models by Hugging Face id", (0, 24), "0.24 or newer", "local"),
     ("trl", "training with TRL", (1, 16), "1.16", "trl"),
 )
 _MOONCAKE = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
 
 
 def findings() -> list[Finding]:
-    """Everything there is to say, Seer's own parts first."""
+    """Every finding, Seer's own parts first."""
     return [_python(), *_native(), *(_package(*row) for row in _PACKAGES), _vllm(), _mooncake()]
 
 

