@@ -21,25 +21,32 @@ if TYPE_CHECKING:
 
 PEERS = ("transformers", "vllm")
 
+EXAMPLES = """\
+examples:
+  seer bench engine                                   SmolLM2 on one CPU thread, beside transformers
+  seer bench engine DIR --device cuda --batches 64,256 --peers vllm
+"""
+
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `seer bench engine`."""
     parser = subparsers.add_parser(
         "engine",
-        help="generation speed of the local engine against its peers",
+        help="measure generation speed of the local engine beside its peers",
         description="Generate a fixed number of tokens for batches of random prompts, engine after engine.\n"
         "Times are wall and CPU seconds of the whole call, prompts included.",
+        epilog=EXAMPLES,
     )
-    parser.add_argument("model", nargs="?", default="smollm2", help="folder or name (default %(default)s)")
-    parser.add_argument("--batches", default="1,8,32", help="requests at once (default %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="default %(default)s")
-    parser.add_argument("--new-tokens", type=int, default=256, help="default %(default)s")
-    parser.add_argument("--temperature", type=float, default=1.0, help="default %(default)s")
-    parser.add_argument("--peers", default="transformers", help="of transformers, vllm; or none (default %(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turn (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
-    parser.add_argument("--json", type=Path, help="also write every run here")
+    parser.add_argument("model", nargs="?", default="smollm2", help="folder, Hugging Face id or name (%(default)s)")
+    parser.add_argument("--batches", default="1,8,32", help="requests at once (%(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (%(default)s)")
+    parser.add_argument("--new-tokens", type=int, default=256, help="tokens to generate per request (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (%(default)s)")
+    parser.add_argument("--peers", default="transformers", help="transformers, vllm, both or none (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each engine, in turn (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument("--json", type=Path, help="also write every run to this file")
     parser.set_defaults(run=run)
 
 

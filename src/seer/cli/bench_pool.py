@@ -21,21 +21,32 @@ from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 from seer.sizes import show_size
 
+EXAMPLES = """\
+examples:
+  seer bench pool
+  seer bench pool --block 256KiB 1MiB --rounds 10
+"""
+
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    parser = subparsers.add_parser("pool", help="measure the KV pool against memory's own speed")
-    parser.add_argument("--backend", choices=["local", "mooncake"], default="local")
+    parser = subparsers.add_parser(
+        "pool",
+        help="measure the KV pool beside the speed of plain memory copies",
+        description="Save and load blocks through the KV pool of this machine, and print GB/s beside a plain copy.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--backend", choices=["local", "mooncake"], default="local", help="kind of pool (%(default)s)")
     parser.add_argument(
         "--block",
         type=size_option,
         nargs="+",
         default=[256 << 10, 1 << 20, 4 << 20],
-        help="block sizes, e.g. 1MiB",
+        help="block sizes (256KiB 1MiB 4MiB)",
     )
-    parser.add_argument("--round", type=size_option, default=256 << 20, help="bytes per round; 256MiB by default")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds per block size; 5 by default")
-    parser.add_argument("--batch", type=int, default=16, help="blocks per call; 16 by default")
+    parser.add_argument("--round", type=size_option, default=256 << 20, help="bytes per round (256MiB)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per block size (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="blocks per call (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object per block size on stdout")
     parser.set_defaults(run=run)
 

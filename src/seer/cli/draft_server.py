@@ -14,10 +14,22 @@ from seer.drafting.log import LogLimits
 from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig
 from seer.errors import ConfigError
 
+EXAMPLES = """\
+examples:
+  seer draft-server --make-keys keys         write the key files of a server and its clients
+  seer draft-server --keys keys --memory 32GiB
+"""
+
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb `draft-server`."""
-    parser = subparsers.add_parser("draft-server", help="serve token logs to draft clients")
+    parser = subparsers.add_parser(
+        "draft-server",
+        help="serve the token logs of groups to draft clients",
+        description="Keep the tokens that each group has generated, so that instances draft from each other's\n"
+        "responses. `seer rollout` starts a draft server by itself.",
+        epilog=EXAMPLES,
+    )
     parser.add_argument("--address", default=DEFAULT_ADDRESS, help="where to listen (%(default)s)")
     access = parser.add_mutually_exclusive_group()
     access.add_argument(
@@ -25,12 +37,13 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     access.add_argument("--make-keys", type=Path, metavar="DIR", help="write fresh key files into DIR, and exit")
     access.add_argument("--open", action="store_true", help="serve without keys, to all who can reach the address")
-    parser.add_argument("--memory", type=size_option, default=8 << 30, metavar="SIZE", help="limit of the logs (8GiB)")
-    parser.add_argument("--ttl-s", type=float, default=3600.0, help="life of an unused group (%(default)s)")
+    memory = "memory limit of the logs (8GiB)"
+    parser.add_argument("--memory", type=size_option, default=8 << 30, metavar="SIZE", help=memory)
+    parser.add_argument("--ttl-s", type=float, default=3600.0, help="seconds an unused group is kept (%(default)s)")
     parser.add_argument(
         "--retain",
         action="store_true",
-        help="keep finished groups' logs for the next weights version of the same prompt",
+        help="keep the logs of finished groups for the next weights version",
     )
     parser.add_argument("--json", action="store_true", help="print the address as JSON")
     parser.set_defaults(run=run)

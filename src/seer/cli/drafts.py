@@ -17,16 +17,23 @@ from seer.drafting.offline_replay import ReplayResult, replay
 from seer.drafting.recording import read_groups
 from seer.errors import InputError
 
+EXAMPLES = """\
+examples:
+  seer drafts replay groups.npz
+  seer drafts replay groups.npz --references 1,3,7 --paths 1,2 --budget 8
+"""
+
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb `drafts` and its actions."""
-    drafts = subparsers.add_parser("drafts", help="study drafting offline")
+    drafts = subparsers.add_parser("drafts", help="study grouped drafting on recorded groups")
     actions = drafts.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser(
         "replay",
         help="replay recorded groups and print accepted tokens per step",
-        description="Replay recorded groups: the last response of each is the target, the first n its "
-        "finished siblings. Accepted tokens per step include the bonus token.",
+        description="Replay recorded groups: the last response of each is drafted from its first n siblings.\n"
+        "Accepted tokens per step include the bonus token.",
+        epilog=EXAMPLES,
     )
     parser.add_argument("file", type=Path, metavar="FILE.npz", help="recorded groups")
     parser.add_argument(

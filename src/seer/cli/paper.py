@@ -22,7 +22,7 @@ from seer.sim.paper import WORKLOADS, CellResult, Measure, Study, answer, claims
 EXAMPLES = """\
 examples:
   seer paper                     a minute or two on two cores
-  seer paper --seeds 0,1,2       the mean over three sets of lengths, as the paper's over iterations
+  seer paper --seeds 0,1,2       the mean over three sets of lengths, as the paper's is over iterations
   seer paper --json > paper.json
 """
 TITLES: dict[Study, str] = {

@@ -42,28 +42,43 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb and its three actions."""
-    parser = subparsers.add_parser("pool", help="keep a KV pool up, look at it, take it down")
+    parser = subparsers.add_parser("pool", help="start, list and stop KV pools that outlive a run")
     actions = parser.add_subparsers(dest="action", required=True)
 
-    up = actions.add_parser("up", help="start a pool and leave it running")
-    up.add_argument("--backend", choices=["local", "mooncake"], default="local")
+    up = actions.add_parser(
+        "up",
+        help="start a pool and leave it running",
+        description="Start a KV pool and return when it is usable. It stays up until `seer pool down`.",
+        epilog="examples:\n  seer pool up --dram 8GiB\n  seer pool up --backend mooncake --dram 64GiB --name train",
+    )
+    up.add_argument("--backend", choices=["local", "mooncake"], default="local", help="kind of pool (%(default)s)")
     up.add_argument("--dram", type=size_option, required=True, help="size of the DRAM tier, e.g. 8GiB")
-    up.add_argument("--ssd", type=size_option, default=0, help="size of the SSD tier; none by default")
+    up.add_argument("--ssd", type=size_option, default=0, help="size of the SSD tier (none)")
     up.add_argument("--ssd-dir", default="", help="folder of the SSD tier; must exist")
-    up.add_argument("--block", type=size_option, default=1 << 20, help="largest block of KV (local); 1MiB by default")
-    up.add_argument("--run", dest="run_name", default="", help="which run the pool belongs to; the name by default")
-    up.add_argument("--host", default="127.0.0.1", help="where Mooncake's master listens; loopback by default")
+    up.add_argument("--block", type=size_option, default=1 << 20, help="largest KV block of a local pool (1MiB)")
+    up.add_argument("--run", dest="run_name", default="", help="run that the pool belongs to (the pool's name)")
+    up.add_argument("--host", default="127.0.0.1", help="address on which Mooncake's master listens (%(default)s)")
     up.set_defaults(run=run_up)
 
-    status = actions.add_parser("status", help="list pools, also those of dead runs")
+    status = actions.add_parser(
+        "status",
+        help="list pools, also those of dead runs",
+        description="List every pool of this user, what it holds and which processes use it.",
+        epilog="examples:\n  seer pool status\n  seer pool status --json",
+    )
     status.set_defaults(run=run_status)
 
-    down = actions.add_parser("down", help="stop a pool and remove its files")
+    down = actions.add_parser(
+        "down",
+        help="stop a pool and remove its files",
+        description="Stop a pool and remove its files; with --stale, every pool that no process uses.",
+        epilog="examples:\n  seer pool down\n  seer pool down --stale",
+    )
     down.add_argument("--stale", action="store_true", help="remove every pool that no process uses")
     down.set_defaults(run=run_down)
 
     for action in (up, status, down):
-        action.add_argument("--name", default="default", help="which pool; 'default' by default")
+        action.add_argument("--name", default="default", help="name of the pool (%(default)s)")
         action.add_argument("--dram-dir", default="/dev/shm", help=argparse.SUPPRESS)
         action.add_argument("--json", action="store_true", help="one JSON object per line on stdout")
 

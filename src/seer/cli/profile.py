@@ -16,17 +16,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="measure step costs of the local engine by batch size, tokens per request and context",
         description="Measure the local engine's step time by batch size, tokens per request and context, and write it\n"
         "as JSON. Engines do not read it: their speculation budget measures its own steps.",
+        epilog="examples:\n  seer profile smollm2\n  seer profile DIR --device cuda --batches 16,64,256",
     )
-    parser.add_argument("model", help="a model folder, or the name of one that was fetched")
-    parser.add_argument("--batches", default="1,4,16,32", help="requests per step (default %(default)s)")
-    parser.add_argument(
-        "--tokens", default="1,2,5,9", help="tokens per request: 1 is plain decoding (default %(default)s)"
-    )
-    parser.add_argument("--contexts", default="128,1024", help="context lengths in tokens (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="steps per shape (default %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="where to write it (default: beside the model, profile-DEVICE.json)")
+    parser.add_argument("model", help="a folder, a Hugging Face id or a name")
+    parser.add_argument("--batches", default="1,4,16,32", help="requests per step (%(default)s)")
+    parser.add_argument("--tokens", default="1,2,5,9", help="tokens per request: 1 is plain decoding (%(default)s)")
+    parser.add_argument("--contexts", default="128,1024", help="context lengths in tokens (%(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="steps per shape (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
+    parser.add_argument("--out", type=Path, help="the file (profile-DEVICE.json beside the model)")
     parser.set_defaults(run=run)
 
 

@@ -11,9 +11,10 @@ from seer.sim.replay import read_recording, replay
 
 EXAMPLES = """\
 examples:
-  seer simulate qwen2-vl-72b --schedulers seer --out runs/q     record
-  seer replay runs/q/seer/events.jsonl                        the same plan again, or exit code 1
-  seer replay runs/q/seer/events.jsonl --scheduler verl          the same lengths under another scheduler
+  seer simulate qwen2-vl-72b --schedulers seer --out runs/q    record a simulation
+  seer replay runs/q/seer/events.jsonl                         the same plan again, or exit code 1
+  seer replay runs/q/seer/events.jsonl --scheduler verl        the same lengths under another scheduler
+  seer replay runs/20260101-120000                             a real run's lengths under other schedulers
 """
 
 
@@ -21,7 +22,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "replay",
-        help="run a recorded rollout again from its event log",
+        help="run a recorded rollout again in virtual time",
         description="Run a recorded rollout again in virtual time: the same lengths on the same cluster.\n"
         "Under the recorded scheduler the plan must be the same, chunk for chunk.",
         epilog=EXAMPLES,
@@ -29,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "events", type=Path, metavar="RUN|EVENTS.jsonl", help="a run's folder, or a simulation's event log"
     )
-    parser.add_argument("--scheduler", metavar="NAME", help="another scheduler than the recorded one")
+    parser.add_argument("--scheduler", metavar="NAME", help="use this scheduler (the recorded one)")
     parser.set_defaults(run=run)
 
 

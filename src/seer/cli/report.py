@@ -20,7 +20,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "report",
-        help="explain a run: an HTML page and a Perfetto trace",
+        help="explain a run in an HTML page and a Perfetto trace",
         description="Explain a run from its event log: a self-contained HTML page (timeline, KV use, tail,\n"
         "drafts, where the time went, the oracle estimate) and a trace for ui.perfetto.dev.",
         epilog=EXAMPLES,

@@ -47,8 +47,8 @@ examples:
   seer simulate trace:lengths.json --model llama-8b --gpu h200 --instances 4
   seer simulate synthetic --groups 200 --mean 3000 --max 32768 --correlation 0.9 --out runs/long-tail
 
-The same seed gives the same JSON, byte for byte, but for `simulator_wall_s`, the real seconds the
-simulation took; --no-timing leaves that out (null), so that two outputs can be compared as files.
+The same seed gives the same JSON, byte for byte, except for `simulator_wall_s`, the real seconds of the
+simulation; --no-timing sets it to null, so that two outputs can be compared as files.
 """
 
 
@@ -58,23 +58,26 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "simulate",
         help="run a workload under several schedulers in virtual time",
         description="Run one workload under several schedulers in virtual time: the production rollout loop\n"
-        "and schedulers over instances that are cost models. Seconds for a cluster's hour.",
+        "and schedulers over instances that are cost models. An hour of a cluster takes seconds.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("workload", metavar="WORKLOAD", help="what is rolled out; see below")
+    parser.add_argument("workload", metavar="WORKLOAD", help="lengths and cluster to simulate; listed below")
     parser.add_argument(
-        "--schedulers", default=DEFAULT_SCHEDULERS, metavar="A,B,...", help="compared to the first (%(default)s)"
+        "--schedulers",
+        default=DEFAULT_SCHEDULERS,
+        metavar="A,B,...",
+        help="ratios are to the first (%(default)s)",
     )
     parser.add_argument(
         "--speculation",
         choices=("auto", "off"),
         default="auto",
-        help="auto: as each scheduler does; off: none drafts (%(default)s)",
+        help="auto: drafts as each scheduler says; off: no drafts (%(default)s)",
     )
     parser.add_argument("--group-size", type=int, metavar="G", help="responses per prompt")
-    parser.add_argument("--instances", type=int, metavar="N", help="inference engines")
+    parser.add_argument("--instances", type=int, metavar="N", help="number of instances")
     parser.add_argument(
-        "--chunk-tokens", type=int, metavar="T", help="tokens a request may run before it is placed anew"
+        "--chunk-tokens", type=int, metavar="T", help="tokens a request may generate before it is placed anew"
     )
     parser.add_argument(
         "--seeds",
@@ -91,7 +94,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a list of objects instead of the table")
     parser.add_argument(
-        "--no-timing", action="store_true", help="simulator_wall_s is null: output repeats byte for byte"
+        "--no-timing", action="store_true", help="leave simulator_wall_s out, so that outputs are equal byte for byte"
     )
     parser.add_argument(
         "--out",
@@ -127,7 +130,7 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate each scheduler, then print and write what came of it."""
+    """Simulate each scheduler, then print and write the results."""
     schedulers = _schedulers(args.schedulers)
     seeds = parse_seeds(args.seeds)
     if args.out is not None and len(seeds) > 1:
