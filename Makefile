@@ -86,7 +86,7 @@ coverage: setup ## The tests again, counting lines and branches; a table, and pa
 .PHONY: demo
 demo: .venv/light ## Compare verl's dispatch and Seer on two CPU instances, with a report (a few minutes)
 	$(BIN)/seer model get smollm2
-	$(BIN)/seer compare --model smollm2 --instances 2 --prompts examples/prompts/mixed.jsonl --n 4 --max-tokens 640 --schedulers verl-sync,verl,seer
+	$(BIN)/seer compare --preset cpu-demo --prompts examples/prompts/mixed.jsonl
 
 .PHONY: simulate
 simulate: .venv/light ## The paper's tables beside ours, predicted in virtual time

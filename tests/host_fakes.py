@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seer.engine.base import Weights
-from seer.engine.fake import FakeInstance, make_fake
+from seer.engine.fake import FakeInstance
+from seer.engine.fake import make_fake as make_configured_fake
+from seer.engine.instance_settings import read_settings
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
 from seer.types import Chunk, DraftMode
@@ -77,9 +79,16 @@ def make_refusing(id: int, settings: dict[str, Any], events: EventSink) -> FakeI
 
 
 def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
-    """Instance 0 dies at its first chunk, once: the file `mark` remembers that it did."""
-    mark = settings.pop("mark")
-    if id == 0 and not os.path.exists(mark):
-        with open(mark, "w"):
-            return Crashing(id, **settings)
-    return make_fake(id, settings, events)
+    """Instance 0 dies at its first chunk, once: a file beside the logs remembers that it did."""
+    log_dir = read_settings(settings).config.hosting.log_dir
+    assert log_dir is not None, "the file needs a folder"
+    mark = log_dir / "has-crashed"
+    if id == 0 and not mark.exists():
+        mark.touch()
+        return Crashing(id)
+    return make_configured_fake(id, settings, events)
+
+
+def make_fake(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """One without faults; the settings are its own arguments."""
+    return FakeInstance(id, events=events, **settings)

@@ -190,13 +190,13 @@ def run_arm(args: argparse.Namespace) -> None:
 
 
 def seers(args: argparse.Namespace) -> Any:
-    from seer import HostOptions
+    from seer import HostingConfig
     from seer.integrations.trl import seer_rollouts
 
     if args.tiny:
         return seer_rollouts(kv_blocks=512, max_num_seqs=16)
-    hosting = HostOptions(
-        pin=False,
+    hosting = HostingConfig(
+        pin_cores=False,
         silence_deadline_s=60,
         progress_deadline_s=300,
         log_dir=args.out / "seer-logs",

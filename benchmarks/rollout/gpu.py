@@ -9,7 +9,7 @@ memory is limited to --kv-share of what all running requests could fill, so a sc
 causes preemptions. Instances share the GPU under MPS, each with an equal part of its threads. Without MPS they would
 take turns, and an idle instance's share would go to the others.
 
-Speculation on vLLM is off by default (../vllm/results.md); --engine-settings '{"speculation": true}' turns it on.
+Speculation on vLLM is off by default (../vllm/results.md); --engine-settings '{"speculation": {}}' turns it on.
 
 DIR/gpu.json is written after each run: measured numbers, where the time went, the fitted step cost, and what the
 simulator predicts for the recorded lengths at that step cost. DIR/gpu.md has the tables. Runs that no longer fit into
@@ -40,7 +40,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from measure import Ledger, measure, table
 
-from seer import HostOptions, Rollout, Sampling
+from seer import HostingConfig, Rollout, Sampling
 from seer.runs.prompts import EncodedPrompt, Prompt
 from stamp import QWEN_MIX, as_text, print_stamp
 from turns import await_turn
@@ -119,7 +119,9 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         max_num_seqs=args.max_num_seqs,
         max_model_len=context,
         pool_bytes=args.pool_bytes,
-        hosting=HostOptions(pin=False, silence_deadline_s=60.0, start_deadline_s=300.0, log_dir=args.out / "logs"),
+        hosting=HostingConfig(
+            pin_cores=False, silence_deadline_s=60.0, start_deadline_s=300.0, log_dir=args.out / "logs"
+        ),
         engine_settings=settings,
     ) as rollout:
         limits = rollout.fleet.instances[0].limits

@@ -25,8 +25,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
+from seer.config import VllmSpeculation
 from seer.engine.vllm.instance import VllmInstance
-from seer.engine.vllm.settings import Speculation, VllmSettings
+from seer.engine.vllm.settings import VllmSettings
 from seer.types import Chunk, ChunkOutput, Sampling
 from stamp import QWEN_MIX, print_stamp
 
@@ -40,7 +41,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         speculation = None
         if args.mode == "gpu":
-            speculation = Speculation(
+            speculation = VllmSpeculation(
                 place="gpu", max_draft_tokens=args.draft_tokens, draft_up_to_requests=args.draft_up_to
             )
         self.instance = VllmInstance(

@@ -104,13 +104,15 @@ class Seer(Served):
     """vLLM as our instance."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        from seer.config import TransferOptions, VllmSpeculation
         from seer.engine.vllm.instance import VllmInstance
-        from seer.engine.vllm.settings import Speculation, VllmSettings
+        from seer.engine.vllm.settings import VllmSettings
 
         own = dict(settings)
         speculation = own.pop("speculation", None)
-        chosen = Speculation(**speculation) if speculation is not None else None
-        self.instance = VllmInstance(0, VllmSettings(speculation=chosen, **own))
+        chosen = VllmSpeculation(**speculation) if speculation is not None else None
+        options = TransferOptions(**own.pop("pool_options", {}))
+        self.instance = VllmInstance(0, VllmSettings(speculation=chosen, pool_options=options, **own))
         self._waiting: dict[tuple[int, int], tuple[list[Any], asyncio.Future[None]]] = {}
         self._attempts = 0
 

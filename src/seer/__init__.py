@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seer.api import Rollout, SyncRollout, rollout_sync
+    from seer.config import HostingConfig, KvConfig, PoolConfig, RolloutConfig, RunConfig
     from seer.context import Context
     from seer.errors import (
         ConfigError,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
         PoolError,
         SeerError,
     )
-    from seer.hosting import HostOptions
     from seer.metrics.summary import Summary
     from seer.rollout import RolloutLoop
     from seer.runs.prompts import Prompt, read_prompts
@@ -39,16 +39,20 @@ __all__ = [
     "FinishReason",
     "Group",
     "GroupResult",
-    "HostOptions",
+    "HostingConfig",
     "InputError",
     "InstanceError",
+    "KvConfig",
     "MissingExtra",
     "Overloaded",
+    "PoolConfig",
     "PoolError",
     "Prompt",
     "Response",
     "Rollout",
+    "RolloutConfig",
     "RolloutLoop",
+    "RunConfig",
     "Sampling",
     "SchedulerSettings",
     "SeerError",
@@ -66,7 +70,11 @@ _HOMES = {
     "SyncRollout": "seer.api",
     "rollout_sync": "seer.api",
     "Context": "seer.context",
-    "HostOptions": "seer.hosting",
+    "HostingConfig": "seer.config",
+    "KvConfig": "seer.config",
+    "PoolConfig": "seer.config",
+    "RolloutConfig": "seer.config",
+    "RunConfig": "seer.config",
     "ConfigError": "seer.errors",
     "DeadlineExceeded": "seer.errors",
     "DraftError": "seer.errors",

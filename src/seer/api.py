@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
+from seer.config import RolloutConfig, RolloutKeywords, from_keywords
 from seer.engine.base import Weights
-from seer.engine.prepare import InstanceSettings, prepare
+from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import ConfigError, SeerError
-from seer.hosting import HostOptions, hosting_for
 from seer.hosting.fleet import HostedFleet
-from seer.hosting.fleet_pool import POOL_BACKENDS, FleetPool, PoolBackend, default_pool_bytes
+from seer.hosting.fleet_pool import FleetPool
+from seer.memory_plan import pool_bytes
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.runs.journal import Journal, run_identity
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
 from seer.runs.run import Lengths, PastResponses, Run, RunOptions
-from seer.scheduling.registry import parse_scheduler
 from seer.types import GroupResult, Sampling
 
 if TYPE_CHECKING:
@@ -37,87 +37,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
-DEFAULT_CPU_KV_BYTES = 1 << 30
-"""Per instance: memory that is asked for and never used would only slow the start."""
 IDLE_DEADLINE_S = 60.0
 
 
 class Rollout:
     """A model on N instances, ready for rollouts. Use it as an async context manager."""
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        instances: int = 1,
-        engine: str = "local",
-        scheduler: str = "seer",
-        pool: PoolBackend = "local",
-        speculation: Literal["auto", "off"] = "auto",
-        chunk_tokens: int | None = None,
-        kv_memory_bytes: int | None = None,
-        kv_blocks: int | None = None,
-        block_size: int = 16,
-        max_num_seqs: int = 16,
-        max_model_len: int | None = None,
-        dtype: str = "auto",
-        device: str = "cpu",
-        pool_bytes: int | None = None,
-        pool_name: str = "default",
-        hosting: HostOptions | None = None,
-        engine_settings: dict[str, Any] | None = None,
-    ) -> None:
-        if instances < 1:
-            raise ConfigError(f"instances={instances}", hint="use at least 1")
-        if pool not in POOL_BACKENDS:
-            raise ConfigError(f"unknown pool {pool!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
-        if speculation not in ("auto", "off"):
-            raise ConfigError(f"speculation={speculation!r}", hint="auto or off")
-        parse_scheduler(scheduler)
-        if device == "cpu" and kv_blocks is None and kv_memory_bytes is None:
-            kv_memory_bytes = DEFAULT_CPU_KV_BYTES
-        settings = InstanceSettings(
-            kv_blocks=kv_blocks,
-            kv_memory_bytes=kv_memory_bytes,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            device=device,
-            num_instances=instances,
-            extra=engine_settings,
-        )
-        self.engine = prepare(engine, model, settings)
-        self._model = str(self.engine.model_dir or model)
-        self._scheduler = scheduler
-        self._speculation = speculation
-        self._chunk_tokens = chunk_tokens
+    def __init__(self, model: str | Path | RolloutConfig, **settings: Unpack[RolloutKeywords]) -> None:
+        """Check the settings and read the model's configuration and tokenizer; nothing is started.
+
+        `Rollout(config)` takes a whole configuration; `Rollout("model", instances=2, ...)` makes one of its keywords.
+        """
+        self.engine = prepare(as_config(model, settings))
+        """The engine and the model; `engine.config` is the configuration with every default filled in."""
+        self.config = config = self.engine.config
         self._fleet = HostedFleet(
             self.engine,
-            instances,
-            options=hosting or hosting_for(device),
-            pool=self._make_pool(pool, pool_bytes, pool_name, settings),
-            drafts=speculation == "auto",
+            config.instances,
+            options=config.hosting,
+            pool=_make_pool(self.engine),
+            drafts=config.speculation == "auto",
         )
-        self._engine_name, self._dtype, self._device = engine, dtype, device
         self._run: Run | None = None
         self._length_hints: dict[str, int] = {}
         self.verification: Verification | None = None
         """What verifying the newest run found; None if it was not asked to be, or nothing it chose ended."""
-
-    def _make_pool(
-        self, backend: PoolBackend, num_bytes: int | None, name: str, settings: InstanceSettings
-    ) -> FleetPool | None:
-        # One instance has no one to share KV with, and an engine without blocks nothing to share.
-        block_bytes, block_size = self.engine.block_bytes, self.engine.block_size
-        if backend == "none" or settings.num_instances == 1 or not block_bytes or num_bytes == 0:
-            return None
-        if backend == "mooncake":
-            return FleetPool.mooncake(name, block_bytes=block_bytes, block_size=block_size)
-        if num_bytes is None:
-            kv_bytes = settings.kv_blocks * block_bytes if settings.kv_blocks else settings.kv_memory_bytes
-            num_bytes = default_pool_bytes(kv_bytes, settings.num_instances)
-        return FleetPool.local(block_bytes=block_bytes, block_size=block_size, dram_bytes=num_bytes)
 
     async def __aenter__(self) -> Self:
         """Start the instances."""
@@ -139,7 +83,7 @@ class Rollout:
 
     @property
     def fleet(self) -> HostedFleet:
-        """The instances, for whoever watches them."""
+        """The instances."""
         return self._fleet
 
     @property
@@ -211,10 +155,10 @@ class Rollout:
             encoded,
             self.engine.codec,
             RunOptions(
-                scheduler=scheduler or self._scheduler,
-                speculation=speculation or self._speculation,
+                scheduler=scheduler or self.config.scheduler,
+                speculation=speculation or self.config.speculation,
                 seed=seed,
-                chunk_tokens=self._chunk_tokens,
+                chunk_tokens=self.config.chunk_tokens,
                 lengths=lengths,
                 reward=reward,
                 reward_deadline_s=reward_deadline_s,
@@ -258,9 +202,9 @@ class Rollout:
     def _make_verifier(
         self, prompts: Sequence[EncodedPrompt], share: float, seed: int, *, ends_ignored: bool
     ) -> Verifier:
-        if self._engine_name != "local" or self.engine.model_dir is None:
+        if self.config.engine != "local" or self.engine.model_dir is None:
             raise ConfigError(
-                f"responses of engine {self._engine_name!r} cannot be verified", hint="engine='local' samples by seed"
+                f"responses of engine {self.config.engine!r} cannot be verified", hint="engine='local' samples by seed"
             )
         from seer.verification.verifier import Verifier
         from seer.verification.verify import engine_dtype
@@ -270,7 +214,7 @@ class Rollout:
             share,
             folder=self.engine.model_dir,
             weights=self._fleet.weights,
-            dtype=engine_dtype(self._dtype, self._device),
+            dtype=engine_dtype(self.config.dtype, self.config.device),
             ends_ignored=ends_ignored,
             seed=seed,
         )
@@ -280,15 +224,15 @@ class Rollout:
     ) -> Journal | None:
         if path is None:
             return None
-        identity = run_identity(self._model, prompts, seed)
+        identity = run_identity(self.config.model, prompts, seed)
         return Journal.resume(path, identity) if resume else Journal.create(path, identity)
 
 
 class SyncRollout:
     """`Rollout` for code without an event loop: the same arguments and methods, as a context manager."""
 
-    def __init__(self, model: str | Path, **settings: Any) -> None:
-        self._make: Callable[[], Rollout] = lambda: Rollout(model, **settings)
+    def __init__(self, model: str | Path | RolloutConfig, **settings: Unpack[RolloutKeywords]) -> None:
+        self._config = as_config(model, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="seer-rollout", daemon=True)
         self._rollout: Rollout | None = None
@@ -297,7 +241,7 @@ class SyncRollout:
         """Start the instances."""
         self._thread.start()
         try:
-            self._rollout = self._make()
+            self._rollout = Rollout(self._config)
             self._wait(self._rollout.__aenter__())
         except BaseException:
             self._stop()
@@ -368,13 +312,34 @@ class SyncRollout:
 
 
 def rollout_sync(
-    model: str | Path,
+    model: str | Path | RolloutConfig,
     prompts: Iterable[PromptInput],
     *,
     n: int = 1,
     sampling: Sampling | None = None,
-    **settings: Any,
+    **settings: Unpack[RolloutKeywords],
 ) -> list[GroupResult]:
     """Start instances, roll the prompts out, end the instances; groups come in the order of the prompts."""
     with SyncRollout(model, **settings) as rollout:
         return sorted(rollout.run(prompts, n=n, sampling=sampling), key=lambda group: group.group)
+
+
+def as_config(model: str | Path | RolloutConfig, settings: RolloutKeywords) -> RolloutConfig:
+    """The configuration that the arguments of `Rollout` stand for."""
+    if not isinstance(model, RolloutConfig):
+        return from_keywords(model, settings)
+    if settings:
+        raise ConfigError(
+            f"Rollout(config) takes no further settings, got {', '.join(settings)}",
+            hint="dataclasses.replace(config, ...) changes a configuration",
+        )
+    return model
+
+
+def _make_pool(engine: PreparedEngine) -> FleetPool | None:
+    num_bytes, config = pool_bytes(engine), engine.config
+    if num_bytes == 0 or engine.block_bytes is None:
+        return None
+    if num_bytes is None:
+        return FleetPool.mooncake(config.pool.name, block_bytes=engine.block_bytes, block_size=config.kv.block_size)
+    return FleetPool.local(block_bytes=engine.block_bytes, block_size=config.kv.block_size, dram_bytes=num_bytes)

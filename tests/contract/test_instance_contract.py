@@ -17,12 +17,14 @@ from msgspec.structs import replace
 
 from builders import a_cost
 from inbox import OutputInbox
+from seer.config import HostingConfig, KvConfig, LocalEngineConfig, RolloutConfig
 from seer.engine.base import Instance
 from seer.engine.fake import FakeInstance
 from seer.engine.forced import ForcedLengths
+from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError
-from seer.hosting import HostOptions, ProcessInstance
+from seer.hosting import ProcessInstance
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
 from seer.types import Chunk, ChunkEnd, ChunkOutput, InstanceLimits, Sampling, TokenSpan
@@ -79,8 +81,9 @@ def simulated(tmp_path: Path) -> Instance:
 
 
 def hosted_fake(tmp_path: Path) -> Instance:
-    spec = InstanceSpec(factory="seer.engine.fake:make_fake", settings={})
-    return ProcessInstance(0, spec, options=HostOptions(pin=False, log_dir=tmp_path))
+    config = RolloutConfig(model="none", engine="fake").fitted()
+    spec = InstanceSpec(factory="seer.engine.fake:make_fake", settings=InstanceSettings(config=config))
+    return ProcessInstance(0, spec, options=HostingConfig(pin_cores=False, log_dir=tmp_path))
 
 
 def local(tmp_path: Path) -> Instance:
@@ -95,9 +98,14 @@ def hosted_local(tmp_path: Path) -> Instance:
     pytest.importorskip("torch")
     from seer.engine.local.tiny import make_tiny_model
 
-    settings = {"model_dir": str(make_tiny_model(tmp_path / "tiny")), "kv_blocks": 256, "stream_tokens": 4}
-    spec = InstanceSpec(factory="seer.engine.local.hosted:make_local", settings=settings)
-    return ProcessInstance(0, spec, options=HostOptions(pin=False, log_dir=tmp_path))
+    config = RolloutConfig(
+        model=str(make_tiny_model(tmp_path / "tiny")),
+        kv=KvConfig(blocks=256),
+        max_num_seqs=32,
+        engine_settings=LocalEngineConfig(stream_tokens=4),
+    )
+    spec = InstanceSpec(factory="seer.engine.local.hosted:make_local", settings=InstanceSettings(config=config))
+    return ProcessInstance(0, spec, options=HostingConfig(pin_cores=False, log_dir=tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from pools import a_mooncake_store
 
 pytest.importorskip("torch")
 
-from seer import FinishReason, GroupResult, HostOptions, Rollout, Sampling
+from seer import FinishReason, GroupResult, HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.hosting.fleet_pool import PREFIX
 from seer.kvpool import supervise
@@ -43,8 +43,8 @@ NUM_SEEDS = 3
 PROMPTS = [[3 + i, 7, 11] for i in range(5)]
 SAMPLING = Sampling(max_tokens=64)
 DRIVER_TOKENS = 256
-HOSTING = HostOptions(
-    pin=False, heartbeat_s=0.2, silence_deadline_s=2.0, progress_deadline_s=20.0, max_restarts=10 * ROUNDS
+HOSTING = HostingConfig(
+    pin_cores=False, heartbeat_s=0.2, silence_deadline_s=2.0, progress_deadline_s=20.0, max_restarts=10 * ROUNDS
 )
 Tokens = dict[tuple[int, int], list[int]]
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
-from seer import GroupResult, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ def rolled_out(model: Path, *, kill: bool = False, **settings: Any) -> tuple[dic
 
 
 def test_two_instances_on_a_gpu_give_the_tokens_of_the_cpu(model: Path) -> None:
-    expected, _ = rolled_out(model, instances=1, hosting=HostOptions(pin=False))
+    expected, _ = rolled_out(model, instances=1, hosting=HostingConfig(pin_cores=False))
     tokens, rollout = rolled_out(model, instances=2, device="cuda")
     assert tokens == expected
     assert rollout.fleet.num_lost == 0

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from seer import HostOptions, Rollout, Sampling
+from seer import HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -22,7 +22,7 @@ PROMPTS = [[1, 2, 3 + i] for i in range(4)]
 @pytest.mark.parametrize("in_place", [True, False])
 def test_the_new_weights_are_the_ones_that_sample(tmp_path: Path, in_place: bool) -> None:
     old, new = make_tiny_model(tmp_path / "old", seed=0), make_tiny_model(tmp_path / "new", seed=1)
-    hosting = HostOptions(pin=False, progress_deadline_s=300, weights_in_place=in_place)
+    hosting = HostingConfig(pin_cores=False, progress_deadline_s=300, weights_in_place=in_place)
     sampling = Sampling(max_tokens=24, ignore_eos=True)
 
     async def tokens(model: Path, *, update: bool) -> list[list[int]]:

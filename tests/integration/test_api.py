@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from faults import KillOnce
 from seer import (
     FinishReason,
     GroupResult,
-    HostOptions,
+    HostingConfig,
     Prompt,
     Response,
     Rollout,
@@ -27,7 +28,7 @@ from seer.metrics.events import Decoding, Ended, Event, Stopped
 
 PROMPTS = [[1, 2, 3 + i] for i in range(8)]
 SAMPLING = Sampling(max_tokens=120)
-QUICK = HostOptions(pin=False, heartbeat_s=0.1, silence_deadline_s=2.0, progress_deadline_s=5.0)
+QUICK = HostingConfig(pin_cores=False, heartbeat_s=0.1, silence_deadline_s=2.0, progress_deadline_s=5.0)
 Tokens = dict[tuple[int, int], list[int]]
 
 
@@ -110,9 +111,8 @@ def test_killing_an_instance_loses_and_doubles_nothing() -> None:
 
 def test_an_instance_that_dies_at_once_is_restarted_and_used(tmp_path: Path) -> None:
     async def scenario() -> Tokens:
-        rollout = a_rollout(1)
-        rollout.engine.spec.settings["mark"] = str(tmp_path / "mark")
-        object.__setattr__(rollout.engine.spec, "factory", "host_fakes:make_crashing_once")
+        rollout = a_rollout(1, hosting=replace(QUICK, log_dir=tmp_path))
+        object.__setattr__(rollout.engine, "factory", "host_fakes:make_crashing_once")
         async with rollout:
             return tokens_of(await rolled_out(rollout))
 
@@ -121,9 +121,9 @@ def test_an_instance_that_dies_at_once_is_restarted_and_used(tmp_path: Path) -> 
 
 def test_when_no_instance_is_left_the_run_says_so() -> None:
     async def scenario() -> None:
-        hosting = HostOptions(pin=False, max_restarts=1)
+        hosting = HostingConfig(pin_cores=False, max_restarts=1)
         rollout = a_rollout(1, hosting=hosting)
-        object.__setattr__(rollout.engine.spec, "factory", "host_fakes:make_crashing")
+        object.__setattr__(rollout.engine, "factory", "host_fakes:make_crashing")
         async with rollout:
             with pytest.raises(InstanceError, match="no instance is left"):
                 await rolled_out(rollout)

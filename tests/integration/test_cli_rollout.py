@@ -95,7 +95,7 @@ def test_bad_prompts_are_listed_before_anything_starts(tmp_path: Path, capsys: p
         (["--scheduler", "sear"], "did you mean seer?"),
         (["--instances", "0"], "instances=0"),
         (["--temperature", "-1"], "temperature=-1.0"),
-        (["--n", "0"], "--n 0"),
+        (["--n", "0"], "n=0"),
         (["--engine", "vllm-2"], "unknown engine"),
         (["--kv-memory", "lots"], "not a size"),
     ],
@@ -112,17 +112,10 @@ def test_impossible_settings_are_one_line_and_exit_code_2(
 
 
 def slow(prompts: Path, run_dir: Path) -> subprocess.Popen[str]:
-    """A rollout that takes long enough to be interrupted: the driver steps the fake engine slowly."""
-    code = (
-        "import sys; from seer.engine import prepare; from dataclasses import replace\n"
-        "plain = prepare._prepare_fake\n"
-        "def slow(settings): return plain(replace(settings, extra={'step_s': 0.01}))\n"
-        "prepare._prepare_fake = slow\n"
-        "from seer.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    words = arguments(prompts, run_dir, "--max-tokens", "300")
+    """A rollout that takes long enough to be interrupted: the fake engine's steps take 10 ms."""
+    words = arguments(prompts, run_dir, "--max-tokens", "300", "--set", "rollout.engine_settings.step_s=0.01")
     return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-m", "seer.cli.main", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from seer import GroupResult, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
@@ -41,7 +41,7 @@ def a_rollout(model: Path, instances: int = 2, **settings: Any) -> Rollout:
         max_num_seqs=8,
         chunk_tokens=16,
         pool_bytes=16 << 20,
-        hosting=HostOptions(pin=False),
+        hosting=HostingConfig(pin_cores=False),
         **settings,
     )
 

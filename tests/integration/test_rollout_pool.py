@@ -17,7 +17,7 @@ from pools import a_mooncake_store
 
 pytest.importorskip("torch")
 
-from seer import GroupResult, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError
 from seer.hosting.fleet_pool import FleetPool
@@ -42,7 +42,7 @@ def a_rollout(model: Path, **settings: Any) -> Rollout:
         "max_num_seqs": 8,
         "chunk_tokens": 16,
         "pool_bytes": 16 << 20,
-        "hosting": HostOptions(pin=False),
+        "hosting": HostingConfig(pin_cores=False),
     }
     return Rollout(model, **defaults | settings)
 

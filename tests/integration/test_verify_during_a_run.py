@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from seer import GroupResult, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError, SeerError
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_rollout(model: Path, **settings: Any) -> Rollout:
-    return Rollout(model, kv_blocks=128, max_num_seqs=4, hosting=HostOptions(pin=False), **settings)
+    return Rollout(model, kv_blocks=128, max_num_seqs=4, hosting=HostingConfig(pin_cores=False), **settings)
 
 
 async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
@@ -148,4 +148,4 @@ def test_the_command_shows_the_verdict_and_keeps_it(
     assert main(["report", str(run)]) == 0
     assert "6 responses scored again" in (run / "report.html").read_text()
     assert main([*arguments, "--verify", "7"]) == 2
-    assert "--verify 7" in capsys.readouterr().err
+    assert "verify=7" in capsys.readouterr().err

@@ -51,13 +51,17 @@ class Pair:
     """Two instances over two engines, and the outputs of both."""
 
     def __init__(self, folder: Path, pool: dict[str, Any], thread: LoopThread, **options: Any) -> None:
-        from seer.engine.vllm.settings import Speculation
+        from seer.config import TransferOptions, VllmSpeculation
 
         self.folder, self.pool, self.thread = folder, pool, thread
         self.load_async = options.get("load_async", False)
         # However busy the machine is, blocks on their way to the pool are waited for.
         options |= {"near_deadline_s": 5.0}
-        settings = {"pool": pool, "pool_options": options, "speculation": Speculation(fixed_tokens=4)}
+        settings = {
+            "pool": pool,
+            "pool_options": TransferOptions(**options),
+            "speculation": VllmSpeculation(fixed_tokens=4),
+        }
         self.engines = [SharedEngine(folder, thread, **settings) for _ in range(2)]
         self.inbox = OutputInbox()
         self.instances = [engine.instance(i) for i, engine in enumerate(self.engines)]

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer import GroupResult, HostOptions, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.engine.local.models_get import find_model
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError
@@ -93,7 +93,7 @@ async def rolled_out(rollout: Rollout, **settings: Any) -> list[GroupResult]:
 
 def by_the_local_engine(model: Path) -> Tokens:
     async def scenario() -> Tokens:
-        async with Rollout(model, kv_blocks=512, speculation="off", hosting=HostOptions(pin=False)) as rollout:
+        async with Rollout(model, kv_blocks=512, speculation="off", hosting=HostingConfig(pin_cores=False)) as rollout:
             return tokens_of(await rolled_out(rollout))
 
     return asyncio.run(scenario())
@@ -133,7 +133,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             kv_blocks=20,  # of 32 tokens: too few for six whole requests, which need up to five each
             max_num_seqs=6,
             pool_bytes=16 << 20,
-            hosting=HostOptions(pin=False, max_restarts=0, log_dir=home / "logs"),
+            hosting=HostingConfig(pin_cores=False, max_restarts=0, log_dir=home / "logs"),
         )
         async with rollout:
             story.first = await rolled_out(rollout)
@@ -205,7 +205,7 @@ def test_a_real_model_has_the_tokens_of_the_local_engine() -> None:
 
     async def answers(engine: str) -> list[list[int]]:
         settings: dict[str, Any] = {"engine": engine, "max_model_len": 512, "max_num_seqs": 4}
-        async with Rollout(model, **settings, hosting=HostOptions(pin=False)) as rollout:
+        async with Rollout(model, **settings, hosting=HostingConfig(pin_cores=False)) as rollout:
             prompt = [{"role": "user", "content": "Count from one to ten."}]
             return [r.token_ids async for g in rollout.run([prompt], n=2, sampling=sampling) for r in g.responses]
 

@@ -1,7 +1,7 @@
 """`seer compare`: the same prompts, seeds and instances under several schedulers; a table, and a report.
 
-The first scheduler is the one that speedups are relative to. `oracle` is the makespan of an ideal schedule
-(src/seer/analysis/explain.py) for the lengths that came out, at the step cost that was measured.
+Speedups are relative to the first scheduler. `oracle` is the makespan of an ideal schedule
+(src/seer/analysis/explain.py) for the lengths of the responses, at the measured step cost.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.rollout_options import (
-    add_fleet_options,
+    add_config_options,
+    add_key,
     add_prompt_options,
-    fleet_settings,
-    recorded_options,
-    sampling_of,
+    add_rollout_options,
+    names_of,
+    read_run,
+    recorded,
+    with_folder,
 )
-from seer.errors import ConfigError
+from seer.config import RunConfig
+from seer.config.run import NATURAL_LENGTHS
 from seer.runs.run_folder import RunFolder, machine
-from seer.scheduling.registry import parse_scheduler
 
 if TYPE_CHECKING:
     from seer.analysis.comparison import Comparison, Measured
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   seer compare --prompts examples/prompts/mixed.jsonl --schedulers verl-sync,verl,seer --repeat 3
-  seer compare --prompts p.jsonl --lengths runs/20260101-120000      the lengths of a recorded run
+  seer compare --preset cpu-demo --prompts examples/prompts/mixed.jsonl          what `make demo` runs
+  seer compare --prompts p.jsonl --lengths runs/20260101-120000      repeat the lengths of a recorded run
+  seer compare --config run.toml --repeat 3                          options override the file
 """
 
 
@@ -46,24 +51,21 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "compare",
-        help="several schedulers on the same prompts, seeds and instances",
+        help="compare schedulers on the same prompts, seeds and instances",
         description="Run the same prompts and seeds under several schedulers on the same instances,\n"
-        "repeated and interleaved, and print what each came to.",
+        "repeated and interleaved, and print throughput, makespan and tail of each.",
         epilog=EXAMPLES,
     )
+    add_config_options(parser)
     add_prompt_options(parser)
-    add_fleet_options(parser)
-    parser.add_argument("--schedulers", default="verl-sync,verl,seer", metavar="A,B,...", help="(%(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, metavar="R", help="runs of each scheduler (%(default)s)")
-    parser.add_argument(
-        "--lengths",
-        default="natural",
-        metavar="natural|RUN",
-        help="as they come, or forced to a recorded run's",
-    )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where everything is kept (runs/ and the time)")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    add_rollout_options(parser)
+    schedulers = "schedulers to compare; speedups are relative to the first"
+    add_key(parser, "--schedulers", "compare.schedulers", type=names_of, metavar="A,B,...", help=schedulers)
+    add_key(parser, "--repeat", "compare.repeat", type=int, metavar="R", help="runs of each scheduler")
+    lengths = "natural, or a recorded run whose response lengths are repeated"
+    add_key(parser, "--lengths", "compare.lengths", metavar="natural|RUN", help=lengths)
+    parser.add_argument("--json", action="store_true", help="print the rows, or the dry run, as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 
 
@@ -73,29 +75,27 @@ def run(args: argparse.Namespace) -> int:
     from seer.api import Rollout
     from seer.cli.prompt_file import load_prompts
 
-    schedulers = [name.strip() for name in args.schedulers.split(",") if name.strip()]
-    for scheduler in schedulers:
-        parse_scheduler(scheduler)
-    if not schedulers or args.repeat < 1:
-        raise ConfigError(f"{len(schedulers)} schedulers, {args.repeat} repetitions", hint="at least one of each")
-    folder = RunFolder.choose(args.run_dir)
-    rollout = Rollout(args.model, **fleet_settings(args, folder.path))
-    sampling = sampling_of(args)
-    prompts = load_prompts(
-        args.prompts, rollout.engine, n=args.n, sampling=sampling, limit=args.limit, skip_bad=args.skip_bad
-    )
-    lengths = (
-        None if args.lengths == "natural" else recorded_lengths(RunFolder.find(Path(args.lengths)).results, prompts)
-    )
-    folder.create(args.prompts)
-    args.run_dir = folder.path
-    recorder = _Recorder(folder, args, rollout, forced=lengths is not None)
-    comparison = asyncio.run(_compare(rollout, prompts, schedulers, lengths=lengths, args=args, recorder=recorder))
+    config = read_run(args)
+    if args.dry_run:
+        from seer.cli.dry_run import print_dry_run
+
+        print_dry_run(config, as_json=args.json)
+        return 0
+    folder = RunFolder.choose(config.run_dir)
+    config = with_folder(config, folder.path)
+    rollout = Rollout(config.rollout)
+    prompts = load_prompts(config, rollout.engine)
+    lengths = None
+    if config.compare.lengths != NATURAL_LENGTHS:
+        lengths = recorded_lengths(RunFolder.find(Path(config.compare.lengths)).results, prompts)
+    folder.create(config.prompts)
+    recorder = _Recorder(folder, config, rollout, forced=lengths is not None, quiet=args.quiet)
+    comparison = asyncio.run(_compare(rollout, prompts, config, lengths=lengths, recorder=recorder))
     rows = comparison.rows()
     folder.write_manifest(
         {
             "command": "compare",
-            "options": recorded_options(args),
+            **recorded(config),
             "machine": machine(),
             "status": "finished",
             "rows": rows,
@@ -106,17 +106,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(rows) + "\n")
     else:
-        _print_table(rows, args, folder, report)
+        _print_table(rows, config, folder, report)
     return 0
 
 
 async def _compare(
     rollout: Rollout,
     prompts: list[EncodedPrompt],
-    schedulers: list[str],
+    config: RunConfig,
     *,
     lengths: list[list[int]] | None,
-    args: argparse.Namespace,
     recorder: _Recorder,
 ) -> Comparison:
     from seer.analysis.comparison import compare
@@ -126,9 +125,9 @@ async def _compare(
             return await compare(
                 rollout,
                 prompts,
-                schedulers,
-                repetitions=args.repeat,
-                seed=args.seed,
+                list(config.compare.schedulers),
+                repetitions=config.compare.repeat,
+                seed=config.seed,
                 lengths=lengths,
                 began=recorder.began,
                 ended=recorder.ended,
@@ -138,11 +137,12 @@ async def _compare(
 class _Recorder:
     """Keeps each run in a folder of its own inside the comparison's, and says what is going on."""
 
-    def __init__(self, folder: RunFolder, args: argparse.Namespace, rollout: Rollout, *, forced: bool) -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig, rollout: Rollout, *, forced: bool, quiet: bool) -> None:
         self._folder = folder
-        self._args = args
+        self._config = config
         self._rollout = rollout
         self._forced = forced
+        self._is_quiet = quiet
         self._open = ExitStack()
         self._log: EventLog | None = None
         self._run: RunFolder | None = None
@@ -160,16 +160,13 @@ class _Recorder:
 
         self._run = RunFolder(self._folder.path / f"{scheduler}-{repetition}")
         self._run.create(self._folder.prompts)
-        options = recorded_options(self._args) | {
-            "scheduler": scheduler,
-            "out": None,
-            "run_dir": str(self._run.path),
-        }
+        rollout = replace(self._config.rollout, scheduler=scheduler)
+        asked = recorded(replace(self._config, out=None, run_dir=self._run.path, rollout=rollout))
         limits = self._rollout.fleet.instances[0].limits
         self._run.write_manifest(
             {
                 "command": "rollout",
-                "options": options,
+                **asked,
                 "machine": machine(),
                 "status": "running",
                 "limits": asdict(limits),
@@ -177,8 +174,8 @@ class _Recorder:
                 "forced_lengths": self._forced,
             }
         )
-        self._log = self._open.enter_context(EventLog(self._run.events, {"source": "compare", **options}))
-        self._say(f"run {repetition + 1} of {self._args.repeat}, {scheduler}")
+        self._log = self._open.enter_context(EventLog(self._run.events, {"source": "compare", **asked["options"]}))
+        self._say(f"run {repetition + 1} of {self._config.compare.repeat}, {scheduler}")
         return self._log
 
     def ended(self, measured: Measured, groups: list[GroupResult]) -> None:
@@ -206,7 +203,7 @@ class _Recorder:
         return write_page(best, self._folder.report, rows=rows, others=others)
 
     def _say(self, text: str) -> None:
-        if not self._args.quiet:
+        if not self._is_quiet:
             sys.stderr.write(f"{text}\n")
 
 
@@ -221,15 +218,15 @@ def _run_numbers(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _print_table(rows: list[dict[str, Any]], args: argparse.Namespace, folder: RunFolder, report: Path | None) -> None:
+def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolder, report: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
     first = rows[0]
-    lengths = "natural lengths" if args.lengths == "natural" else "forced lengths"
+    lengths = "natural lengths" if config.compare.lengths == NATURAL_LENGTHS else "forced lengths"
     title = (
         f"{first['num_requests']} responses, {first['num_tokens']:,} tokens, {lengths}, "
-        f"{args.instances} instances, median of {args.repeat}"
+        f"{config.rollout.instances} instances, median of {config.compare.repeat}"
     )
     table = Table(title=title)
     for name in (

@@ -7,24 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seer.errors import InputError
+from seer.config import RunConfig
+from seer.errors import ConfigError, InputError
 from seer.runs.prompts import BadPrompt, EncodedPrompt, encode, read_prompts
-from seer.types import Sampling
 
 if TYPE_CHECKING:
     from seer.engine.prepare import PreparedEngine
 
 
-def load_prompts(
-    path: Path, engine: PreparedEngine, *, n: int, sampling: Sampling, limit: int | None, skip_bad: bool
-) -> list[EncodedPrompt]:
+def load_prompts(config: RunConfig, engine: PreparedEngine) -> list[EncodedPrompt]:
     """The file's prompts as tokens. Bad ones are listed by line; without `skip_bad` they end the command."""
+    path = config.prompts
+    if path is None:
+        raise ConfigError("there are no prompts", hint="--prompts FILE.jsonl, or `prompts` in the --config file")
     prompts, bad = read_prompts(path)
-    encoded, unfit = encode(prompts, engine.codec, n=n, sampling=sampling, max_model_len=engine.max_model_len)
-    report_bad([*bad, *unfit], path, skip_bad=skip_bad)
+    encoded, unfit = encode(
+        prompts, engine.codec, n=config.n, sampling=config.sampling, max_model_len=engine.max_model_len
+    )
+    report_bad([*bad, *unfit], path, skip_bad=config.skip_bad)
     if not encoded:
         raise InputError(f"{path} holds no prompt that can run")
-    return encoded[:limit]
+    return encoded[: config.limit]
 
 
 def report_bad(bad: Sequence[BadPrompt], path: Path, *, skip_bad: bool) -> None:

@@ -2,7 +2,7 @@
 
 Order of work: read and check all prompts, make the run's folder, start the instances, roll out. Results are
 written as groups complete, chunks are journalled as they end, so an interruption of any kind keeps what was
-finished: Ctrl-C ends the run politely, and `--resume RUN` continues one that was killed.
+finished: Ctrl-C ends the run and keeps its results, and `--resume RUN` continues one that was killed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.rollout_options import (
-    add_fleet_options,
+    add_config_options,
+    add_key,
     add_prompt_options,
-    fleet_settings,
-    recorded_options,
-    sampling_of,
+    add_rollout_options,
+    read_run,
+    recorded,
+    with_folder,
 )
-from seer.errors import ConfigError
+from seer.config import RunConfig, build_run
+from seer.errors import InputError
 from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
@@ -38,7 +41,10 @@ EXIT_NOT_CLEAN = 1
 EXAMPLES = """\
 examples:
   seer rollout --prompts examples/prompts/mixed.jsonl --n 8 --max-tokens 256
-  seer rollout --model DIR --prompts p.jsonl --instances 2 --scheduler verl --out results.jsonl
+  seer rollout --model org/name --prompts p.jsonl --instances 2 --scheduler verl --out results.jsonl
+  seer rollout --preset one-gpu --model DIR --prompts p.jsonl
+  seer rollout --preset one-gpu --prompts p.jsonl --dry-run > run.toml    look at everything, start nothing
+  seer rollout --config run.toml --max-tokens 512                         options override the file
   seer rollout --resume runs/20260101-120000
 
 a line of FILE.jsonl:
@@ -51,23 +57,23 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "rollout",
-        help="roll prompts out on real instances",
-        description="Roll prompts out: n responses each, with log-probabilities, on N instances.",
+        help="generate responses to prompts on real instances",
+        description="Generate n responses to each prompt on N instances, with log-probabilities, and write them as\n"
+        "JSON lines. Without options: SmolLM2 on two CPU instances.",
         epilog=EXAMPLES,
     )
-    add_prompt_options(parser, required=False)
-    add_fleet_options(parser)
-    parser.add_argument("--scheduler", default="seer", metavar="NAME", help="scheduling scheduler (%(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="results (results.jsonl in the run's folder)")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (runs/ and the time)")
+    add_config_options(parser)
+    add_prompt_options(parser)
+    add_rollout_options(parser)
+    add_key(parser, "--scheduler", "rollout.scheduler", metavar="NAME", help="scheduler of the requests")
+    add_key(parser, "--out", "out", type=Path, metavar="FILE.jsonl", help="results (results.jsonl in the run's folder)")
+    verify = "score this share of the responses again during the run (none)"
+    add_key(parser, "--verify", "verify", type=float, metavar="P", help=verify)
     parser.add_argument(
-        "--resume", type=Path, metavar="RUN", help="continue the run in this folder, as it was asked for"
+        "--resume", type=Path, metavar="RUN", help="continue the run in this folder with its own configuration"
     )
-    parser.add_argument(
-        "--verify", type=float, metavar="P", help="score a share P of the responses again during the run"
-    )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    parser.add_argument("--json", action="store_true", help="print the summary, or the dry run, as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
 
 
@@ -76,40 +82,34 @@ def run(args: argparse.Namespace) -> int:
     from seer.api import Rollout
     from seer.cli.prompt_file import load_prompts
 
-    if args.resume is not None:
-        _restore_arguments(args)
-    elif args.prompts is None:
-        raise ConfigError("--prompts is missing", hint="--prompts FILE.jsonl, or --resume RUN")
-    if args.verify is not None and not 0 < args.verify <= 1:
-        raise ConfigError(f"--verify {args.verify:g}", hint="a share of the responses: above 0 and at most 1")
-    folder = RunFolder.choose(args.run_dir)
-    rollout = Rollout(args.model, scheduler=args.scheduler, **fleet_settings(args, folder.path))
-    sampling = sampling_of(args)
-    prompts = load_prompts(
-        args.prompts, rollout.engine, n=args.n, sampling=sampling, limit=args.limit, skip_bad=args.skip_bad
-    )
-    folder.create(args.prompts)
-    args.run_dir = folder.path
-    manifest = {
-        "command": "rollout",
-        "options": recorded_options(args),
-        "machine": machine(),
-        "status": "running",
-    }
-    folder.write_manifest(manifest)
-    out = args.out or folder.results
+    config = read_run(args) if args.resume is None else _read_recorded(args.resume)
+    if args.dry_run:
+        from seer.cli.dry_run import print_dry_run
+
+        print_dry_run(config, as_json=args.json)
+        return 0
+    folder = RunFolder.choose(config.run_dir)
+    config = with_folder(config, folder.path)
+    rollout = Rollout(config.rollout)
+    prompts = load_prompts(config, rollout.engine)
+    folder.create(config.prompts)
+    folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
+    out = config.out or folder.results
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(b"")  # a resumed run writes the restored responses again
-    was_cut = asyncio.run(_roll_out(rollout, prompts, args, folder, out))
+    was_cut = asyncio.run(_roll_out(rollout, prompts, config, folder, resume=args.resume is not None, quiet=args.quiet))
     status = "interrupted" if was_cut else "finished"
     summary = rollout.summary
-    numbers = _measured(asdict(summary), args.engine) if summary is not None else None
+    numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
     outcome = {"status": status, "summary": numbers, "lost_instances": rollout.fleet.num_lost}
     verification = _verification_numbers(rollout)
     if verification is not None:
         outcome["verification"] = verification
     folder.write_manifest(folder.read_manifest() | outcome)
-    _print_summary(args, folder, out, outcome)
+    if args.json:
+        _print_json(folder, out, outcome)
+    else:
+        _print_summary(config, folder, out, outcome)
     if was_cut:
         return EXIT_INTERRUPTED
     return 0 if verification is None or verification["is_clean"] else EXIT_NOT_CLEAN
@@ -130,25 +130,32 @@ def _measured(numbers: dict[str, Any], engine: str) -> dict[str, Any]:
     return {key: value for key, value in numbers.items() if key not in unknown and value is not None}
 
 
-def _restore_arguments(args: argparse.Namespace) -> None:
-    folder = RunFolder.find(args.resume)
-    options = folder.read_manifest()["options"]
-    for key, value in options.items():
-        setattr(args, key, Path(value) if key in ("out", "run_dir", "prompts") and value is not None else value)
-    args.run_dir = folder.path
-    args.prompts = folder.prompts
+def _read_recorded(path: Path) -> RunConfig:
+    """The configuration of the run in a folder, over the prompts that were copied there."""
+    folder = RunFolder.find(path)
+    manifest = folder.read_manifest()
+    if "config" not in manifest:
+        raise InputError(f"{folder.manifest} holds no configuration", hint="only `seer rollout` can be resumed")
+    config = build_run(manifest["config"], source=str(folder.manifest))
+    return replace(config, run_dir=folder.path, prompts=folder.prompts)
 
 
 async def _roll_out(
-    rollout: Rollout, prompts: list[EncodedPrompt], args: argparse.Namespace, folder: RunFolder, out: Path
+    rollout: Rollout,
+    prompts: list[EncodedPrompt],
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    quiet: bool,
 ) -> bool:
     """Write results as they come; returns whether the run was cut short."""
     from seer.cli.progress import Progress
     from seer.metrics.jsonl import EventLog
     from seer.runs.results import write_responses
 
-    progress = Progress(rollout, quiet=args.quiet)
-    metadata = {"source": "rollout", **recorded_options(args)}
+    progress = Progress(rollout, quiet=quiet)
+    metadata = {"source": "rollout", **recorded(config)["options"]}
     with EventLog(folder.events, metadata) as log, _interruptible(rollout) as interrupted:
         progress.start()
         try:
@@ -163,14 +170,14 @@ async def _roll_out(
 
                 groups = rollout.run(
                     prompts,
-                    seed=args.seed,
+                    seed=config.seed,
                     events=events,
                     journal=folder.journal,
-                    resume=args.resume is not None,
-                    verify=args.verify or 0.0,
+                    resume=resume,
+                    verify=config.verify or 0.0,
                 )
                 async for group in groups:
-                    write_responses(out, group.responses)
+                    write_responses(config.out or folder.results, group.responses)
         finally:
             await progress.stop()
     return bool(interrupted)
@@ -203,18 +210,25 @@ def _interruptible(rollout: Rollout) -> Iterator[list[int]]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _print_summary(args: argparse.Namespace, folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
-    status, numbers, verification = outcome["status"], outcome["summary"], outcome.get("verification")
-    if args.json:
-        shown = {"status": status, "results": str(out), "run": str(folder.path), "summary": numbers}
-        if verification is not None:
-            shown["verification"] = verification
-        sys.stdout.write(json.dumps(shown) + "\n")
-        return
+def _print_json(folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
+    shown = {
+        "status": outcome["status"],
+        "results": str(out),
+        "run": str(folder.path),
+        "summary": outcome["summary"],
+    }
+    if "verification" in outcome:
+        shown["verification"] = outcome["verification"]
+    sys.stdout.write(json.dumps(shown) + "\n")
+
+
+def _print_summary(config: RunConfig, folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("measure", "value", title=f"{args.scheduler} on {args.instances} instances, {status}")
+    status, numbers, verification = outcome["status"], outcome["summary"], outcome.get("verification")
+    rollout = config.rollout
+    table = Table("measure", "value", title=f"{rollout.scheduler} on {rollout.instances} instances, {status}")
     for name, value in (numbers or {}).items():
         table.add_row(name.replace("_", " "), f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
     console = Console(soft_wrap=True)

@@ -1,104 +1,182 @@
-"""Options that every command with real instances shares, and what they become."""
+"""Options of the commands that run real instances, and the configuration they make.
+
+Layers, each over the one before: the defaults, `--preset`, `--config`, the options of the command line, `--set`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from seer.cli.size_option import size_option
+from seer.config import PRESETS, RunConfig, build_run, plain_values, preset, read_config_file
+from seer.config.engines import ENGINES
+from seer.config.rollout import DTYPES, POOL_BACKENDS, SPECULATION_MODES
 from seer.errors import ConfigError
-from seer.types import Sampling
+
+CONFIG_PREFIX = "config:"
+"""Of the `dest` of an option that sets a key of the configuration."""
 
 
-def add_prompt_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Which prompts, how many responses, how they are sampled."""
-    parser.add_argument(
-        "--prompts",
-        type=Path,
-        required=required,
-        metavar="FILE.jsonl",
-        help="text, chat messages or token ids",
-    )
-    parser.add_argument("--n", type=int, default=8, metavar="N", help="responses per prompt (%(default)s)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    parser.add_argument("--skip-bad", action="store_true", help="go on without prompts that cannot run, and list them")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest response (%(default)s)")
-    sampling.add_argument("--temperature", type=float, default=1.0, metavar="X", help="0 is greedy (%(default)s)")
-    sampling.add_argument("--top-p", type=float, default=1.0, metavar="X", help="(%(default)s)")
-    sampling.add_argument("--top-k", type=int, metavar="N", help="(off)")
-    sampling.add_argument("--min-p", type=float, default=0.0, metavar="X", help="(%(default)s)")
-    sampling.add_argument("--min-tokens", type=int, default=0, metavar="N", help="(%(default)s)")
-    sampling.add_argument("--ignore-eos", action="store_true", help="go on to max-tokens")
-    sampling.add_argument("--seed", type=int, default=0, metavar="S", help="(%(default)s)")
+    add = _adder(parser)
+    add("--prompts", "prompts", type=Path, metavar="FILE.jsonl", help="prompts: text, chat messages or token ids")
+    add("--n", "n", type=int, metavar="N", help="responses per prompt")
+    add("--limit", "limit", type=int, metavar="N", help="use only the first N prompts (all)")
+    add("--skip-bad", "skip_bad", const=True, help="list prompts that cannot run and go on without them")
+    add("--seed", "seed", type=int, metavar="S", help="equal seeds give equal tokens")
+    add("--run-dir", "run_dir", type=Path, metavar="DIR", help="folder of the run (runs/ and the time)")
+    add = _adder(parser.add_argument_group("sampling"))
+    add("--max-tokens", "sampling.max_tokens", type=int, metavar="N", help="longest response in tokens")
+    add("--temperature", "sampling.temperature", type=float, metavar="X", help="sampling temperature; 0 is greedy")
+    add("--top-p", "sampling.top_p", type=float, metavar="X", help="sample from the likeliest tokens of this mass")
+    add("--top-k", "sampling.top_k", type=int, metavar="N", help="sample from the N likeliest tokens (all)")
+    add("--min-p", "sampling.min_p", type=float, metavar="X", help="least probability, relative to the likeliest token")
+    add("--min-tokens", "sampling.min_tokens", type=int, metavar="N", help="shortest response in tokens")
+    add("--ignore-eos", "sampling.ignore_eos", const=True, help="go on to --max-tokens after the end token")
 
 
-def add_fleet_options(parser: argparse.ArgumentParser) -> None:
+def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     """Which model, on how many instances, with how much memory."""
-    fleet = parser.add_argument_group("instances")
-    fleet.add_argument(
-        "--model", default="smollm2", metavar="DIR|NAME", help="a model folder, or smollm2 (%(default)s)"
-    )
-    fleet.add_argument("--engine", default="local", metavar="NAME", help="local or vllm (%(default)s)")
-    fleet.add_argument("--instances", type=int, default=2, metavar="N", help="(%(default)s)")
-    fleet.add_argument("--pool", choices=("local", "mooncake", "none"), default="local", help="shared KV (%(default)s)")
-    fleet.add_argument(
-        "--pool-name", default="default", metavar="NAME", help="of the pool that `seer pool up` started (mooncake)"
-    )
-    fleet.add_argument(
-        "--speculation", choices=("auto", "off"), default="auto", help="auto: where it pays (%(default)s)"
-    )
-    fleet.add_argument("--chunk-tokens", type=int, metavar="N", help="(an eighth of --max-tokens)")
-    fleet.add_argument("--max-num-seqs", type=int, default=16, metavar="N", help="requests at once (%(default)s)")
-    fleet.add_argument("--kv-memory", type=size_option, metavar="SIZE", help="KV memory of each instance (1GiB on CPU)")
-    fleet.add_argument(
-        "--pool-memory", type=size_option, metavar="SIZE", help="shared memory for KV (twice the instances')"
-    )
-    fleet.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    fleet.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
-    fleet.add_argument("--no-pin", action="store_true", help="do not keep each instance on one core")
-    fleet.add_argument("--max-restarts", type=int, default=3, metavar="N", help="of a lost instance (%(default)s)")
+    add = _adder(parser.add_argument_group("instances"))
+    model = "a folder, a Hugging Face id (org/name), or a name of `seer model get`"
+    add("--model", "rollout.model", metavar="MODEL", help=model)
+    add("--engine", "rollout.engine", metavar="NAME", help=f"engine of the instances: {', '.join(ENGINES)}")
+    add("--instances", "rollout.instances", type=int, metavar="N", help="number of instances, each a process")
+    add("--device", "rollout.device", metavar="NAME", help="cpu, cuda or cuda:N; all instances share it")
+    add("--dtype", "rollout.dtype", metavar="NAME", help=f"type to compute in: {', '.join(DTYPES)}")
+    seqs = "requests an instance runs at once (16 on a CPU, 256 on a GPU)"
+    add("--max-num-seqs", "rollout.max_num_seqs", type=int, metavar="N", help=seqs)
+    add("--max-model-len", "rollout.max_model_len", type=int, metavar="N", help="longest context (the model's own)")
+    kv = "KV memory of each instance (1GiB on a CPU; on a GPU a share of what is free)"
+    add("--kv-memory", "rollout.kv.memory_bytes", type=size_option, metavar="SIZE", help=kv)
+    add("--pool", "rollout.pool.backend", choices=POOL_BACKENDS, help="where instances share KV")
+    pool = "size of the local pool (twice the KV memory, at most half of what is free)"
+    add("--pool-memory", "rollout.pool.memory_bytes", type=size_option, metavar="SIZE", help=pool)
+    add("--pool-name", "rollout.pool.name", metavar="NAME", help="Mooncake store that `seer pool up` started")
+    drafts = "grouped drafts: auto, where they pay, or off"
+    add("--speculation", "rollout.speculation", choices=SPECULATION_MODES, help=drafts)
+    chunk = "tokens a request may generate before it is placed anew (an eighth of --max-tokens)"
+    add("--chunk-tokens", "rollout.chunk_tokens", type=int, metavar="N", help=chunk)
+    add("--no-pin", "rollout.hosting.pin_cores", const=False, help="do not keep each CPU instance on one core")
+    restarts = "restarts of an instance that was lost"
+    add("--max-restarts", "rollout.hosting.max_restarts", type=int, metavar="N", help=restarts)
 
 
-def sampling_of(args: argparse.Namespace) -> Sampling:
-    """The run's sampling."""
-    return Sampling(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        min_tokens=args.min_tokens,
-        ignore_eos=args.ignore_eos,
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """Where the configuration comes from, and a look at it."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", type=Path, metavar="FILE.toml", help="settings; options override the file")
+    names = "; ".join(f"{name}: {one.about}" for name, one in PRESETS.items())
+    group.add_argument("--preset", choices=tuple(PRESETS), help=f"start from a preset. {names}")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set any key, as rollout.kv.blocks=512",
+    )
+    group.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the memory plan; start nothing"
     )
 
 
-def fleet_settings(args: argparse.Namespace, log_dir: Path | None) -> dict[str, Any]:
-    """Keyword arguments of `Rollout`, the model apart."""
-    from seer.hosting import hosting_for
+def add_key(
+    group: argparse._ActionsContainer, flag: str, key: str, *, const: object = None, **settings: Any
+) -> argparse.Action:
+    """Add an option that sets `key` of the configuration; its help ends with the key's default."""
+    default = _default(key)
+    if const is not None:
+        settings |= {"action": "store_const", "const": const}
+    elif default is not None:
+        settings["help"] += " (%(config_default)s)"
+    action = group.add_argument(flag, dest=CONFIG_PREFIX + key, default=argparse.SUPPRESS, **settings)
+    action.config_default = ",".join(default) if isinstance(default, tuple) else default  # type: ignore[attr-defined]
+    return action
 
-    if args.n < 1:
-        raise ConfigError(f"--n {args.n}", hint="at least 1")
-    return {
-        "engine": args.engine,
-        "instances": args.instances,
-        "pool": args.pool,
-        "speculation": args.speculation,
-        "chunk_tokens": args.chunk_tokens,
-        "max_num_seqs": args.max_num_seqs,
-        "kv_memory_bytes": args.kv_memory,
-        "pool_bytes": args.pool_memory,
-        "pool_name": args.pool_name,
-        "device": args.device,
-        "dtype": args.dtype,
-        "hosting": hosting_for(args.device, pin=not args.no_pin, max_restarts=args.max_restarts, log_dir=log_dir),
+
+def names_of(text: str) -> tuple[str, ...]:
+    """`a,b` as names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def read_run(args: argparse.Namespace) -> RunConfig:
+    """The configuration that a command line asks for."""
+    config = preset(args.preset) if args.preset is not None else RunConfig()
+    if args.config is not None:
+        config = read_config_file(args.config, base=config)
+    overrides: dict[str, Any] = {}
+    for dest, value in vars(args).items():
+        if dest.startswith(CONFIG_PREFIX):
+            _put(overrides, dest.removeprefix(CONFIG_PREFIX), value)
+    config = build_run(overrides, base=config)
+    settings: dict[str, Any] = {}
+    for word in args.set:
+        key, _, text = word.partition("=")
+        _put(settings, key.strip(), _toml_value(text.strip(), word))
+    return build_run(settings, base=config, source="--set")
+
+
+def with_folder(config: RunConfig, folder: Path) -> RunConfig:
+    """The same, kept in this folder; the instances' logs go there too unless a folder is set for them."""
+    hosting = config.rollout.hosting
+    hosting = replace(hosting, log_dir=hosting.log_dir or folder)
+    return replace(config, run_dir=folder, rollout=replace(config.rollout, hosting=hosting))
+
+
+def recorded(config: RunConfig) -> dict[str, Any]:
+    """For run.json: the whole configuration, and the facts that reports show."""
+    rollout = config.rollout
+    options = {
+        "model": rollout.model,
+        "engine": rollout.engine,
+        "instances": rollout.instances,
+        "scheduler": rollout.scheduler,
+        "speculation": rollout.speculation,
+        "pool": rollout.pool.backend,
+        "chunk_tokens": rollout.chunk_tokens,
+        "dtype": rollout.dtype,
+        "device": rollout.device,
+        "n": config.n,
+        "max_tokens": config.sampling.max_tokens,
+        "seed": config.seed,
     }
+    return {"options": options, "config": plain_values(config)}
 
 
-def recorded_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments as plain values, for run.json."""
-    skipped = ("run", "verb", "json", "quiet", "resume", "debug")
-    return {
-        key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items() if key not in skipped
-    }
+def _adder(group: argparse._ActionsContainer) -> Callable[..., argparse.Action]:
+    def add(flag: str, key: str, **settings: Any) -> argparse.Action:
+        return add_key(group, flag, key, **settings)
+
+    return add
+
+
+def _default(key: str) -> Any:
+    found: Any = RunConfig()
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {key}: {section} is no section")
+    values[name] = value
+
+
+def _toml_value(text: str, word: str) -> Any:
+    """A value as TOML writes it; a word without quotes is a string."""
+    if not text:
+        raise ConfigError(f"--set {word} has no value", hint="--set rollout.kv.blocks=512")
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,4 +1,4 @@
-"""`seer verify RUN`: are these responses what the named weights and seeds give? Says so with numbers.
+"""`seer verify RUN`: check that a run's responses are what its weights and seeds give.
 
 Exit code 0 if the verification is clean, 1 if not.
 """
@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seer.config import RolloutConfig, RunConfig, build_run
 from seer.errors import ConfigError, InputError, MissingExtra
 from seer.runs.run_folder import RunFolder
 
@@ -31,15 +32,15 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "verify",
         help="re-score a run's responses with a plain forward pass",
-        description="Score a sample of a run's responses again with a plain fp32 forward pass of the named\n"
-        "weights: every token and log-probability must be what they give.",
+        description="Score a sample of a run's responses again with a plain fp32 forward pass. Every token and\n"
+        "log-probability must be what the weights give; exit code 1 if one is not.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--sample", type=int, default=16, metavar="N", help="responses to score (%(default)s)")
-    parser.add_argument("--share", type=float, metavar="P", help="share of the responses instead of a number")
-    parser.add_argument("--model", metavar="DIR", help="weights to hold the run against (the run's own)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="chooses the sample (%(default)s)")
+    parser.add_argument("--share", type=float, metavar="P", help="share of the responses, instead of --sample")
+    parser.add_argument("--model", metavar="DIR", help="weights to score with (the run's own)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed that chooses the sample (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the verification as JSON")
     parser.set_defaults(run=run)
 
@@ -74,15 +75,18 @@ def verify(
     if share is not None and not 0 < share <= 1:
         raise ConfigError(f"share {share:g} of the responses", hint="above 0 and at most 1")
     manifest = folder.read_manifest()
-    if manifest["options"].get("engine") != "local":
-        raise InputError(f"{folder.path} was not run on the local engine; only its responses can be verified")
-    responses = _responses(folder, manifest)
+    if "config" not in manifest:
+        raise InputError(f"{folder.manifest} holds no configuration", hint="verify a folder of `seer rollout`")
+    config = build_run(manifest["config"], source=str(folder.manifest))
+    if config.rollout.engine != "local":
+        raise InputError(f"{folder.path} was not run on the local engine", hint="only the local engine can be verified")
+    responses = _responses(folder, manifest, config)
     if not responses:
         raise InputError(f"{folder.path} holds no response with tokens")
     wanted = max(1, round(len(responses) * share)) if share is not None else min(num_sampled, len(responses))
     chosen = random.Random(seed).sample(responses, wanted)
     weights = Path(model or manifest["model_dir"])
-    dtype = engine_dtype(manifest["options"]["dtype"], manifest["options"]["device"])
+    dtype = engine_dtype(config.rollout.dtype, config.rollout.device)
     found = verify_responses(PlainModel(weights), chosen, dtype=dtype)
     numbers = numbers_of(found, weights)
     folder.write_manifest(manifest | {"verification": numbers})
@@ -98,26 +102,24 @@ def numbers_of(found: Verification, weights: Path) -> dict[str, Any]:
     return asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
 
 
-def _responses(folder: RunFolder, manifest: dict[str, Any]) -> list[Any]:
+def _responses(folder: RunFolder, manifest: dict[str, Any], config: RunConfig) -> list[Any]:
     """Every response of the run beside the prompt and the sampling it was asked with."""
-    from seer.cli.rollout_options import sampling_of
-    from seer.engine.prepare import InstanceSettings, prepare
+    from seer.engine.prepare import prepare
     from seer.runs.prompts import encode, read_prompts
     from seer.runs.results import read_responses
     from seer.verification.verify import ResponseToVerify
 
-    options = argparse.Namespace(**manifest["options"])
-    engine = prepare("local", manifest["model_dir"], InstanceSettings())
+    engine = prepare(RolloutConfig(model=manifest["model_dir"]))
     prompts, _ = read_prompts(folder.prompts)
     encoded, _ = encode(
         prompts,
         engine.codec,
-        n=options.n,
-        sampling=sampling_of(options),
+        n=config.n,
+        sampling=config.sampling,
         max_model_len=engine.max_model_len,
     )
     by_id = {prompt.prompt.id: prompt for prompt in encoded}
-    results = Path(options.out) if options.out else folder.results
+    results = config.out or folder.results
     forced = bool(manifest.get("forced_lengths"))
     responses = []
     for response in read_responses(results):

@@ -12,11 +12,14 @@ import asyncio
 import math
 from typing import Any
 
+from seer.config import FakeEngineConfig
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.instance_settings import read_settings
 from seer.errors import InstanceError
 from seer.metrics.events import EventSink, discard
 from seer.types import Chunk, ChunkEnd, ChunkOutput, TokenSpan
 
+KV_BLOCKS, MAX_MODEL_LEN = 1024, 8192
 VOCABULARY = 1000
 """Token ids are below this; large enough that two responses rarely agree by chance."""
 END_TOKEN = 0
@@ -45,10 +48,10 @@ class FakeInstance:
         self,
         id: int,
         *,
-        kv_blocks: int = 1024,
+        kv_blocks: int = KV_BLOCKS,
         block_size: int = 16,
         max_num_seqs: int = 64,
-        max_model_len: int = 8192,
+        max_model_len: int = MAX_MODEL_LEN,
         step_s: float = 0.0,
         events: EventSink = discard,
     ) -> None:
@@ -183,5 +186,15 @@ class FakeInstance:
 
 
 def make_fake(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
-    """For `InstanceSpec.factory`."""
-    return FakeInstance(id, events=events, **settings)
+    """For `InstanceSpec.factory`; `settings` are those of `InstanceSettings`, as plain values."""
+    given = read_settings(settings)
+    config = given.config
+    return FakeInstance(
+        id,
+        kv_blocks=config.kv.blocks or KV_BLOCKS,
+        block_size=config.kv.block_size,
+        max_num_seqs=given.max_num_seqs,
+        max_model_len=config.max_model_len or MAX_MODEL_LEN,
+        step_s=given.engine_settings(FakeEngineConfig).step_s,
+        events=events,
+    )

@@ -1,191 +1,173 @@
-"""The engines by name: how a child process makes an instance, and what the driver must know.
+"""The engines by name: find the model, and resolve the configuration that an instance's process gets.
 
-The driver needs little of an engine: how to have an instance made elsewhere, the tokenizer, and how long a
-context may be. That is all this file reads; weights are read by the instances.
+The driver needs little of an engine: how a process makes an instance, the tokenizer, and the longest context. Weights
+are read by the instances.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
+from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import TextCodec
-from seer.errors import ConfigError, InputError, MissingExtra
+from seer.errors import InputError, MissingExtra
 
-EngineName = Literal["local", "vllm", "fake"]
-ENGINES = ("local", "vllm", "fake")
+if TYPE_CHECKING:
+    from seer.engine.vllm.model_folder import ModelFolder
 
 GPU_KV_SHARE = 0.6
-"""Of a GPU's free memory, for the KV of all instances on it: weights and activations want theirs."""
+"""Of a GPU's free memory, for the KV of all instances on it; weights and activations need the rest."""
+VLLM_GPU_SHARE = 0.9
+"""Of a GPU's memory, for all vLLM instances on it: vLLM's own default for one."""
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
-    """How a process makes its instance; plain values only, since they travel."""
+    """How a process makes its instance."""
 
     factory: str
     """`module:function`, called with (id, settings, event sink); imported by the child alone."""
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSettings:
-    """What may be set on every instance; None leaves it to the engine."""
-
-    kv_blocks: int | None = None
-    kv_memory_bytes: int | None = None
-    block_size: int = 16
-    max_num_seqs: int = 16
-    max_model_len: int | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    num_instances: int = 1
-    """How many share the device; an instance that is not told its KV memory takes its part of what is free."""
-    extra: dict[str, Any] | None = None
-    """Passed to the engine as it is."""
+    settings: InstanceSettings | dict[str, Any]
+    """Sent as plain values. A dictionary is for a factory that is not one of Seer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEngine:
     """An engine and a model, ready to be started."""
 
-    spec: InstanceSpec
+    factory: str
+    """Makes an instance in its process: see `InstanceSpec`."""
+    config: RolloutConfig
+    """What runs: the model's folder, its type and its longest context are filled in."""
     codec: TextCodec | None
     max_model_len: int
+    """The longest context that an instance can both address and hold."""
     model_dir: Path | None
     block_bytes: int | None
     """Of one KV block, where a pool can hold it."""
-    block_size: int = 16
+    value_bytes: int | None
+    """Of one number in the type that the engine computes in."""
     can_draft: bool
     shares_matrices: bool = False
-    """Whether its instances on one machine want a folder to share packed weights in."""
+    """Whether its instances on one machine share packed weights in a folder."""
     opens_gpu_handles: bool = False
-    """Whether new weights may be handed to it where they are on the GPU."""
+    """Whether it can map new weights where they are on the GPU."""
 
 
-def prepare(engine: str, model: str | Path, settings: InstanceSettings) -> PreparedEngine:
-    """Check the names, read the model's configuration and its tokenizer; no weights."""
-    if engine == "local":
-        return _prepare_local(model, settings)
-    if engine == "vllm":
-        return _prepare_vllm(model, settings)
-    if engine == "fake":
-        return _prepare_fake(settings)
-    raise ConfigError(f"unknown engine {engine!r}", hint=f"one of {', '.join(ENGINES)}")
+def prepare(config: RolloutConfig) -> PreparedEngine:
+    """Find the model, read its configuration and its tokenizer; no weights."""
+    fitted = config.fitted()
+    if isinstance(fitted.engine_settings, LocalEngineConfig):
+        return _prepare_local(fitted, fitted.engine_settings)
+    if isinstance(fitted.engine_settings, VllmEngineConfig):
+        return _prepare_vllm(fitted, fitted.engine_settings)
+    assert isinstance(fitted.engine_settings, FakeEngineConfig), "there are three engines"
+    return _prepare_fake(fitted)
 
 
-def _prepare_local(model: str | Path, settings: InstanceSettings) -> PreparedEngine:
+def _prepare_local(config: RolloutConfig, engine: LocalEngineConfig) -> PreparedEngine:
     try:
         from seer.engine.local.model_config import read_config
         from seer.engine.local.models_get import find_model
-        from seer.engine.local.tokenizer import Tokenizer
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
-    folder = find_model(str(model)).resolve()
-    config = read_config(folder)
-    try:
-        codec: TextCodec | None = Tokenizer(folder)
-    except InputError:
-        codec = None  # prompts come as token ids, and responses have no text
-    context = min(settings.max_model_len or config.max_model_len, config.max_model_len)
-    value_bytes = _VALUE_BYTES.get(settings.dtype, 4 if settings.device == "cpu" else 2)
-    block_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * settings.block_size * value_bytes
-    kv = {"kv_blocks": settings.kv_blocks, "kv_memory_bytes": settings.kv_memory_bytes}
-    chosen: dict[str, Any] = {
-        "model_dir": str(folder),
-        "block_size": settings.block_size,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_model_len": context,
-        "dtype": settings.dtype,
-        "device": settings.device,
-        **{key: value for key, value in kv.items() if value is not None},
-        **({"memory_share": GPU_KV_SHARE / settings.num_instances} if settings.device != "cpu" else {}),
-        **(settings.extra or {}),
-    }
+    folder = find_model(config.model).resolve()
+    model = read_config(folder)
+    context = min(config.max_model_len or model.max_model_len, model.max_model_len)
+    dtype = ("float32" if config.on_cpu else "bfloat16") if config.dtype == "auto" else config.dtype
+    value_bytes = _VALUE_BYTES[dtype]
+    if not config.on_cpu and engine.memory_share is None:
+        engine = replace(engine, memory_share=GPU_KV_SHARE / config.instances)
     return PreparedEngine(
-        spec=InstanceSpec(factory="seer.engine.local.hosted:make_local", settings=chosen),
-        codec=codec,
-        max_model_len=_fits(context, settings),
+        factory="seer.engine.local.hosted:make_local",
+        config=replace(config, model=str(folder), max_model_len=context, dtype=dtype, engine_settings=engine),
+        codec=_read_codec(folder),
+        max_model_len=_fits(context, config),
         model_dir=folder,
-        block_bytes=block_bytes,
-        block_size=settings.block_size,
+        block_bytes=2 * model.num_layers * model.num_kv_heads * model.head_dim * config.kv.block_size * value_bytes,
+        value_bytes=value_bytes,
         can_draft=True,
-        shares_matrices=settings.device == "cpu",
-        opens_gpu_handles=settings.device != "cpu",
+        shares_matrices=config.on_cpu,
+        opens_gpu_handles=not config.on_cpu,
     )
 
 
-def _prepare_vllm(model: str | Path, settings: InstanceSettings) -> PreparedEngine:
+def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEngine:
     from seer.engine.vllm.model_folder import read_folder
-    from seer.engine.vllm.settings import CPU_BLOCK_STEP
     from seer.engine.vllm.version import require_vllm
 
     require_vllm()
     try:
         from seer.engine.local.models_get import find_model
-        from seer.engine.local.tokenizer import Tokenizer
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
-    folder = read_folder(find_model(str(model)).resolve())
-    try:
-        codec: TextCodec | None = Tokenizer(folder.path)
-    except InputError:
-        codec = None  # prompts come as token ids, and responses have no text
-    own = dict(settings.extra or {})
-    on_cpu = settings.device == "cpu"
-    # Off on a GPU unless asked for: there vLLM without drafts runs on another, faster path.
-    wanted = own.pop("speculation", on_cpu)
-    speculation: dict[str, Any] = wanted if isinstance(wanted, dict) else {}
-    lookahead = speculation.get("max_draft_tokens", 8) + 1 if wanted else 0
-    context = min(settings.max_model_len or folder.max_model_len, folder.max_model_len - lookahead)
-    dtype = ("float32" if on_cpu else "auto") if settings.dtype == "auto" else settings.dtype
-    stored = folder.stored_dtype if dtype == "auto" else dtype
-    block_size = -(-settings.block_size // CPU_BLOCK_STEP) * CPU_BLOCK_STEP if on_cpu else settings.block_size
-    chosen: dict[str, Any] = {
-        "model_dir": str(folder.path),
-        "block_size": block_size,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_model_len": context,
-        "dtype": dtype,
-        "device": settings.device,
-        "kv_blocks": settings.kv_blocks,
-        "kv_memory_bytes": settings.kv_memory_bytes,
-        **({"speculation": speculation} if wanted else {}),
-        **own,
-    }
+    folder = read_folder(find_model(config.model).resolve())
+    resolved = _resolve_vllm(config, engine, folder)
+    assert isinstance(resolved.engine_settings, VllmEngineConfig), "it is vLLM's configuration"
+    assert resolved.max_model_len is not None, "it was read from the model"
+    stored = folder.stored_dtype if resolved.dtype == "auto" else resolved.dtype
+    value_bytes = _VALUE_BYTES.get(stored, 2)
     return PreparedEngine(
-        spec=InstanceSpec(factory="seer.engine.vllm.hosted:make_vllm", settings=chosen),
-        codec=codec,
-        max_model_len=_fits(context, replace(settings, block_size=block_size)),
+        factory="seer.engine.vllm.hosted:make_vllm",
+        config=resolved,
+        codec=_read_codec(folder.path),
+        max_model_len=_fits(resolved.max_model_len, resolved),
         model_dir=folder.path,
-        block_bytes=folder.block_bytes(block_size, _VALUE_BYTES.get(stored, 2)),
-        block_size=block_size,
-        can_draft=bool(wanted),
+        block_bytes=folder.block_bytes(resolved.kv.block_size, value_bytes),
+        value_bytes=value_bytes,
+        can_draft=resolved.engine_settings.speculation is not None,
     )
 
 
-def _prepare_fake(settings: InstanceSettings) -> PreparedEngine:
-    context = settings.max_model_len or 8192
-    chosen = {
-        "kv_blocks": settings.kv_blocks or 1024,
-        "block_size": settings.block_size,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_model_len": context,
-        **(settings.extra or {}),
-    }
+def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: ModelFolder) -> RolloutConfig:
+    """The configuration with what vLLM needs of this model on this device."""
+    from seer.engine.vllm.settings import CPU_BLOCK_STEP
+
+    kv, dtype = config.kv, config.dtype
+    if config.on_cpu:
+        # Off on a GPU unless asked for: there vLLM without drafts runs on another, faster path.
+        engine = replace(engine, speculation=engine.speculation or VllmSpeculation())
+        dtype = "float32" if dtype == "auto" else dtype
+        kv = replace(kv, block_size=-(-kv.block_size // CPU_BLOCK_STEP) * CPU_BLOCK_STEP)
+    elif config.instances > 1 and kv.memory_bytes is None and kv.blocks is None:
+        share = {"gpu_memory_utilization": VLLM_GPU_SHARE / config.instances}
+        engine = replace(engine, engine=share | engine.engine)
+    lookahead = engine.speculation.max_draft_tokens + 1 if engine.speculation is not None else 0
+    context = min(config.max_model_len or folder.max_model_len, folder.max_model_len - lookahead)
+    return replace(config, model=str(folder.path), max_model_len=context, dtype=dtype, kv=kv, engine_settings=engine)
+
+
+def _prepare_fake(config: RolloutConfig) -> PreparedEngine:
+    from seer.engine.fake import KV_BLOCKS, MAX_MODEL_LEN
+
+    context = config.max_model_len or MAX_MODEL_LEN
+    kv = replace(config.kv, blocks=config.kv.blocks or KV_BLOCKS)
     return PreparedEngine(
-        spec=InstanceSpec(factory="seer.engine.fake:make_fake", settings=chosen),
+        factory="seer.engine.fake:make_fake",
+        config=replace(config, max_model_len=context, kv=kv),
         codec=None,
-        max_model_len=_fits(context, settings),
+        max_model_len=_fits(context, config),
         model_dir=None,
         block_bytes=None,
-        block_size=settings.block_size,
+        value_bytes=None,
         can_draft=False,
     )
 
 
-def _fits(context: int, settings: InstanceSettings) -> int:
+def _read_codec(folder: Path) -> TextCodec | None:
+    """The model's tokenizer. Without one, prompts come as token ids and responses have no text."""
+    from seer.engine.local.tokenizer import Tokenizer
+
+    try:
+        return Tokenizer(folder)
+    except InputError:
+        return None
+
+
+def _fits(context: int, config: RolloutConfig) -> int:
     """The longest context that an instance can both address and hold."""
-    return context if settings.kv_blocks is None else min(context, settings.kv_blocks * settings.block_size)
+    return context if config.kv.blocks is None else min(context, config.kv.blocks * config.kv.block_size)

@@ -1,8 +1,7 @@
 """Runs each instance in its own process: starts it, pins it to a core, watches it, restarts it."""
 
 from seer.engine.prepare import InstanceSpec
-from seer.hosting.options import HostOptions, hosting_for
 from seer.hosting.process import ProcessInstance
 from seer.hosting.supervisor import Supervisor
 
-__all__ = ["HostOptions", "InstanceSpec", "ProcessInstance", "Supervisor", "hosting_for"]
+__all__ = ["InstanceSpec", "ProcessInstance", "Supervisor"]

@@ -14,18 +14,17 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
-import msgspec
-
+from seer.config import HostingConfig
 from seer.engine.base import Weights
 from seer.engine.gpu_handles import are_on_gpu
+from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
 from seer.engine.staged_weights import StagedWeights, has_shared_memory, make_shared_folder, stage, stage_in_place
 from seer.errors import DeadlineExceeded, SeerError
-from seer.hosting import HostOptions, ProcessInstance, Supervisor
+from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.draft_server_process import DraftServerProcess
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
@@ -53,7 +52,7 @@ class HostedFleet:
         engine: PreparedEngine,
         num_instances: int,
         *,
-        options: HostOptions,
+        options: HostingConfig,
         pool: FleetPool | None = None,
         drafts: bool = False,
     ) -> None:
@@ -187,15 +186,15 @@ class HostedFleet:
             self.pool.close()
 
     def _spec(self) -> InstanceSpec:
-        shared: dict[str, object] = {}
-        if self.pool is not None:
-            shared["pool"] = self.pool.settings
-        if self.draft_server is not None:
-            shared["draft_servers"] = [self.draft_server.address]
-            shared["draft_keys"] = msgspec.to_builtins(self.draft_server.client_keys)
-        if self._matrices is not None:
-            shared["matrices_dir"] = str(self._matrices)
-        return replace(self._engine.spec, settings=self._engine.spec.settings | shared)
+        server = self.draft_server
+        settings = InstanceSettings(
+            config=self._engine.config,
+            pool=self.pool.settings if self.pool is not None else None,
+            draft_servers=(server.address,) if server is not None else None,
+            draft_keys=server.client_keys if server is not None else None,
+            matrices_dir=str(self._matrices) if self._matrices is not None else None,
+        )
+        return InstanceSpec(factory=self._engine.factory, settings=settings)
 
     async def _configure(self, command: Command) -> None:
         """Send a command to every instance: now if it is up, otherwise after its restart."""

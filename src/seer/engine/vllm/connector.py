@@ -17,9 +17,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
+from seer.config import TransferOptions
 from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_layout
 from seer.engine.vllm.connector_stats import LoadStats
-from seer.engine.vllm.connector_transfer import BlockTransfer, TransferOptions
+from seer.engine.vllm.connector_transfer import BlockTransfer
 from seer.errors import ConfigError
 from seer.kvpool.open_pool import open_pool
 

@@ -31,8 +31,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
 
+from seer.config import TransferOptions
 from seer.engine.vllm.chunks import EXTRA
-from seer.engine.vllm.connector_transfer import TransferOptions
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import KVLayout, Namespace, chain_hash, key_prefix, namespace_digest
 

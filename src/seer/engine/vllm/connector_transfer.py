@@ -29,37 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from seer.config import TransferOptions
 from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
 
 if TYPE_CHECKING:
     from seer.engine.vllm.connector_plan import LoadJob, SaveJob
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferOptions:
-    """How blocks are moved."""
-
-    buffer_bytes: int = 64 << 20
-    """Size of a pinned buffer on a GPU, an eighth of it on a CPU; at least one block."""
-    num_save_buffers: int = 4
-    num_load_buffers: int = 2
-    load_threads: int = 8
-    """Threads that read the pool at once: one thread checks and copies no more than a few GB/s."""
-    load_async: bool = False
-    """Let other requests compute while a request's blocks are loaded. It costs the request three more steps, and made
-    no difference to a rollout on four GPU engines (docs/log.md)."""
-    flush_blocks: int = 128
-    """Save when so many blocks are pending ..."""
-    flush_steps: int = 32
-    """... or when the oldest has waited so many steps."""
-    save_wait_s: float = 0.02
-    """How long a step may wait for a free buffer."""
-    near_deadline_s: float = 0.1
-    """How long a request waits for the last blocks of its context, which another instance is still saving."""
-    ask_again_s: float = 0.002
-    """Between two lookups of such a request: vLLM asks at every step, and a lookup takes time of the scheduler."""
 
 
 @dataclass(slots=True)

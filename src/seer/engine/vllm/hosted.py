@@ -12,15 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from seer.drafting.curve_keys import ClientKeys
+from seer.config import VllmEngineConfig
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.base import OutputSink
+from seer.engine.instance_settings import read_settings
 from seer.engine.instance_wrapper import InstanceWrapper
 from seer.engine.step_events import StepTally
 from seer.engine.vllm.instance import ContextReady, VllmInstance, settle_process
-from seer.engine.vllm.settings import Speculation, VllmSettings
+from seer.engine.vllm.settings import VllmSettings
 from seer.metrics.events import Decoding, EventSink, Prefilling
 from seer.speculation.step_report import StepReport
 from seer.types import DraftMode
@@ -32,7 +31,7 @@ class HostedVllm(InstanceWrapper[VllmInstance]):
     def __init__(self, id: int, settings: VllmSettings, events: EventSink) -> None:
         super().__init__(VllmInstance(id, settings, on_death=_end_process, on_context_ready=self._on_context_ready))
         self._emit = events
-        self._speculation = settings.speculation
+        self._settings = settings
         self._tally = StepTally(id)
         self._seeding: GroupedDrafter | None = None
         self.inner.counts.on_step = self._on_step
@@ -51,9 +50,9 @@ class HostedVllm(InstanceWrapper[VllmInstance]):
         if self._seeding is not None:
             self._seeding.close()
             self._seeding = None
-        speculation = self._speculation
-        if past and self.id == 0 and speculation is not None and speculation.servers:
-            self._seeding = GroupedDrafter(speculation.servers, speculation.keys)
+        settings = self._settings
+        if past and self.id == 0 and settings.speculation is not None and settings.draft_servers:
+            self._seeding = GroupedDrafter(settings.draft_servers, settings.draft_keys)
             mode: DraftMode = "grouped" if drafts == "grouped" else "none"
             self._seeding.begin_run(run, mode, weights_version)
             self._seeding.seed_from(past)
@@ -90,12 +89,28 @@ def _end_process(reason: str) -> None:
 
 
 def make_vllm(id: int, settings: dict[str, Any], events: EventSink) -> HostedVllm:
-    """For `InstanceSpec.factory`: `draft_servers` and `draft_keys` join `speculation`, the rest is `VllmSettings`."""
-    own = dict(settings)
-    servers = own.pop("draft_servers", None)
-    keys = msgspec.convert(own.pop("draft_keys", None), ClientKeys | None)
-    wanted = own.pop("speculation", None)
-    speculation = None
-    if servers is not None and wanted is not None:
-        speculation = Speculation(servers=tuple(servers), keys=keys, **wanted)
-    return HostedVllm(id, VllmSettings(speculation=speculation, **own), events)
+    """For `InstanceSpec.factory`; `settings` are those of `InstanceSettings`, as plain values."""
+    given = read_settings(settings)
+    config, engine = given.config, given.engine_settings(VllmEngineConfig)
+    assert config.max_model_len is not None, "prepare reads it from the model"
+    return HostedVllm(
+        id,
+        VllmSettings(
+            model_dir=config.model,
+            max_num_seqs=given.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.kv.block_size,
+            kv_blocks=config.kv.blocks,
+            kv_memory_bytes=config.kv.memory_bytes,
+            dtype=config.dtype,
+            device=config.device,
+            stream_tokens=engine.stream_tokens,
+            speculation=engine.speculation if given.draft_servers is not None else None,
+            draft_servers=given.draft_servers or (),
+            draft_keys=given.draft_keys,
+            pool=given.pool,
+            pool_options=engine.pool_options,
+            engine=engine.engine,
+        ),
+        events,
+    )

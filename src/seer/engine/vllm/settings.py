@@ -12,19 +12,14 @@ Invariants
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
+from seer.config import TransferOptions, VllmSpeculation
+from seer.config.toml_files import plain_values
 from seer.drafting.curve_keys import ClientKeys
-from seer.errors import ConfigError
 
-Padding = Literal["none", "drafted", "always"]
-Place = Literal["scheduler", "gpu"]
 GPU_DRAFT_TOKENS = 4
 """Per request and step. Measured on an H200: 4 beats 3 up to 192 requests, and verifying more costs arithmetic."""
-GPU_DRAFT_UP_TO_REQUESTS = 192
-"""Steps with more requests do not draft: verifying five tokens for each is then bound by arithmetic (0.86x at 256)."""
 CPU_BLOCK_STEP = 32
 """vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
 CPU_BLOCK_SIZE = 128
@@ -60,40 +55,6 @@ network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """Grouped drafts inside the engine."""
-
-    max_draft_tokens: int = 8
-    """Most draft tokens per request and step: vLLM reserves lookahead slots and captures graphs for this many."""
-    padding: Padding = "none"
-    """Fill drafts up to `max_draft_tokens`, so that all requests of a step are equally long and full CUDA graphs apply:
-    in steps that draft anything ("drafted"), or in all steps."""
-    servers: tuple[str, ...] = ()
-    """Draft servers; without any, drafts come from this instance's own responses."""
-    keys: ClientKeys | None = None
-    """Keys that the draft servers know."""
-    place: Place = "scheduler"
-    """Where drafts are made: in the scheduler's process, from the group's tokens on all instances, on vLLM's older
-    runner without asynchronous scheduling; or on the GPU, from the tokens that this instance has seen, with both."""
-    draft_up_to_requests: int = GPU_DRAFT_UP_TO_REQUESTS
-    """On the GPU: steps with more running requests than this verify no drafts."""
-    arena_tokens: int | None = None
-    table_entries: int | None = None
-    """Size of the store on the GPU (`gpu_drafts/store.py` has the defaults)."""
-    fixed_tokens: int | None = None
-    """Always draft this many tokens, instead of the measured budget; for benchmarks."""
-
-    def __post_init__(self) -> None:
-        """vLLM verifies at most 128 tokens of a request in a step."""
-        if not 1 <= self.max_draft_tokens <= 128:
-            raise ConfigError(f"max_draft_tokens={self.max_draft_tokens}", hint="1 to 128")
-        if self.place not in ("scheduler", "gpu"):
-            raise ConfigError(f"place={self.place!r}", hint="scheduler or gpu")
-        if self.padding not in ("none", "drafted", "always"):
-            raise ConfigError(f"padding={self.padding!r}", hint="none, drafted or always")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
     """One instance of vLLM."""
 
@@ -108,11 +69,16 @@ class VllmSettings:
     device: str = "cpu"
     stream_tokens: int = 16
     """Tokens of a request between two outputs."""
-    speculation: Speculation | None = None
+    speculation: VllmSpeculation | None = None
+    """Grouped drafts inside the engine; None runs vLLM without."""
+    draft_servers: tuple[str, ...] = ()
+    """Without any, drafts come from this instance's own responses."""
+    draft_keys: ClientKeys | None = None
+    """Keys that the draft servers know."""
     pool: dict[str, Any] | None = None
     """`backend` (local or mooncake) and that pool's settings."""
-    pool_options: dict[str, Any] = field(default_factory=dict)
-    """Fields of `connector_transfer.TransferOptions`."""
+    pool_options: TransferOptions = field(default_factory=TransferOptions)
+    """How the connector moves blocks."""
     engine: dict[str, Any] = field(default_factory=dict)
     """More engine arguments, passed to vLLM unchanged."""
 
@@ -145,19 +111,25 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         arguments |= CPU_ARGUMENTS
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, arguments["max_model_len"])
     if speculation is not None:
-        arguments |= _on_gpu(speculation, settings) if speculation.place == "gpu" else _in_scheduler(speculation)
+        arguments |= (
+            _on_gpu(speculation, settings) if speculation.place == "gpu" else _in_scheduler(speculation, settings)
+        )
     if settings.pool is not None:
         arguments["kv_transfer_config"] = {
             "kv_connector": "SeerPoolConnector",
             "kv_connector_module_path": "seer.engine.vllm.connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"pool": settings.pool, "model": identity, "options": settings.pool_options},
+            "kv_connector_extra_config": {
+                "pool": settings.pool,
+                "model": identity,
+                "options": plain_values(settings.pool_options),
+            },
         }
     return arguments | settings.engine
 
 
-def _in_scheduler(speculation: Speculation) -> dict[str, Any]:
+def _in_scheduler(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
     return {
         "scheduler_cls": "seer.engine.vllm.scheduler.SeerScheduler",
         "async_scheduling": False,
@@ -169,15 +141,15 @@ def _in_scheduler(speculation: Speculation) -> dict[str, Any]:
         "additional_config": {
             "seer": {
                 "padding": speculation.padding,
-                "servers": list(speculation.servers),
-                "keys": msgspec.to_builtins(speculation.keys),
+                "servers": list(settings.draft_servers),
+                "keys": plain_values(settings.draft_keys),
                 "fixed_tokens": speculation.fixed_tokens,
             }
         },
     }
 
 
-def _on_gpu(speculation: Speculation, settings: VllmSettings) -> dict[str, Any]:
+def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
     num_draft_tokens = speculation.max_draft_tokens
     # Graph sizes are multiples of 1 + K, so a batch of all sequences has one only if their number is such a multiple.
     max_num_seqs = -(-settings.max_num_seqs // (1 + num_draft_tokens)) * (1 + num_draft_tokens)

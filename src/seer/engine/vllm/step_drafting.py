@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from seer.config.engines import Padding
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.grouped_drafter import GroupedDrafter, LinearAsk
 from seer.drafting.live_budget import MeasuredBudget
-from seer.engine.vllm.settings import Padding
 from seer.speculation.step_report import StepReport
 
 if TYPE_CHECKING:

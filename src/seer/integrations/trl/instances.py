@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from seer.api import SyncRollout
+from seer.config import HostingConfig, from_keywords
 from seer.errors import ConfigError
-from seer.hosting import HostOptions
 from seer.integrations.trl.trainer_weights import stamp_of, tensors_of, write_model_folder
 
-GPU_HOSTING = HostOptions(pin=False, silence_deadline_s=60.0, progress_deadline_s=300.0)
+GPU_HOSTING = HostingConfig(progress_deadline_s=300.0)
 """On a GPU the first steps compile kernels, which takes minutes at worst."""
 
 _DEFAULTS: dict[str, Any] = {
@@ -36,6 +36,7 @@ class TrainedInstances:
             raise ConfigError("seer_rollouts takes no model", hint="the trainer's own is rolled out")
         self._device = device
         self._settings = _DEFAULTS | settings
+        from_keywords("trained", self._settings)  # a wrong setting is refused here, not at the first rollout
         self._folder: Path | None = None
         self._rollout: SyncRollout | None = None
         self._stamp: tuple[int, str] | None = None
@@ -80,7 +81,7 @@ class TrainedInstances:
 
     def _start(self, trainer: Any) -> None:
         self._settings["device"] = device = self._device or str(trainer.accelerator.device)
-        self._settings.setdefault("hosting", HostOptions() if device == "cpu" else GPU_HOSTING)
+        self._settings.setdefault("hosting", HostingConfig() if device == "cpu" else GPU_HOSTING)
         self._folder = write_model_folder(trainer)
         try:
             rollout = SyncRollout(self._folder, **self._settings)

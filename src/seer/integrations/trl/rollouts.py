@@ -247,7 +247,7 @@ def _refuse_incomplete(found: Sequence[GroupResult], step: int) -> None:
                 raise InstanceError(
                     f"response {response.index} to prompt {group.group} of step {step} ended as "
                     f"{response.finish_reason.value}: {response.error}",
-                    hint="seer_rollouts(hosting=HostOptions(log_dir=...)) keeps what the instances write",
+                    hint="seer_rollouts(hosting=HostingConfig(log_dir=...)) keeps what the instances write",
                 )
 
 

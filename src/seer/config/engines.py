@@ -1,0 +1,142 @@
+"""Settings that only one engine has: the section `engine_settings`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from seer.errors import ConfigError
+
+EngineName = Literal["local", "vllm", "fake"]
+Padding = Literal["none", "drafted", "always"]
+PADDINGS = ("none", "drafted", "always")
+DraftPlace = Literal["scheduler", "gpu"]
+DRAFT_PLACES = ("scheduler", "gpu")
+GPU_DRAFT_UP_TO_REQUESTS = 192
+"""Steps with more requests do not draft: verifying five tokens for each is then bound by arithmetic (0.86x at 256)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngineConfig:
+    """The embedded engine."""
+
+    max_step_tokens: int | None = None
+    """Most batched tokens of a step; longer contexts are computed in pieces. None: 512 on a CPU, 8192 on a GPU."""
+    max_waiting: int = 1024
+    """Requests an instance queues beyond those it runs."""
+    stream_tokens: int = 16
+    """Tokens of a request between two outputs."""
+    threads: int = 1
+    """CPU threads of an instance."""
+    memory_share: float | None = None
+    """Share of the device's free memory for an instance's KV where `kv` gives no size. None: 0.6 of a GPU, divided by
+    the number of instances."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        at_least_one("engine_settings.max_step_tokens", self.max_step_tokens)
+        at_least_one("engine_settings.max_waiting", self.max_waiting)
+        at_least_one("engine_settings.stream_tokens", self.stream_tokens)
+        at_least_one("engine_settings.threads", self.threads)
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise ConfigError(f"engine_settings.memory_share={self.memory_share:g}", hint="above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSpeculation:
+    """Grouped drafts inside vLLM."""
+
+    max_draft_tokens: int = 8
+    """Most draft tokens per request and step: vLLM reserves lookahead slots and captures graphs for this many."""
+    padding: Padding = "none"
+    """Fill drafts up to `max_draft_tokens`, so that all requests of a step are equally long and full CUDA graphs apply:
+    `drafted` in steps that draft anything, `always` in all steps."""
+    place: DraftPlace = "scheduler"
+    """Where drafts are made: in the scheduler's process, from the group's tokens on all instances, on vLLM's older
+    runner without asynchronous scheduling; or on the GPU, from the tokens that this instance has seen, with both."""
+    draft_up_to_requests: int = GPU_DRAFT_UP_TO_REQUESTS
+    """On the GPU: steps with more running requests than this verify no drafts."""
+    arena_tokens: int | None = None
+    """On the GPU: tokens that the store of drafts holds. None: the store's own default."""
+    table_entries: int | None = None
+    """On the GPU: entries of the store's hash table. None: the store's own default."""
+    fixed_tokens: int | None = None
+    """Always draft this many tokens, instead of the measured budget; for benchmarks."""
+
+    def __post_init__(self) -> None:
+        """vLLM verifies at most 128 tokens of a request in a step."""
+        if not 1 <= self.max_draft_tokens <= 128:
+            raise ConfigError(f"max_draft_tokens={self.max_draft_tokens}", hint="1 to 128")
+        if self.place not in DRAFT_PLACES:
+            raise ConfigError(f"place={self.place!r}", hint="scheduler or gpu")
+        if self.padding not in PADDINGS:
+            raise ConfigError(f"padding={self.padding!r}", hint="none, drafted or always")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferOptions:
+    """How KV blocks move between vLLM and the pool."""
+
+    buffer_bytes: int = 64 << 20
+    """Size of a pinned buffer on a GPU, an eighth of it on a CPU; at least one block."""
+    num_save_buffers: int = 4
+    """Pinned buffers for saving."""
+    num_load_buffers: int = 2
+    """Pinned buffers for loading."""
+    load_threads: int = 8
+    """Threads that read the pool at once: one thread checks and copies no more than a few GB/s."""
+    load_async: bool = False
+    """Let other requests compute while a request's blocks are loaded. It costs the request three more steps, and made
+    no difference to a rollout on four GPU engines (docs/log.md)."""
+    flush_blocks: int = 128
+    """Save when this many blocks are pending ..."""
+    flush_steps: int = 32
+    """... or when the oldest has waited this many steps."""
+    save_wait_s: float = 0.02
+    """How long a step may wait for a free buffer."""
+    near_deadline_s: float = 0.1
+    """How long a request waits for the last blocks of its context, which another instance is still saving."""
+    ask_again_s: float = 0.002
+    """Between two lookups of such a request: vLLM asks at every step, and a lookup takes time of the scheduler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmEngineConfig:
+    """Stock vLLM."""
+
+    stream_tokens: int = 16
+    """Tokens of a request between two outputs."""
+    speculation: VllmSpeculation | None = None
+    """Grouped drafts. None: on with these defaults on a CPU; off on a GPU, where vLLM without drafts runs on a faster
+    path. `speculation = "off"` of the rollout turns them off everywhere."""
+    pool_options: TransferOptions = field(default_factory=TransferOptions)
+    """How KV blocks move between vLLM and the pool."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further engine arguments, passed to vLLM as they are; vLLM checks their names."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        at_least_one("engine_settings.stream_tokens", self.stream_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeEngineConfig:
+    """The engine without a model, for tests."""
+
+    step_s: float = 0.0
+    """Duration of a step."""
+
+
+EngineConfig = LocalEngineConfig | VllmEngineConfig | FakeEngineConfig
+ENGINE_CONFIGS: dict[str, type[LocalEngineConfig] | type[VllmEngineConfig] | type[FakeEngineConfig]] = {
+    "local": LocalEngineConfig,
+    "vllm": VllmEngineConfig,
+    "fake": FakeEngineConfig,
+}
+ENGINES = tuple(ENGINE_CONFIGS)
+
+
+def at_least_one(name: str, value: int | None) -> None:
+    """Refuse a count below 1; None is left to the device."""
+    if value is not None and value < 1:
+        raise ConfigError(f"{name}={value}", hint="use at least 1")

@@ -1,0 +1,192 @@
+"""What `seer.Rollout` takes: a model on instances, their memory, and the processes they run in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from seer.config.engines import ENGINE_CONFIGS, ENGINES, EngineConfig, EngineName, at_least_one
+from seer.config.nearest import nearest
+from seer.errors import ConfigError
+from seer.scheduling.registry import parse_scheduler
+
+PoolBackend = Literal["local", "mooncake", "none"]
+POOL_BACKENDS = ("local", "mooncake", "none")
+SpeculationMode = Literal["auto", "off"]
+SPECULATION_MODES = ("auto", "off")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+CPU_MAX_NUM_SEQS = 16
+"""On a CPU a step's time grows with its requests, so more of them at once gain little and hold more KV."""
+GPU_MAX_NUM_SEQS = 256
+"""vLLM's own default. The local engine captures graphs for up to 512 requests, and 256 of them with the deepest draft
+(9 tokens each) stay below its 8192 tokens of a step."""
+CPU_KV_BYTES = 1 << 30
+"""Per instance: memory that is reserved and never used would only slow the start."""
+CPU_SILENCE_S = 10.0
+GPU_SILENCE_S = 60.0
+"""Compiling a kernel or capturing a graph holds the interpreter, so a healthy process may send nothing for long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvConfig:
+    """The KV memory of each instance."""
+
+    memory_bytes: int | None = None
+    """Its size. None: 1 GiB on a CPU; on a GPU the instances share 60% of what is free (vLLM: 90% of the GPU)."""
+    blocks: int | None = None
+    """Its size in blocks, instead of `memory_bytes`."""
+    block_size: int = 16
+    """Tokens of a KV block. vLLM on a CPU rounds it up to a multiple of 32."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        at_least_one("kv.memory_bytes", self.memory_bytes)
+        at_least_one("kv.blocks", self.blocks)
+        at_least_one("kv.block_size", self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """The KV pool that instances share; one instance has no pool."""
+
+    backend: PoolBackend = "local"
+    """`local`: shared memory of this machine; `mooncake`: a store that `seer pool up` started; `none`."""
+    memory_bytes: int | None = None
+    """Size of the local pool; 0 is no pool. None: twice the KV memory of all instances, at most half of what is
+    free."""
+    name: str = "default"
+    """Which Mooncake store."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        if self.backend not in POOL_BACKENDS:
+            raise ConfigError(f"unknown pool {self.backend!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
+        if self.memory_bytes is not None and self.memory_bytes < 0:
+            raise ConfigError(f"pool.memory_bytes={self.memory_bytes}", hint="0 (no pool) or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostingConfig:
+    """The processes of the instances: every wait has its deadline here."""
+
+    pin_cores: bool | None = None
+    """Keep each instance on one CPU core, round robin, with one thread. None: yes on a CPU, no on a GPU."""
+    start_deadline_s: float = 300.0
+    """From launch to ready: imports and weights."""
+    call_deadline_s: float = 300.0
+    """A weight update, pause or resume."""
+    close_deadline_s: float = 10.0
+    """A process that has not exited by then is killed."""
+    heartbeat_s: float = 0.5
+    """Between two heartbeats of a process."""
+    silence_deadline_s: float | None = None
+    """A process that sends nothing for this long has hung. None: 10 s on a CPU, 60 s on a GPU."""
+    progress_deadline_s: float = 60.0
+    """An instance that has requests and makes no step for this long has hung, even if its process sends heartbeats."""
+    flush_s: float = 0.05
+    """Tokens are sent to the driver after this time ..."""
+    flush_tokens: int = 16
+    """... or this number; the death of a process loses no more than that per request."""
+    weights_in_place: bool = True
+    """New weights that are on a GPU stay there, and the instances map them; otherwise they go through shared memory."""
+    max_restarts: int = 3
+    """Per instance, and of the draft server, over its life."""
+    log_dir: Path | None = None
+    """Folder for the output of each instance, as instance-N.log; None keeps it in a temporary file."""
+
+    def __post_init__(self) -> None:
+        """Heartbeats must come several times within the silence they disprove."""
+        if self.silence_deadline_s is not None and self.silence_deadline_s < 3 * self.heartbeat_s:
+            raise ConfigError(
+                f"silence_deadline_s={self.silence_deadline_s:g}, heartbeat_s={self.heartbeat_s:g}",
+                hint=f"use at least {3 * self.heartbeat_s:g}",
+            )
+        at_least_one("hosting.flush_tokens", self.flush_tokens)
+
+    def fitted(self, device: str) -> HostingConfig:
+        """The same with every None filled in for the device."""
+        on_cpu = device == "cpu"
+        silence_s = max(CPU_SILENCE_S if on_cpu else GPU_SILENCE_S, 3 * self.heartbeat_s)
+        return replace(
+            self,
+            pin_cores=on_cpu if self.pin_cores is None else self.pin_cores,
+            silence_deadline_s=silence_s if self.silence_deadline_s is None else self.silence_deadline_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """A model on instances, ready to roll out."""
+
+    model: str
+    """A folder, a Hugging Face id (`org/name`), or a name that `seer model get` knows (`smollm2`)."""
+    instances: int = 1
+    """Processes, each with one engine. Today all of them use the same device."""
+    engine: EngineName = "local"
+    """`local`, the embedded engine; `vllm`, stock vLLM; `fake`, without a model, for tests."""
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    dtype: str = "auto"
+    """`float32`, `bfloat16`, `float16` or `auto`: float32 on a CPU; on a GPU bfloat16 (vLLM: the model's own)."""
+    max_num_seqs: int | None = None
+    """Requests an instance runs at once. None: 16 on a CPU, 256 on a GPU."""
+    max_model_len: int | None = None
+    """Longest context in tokens, prompt included. None: the model's own."""
+    scheduler: str = "seer"
+    """`seer simulate --help` lists the schedulers."""
+    speculation: SpeculationMode = "auto"
+    """`auto`: grouped drafts as the scheduler says, where they pay; `off`: none."""
+    chunk_tokens: int | None = None
+    """Tokens a request may generate before it is placed anew. None: an eighth of the longest response."""
+    kv: KvConfig = field(default_factory=KvConfig)
+    """The KV memory of each instance."""
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    """The KV pool that instances share."""
+    hosting: HostingConfig = field(default_factory=HostingConfig)
+    """The processes of the instances."""
+    engine_settings: EngineConfig | None = None
+    """Settings of the chosen engine; None is its defaults."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run here, before anything starts."""
+        if self.engine not in ENGINES:
+            raise ConfigError(f"unknown engine {self.engine!r}", hint=nearest(self.engine, ENGINES))
+        wanted = ENGINE_CONFIGS[self.engine]
+        if self.engine_settings is not None and not isinstance(self.engine_settings, wanted):
+            raise ConfigError(
+                f"engine_settings is a {type(self.engine_settings).__name__}, and engine is {self.engine!r}",
+                hint=f"use {wanted.__name__}, or leave engine_settings out",
+            )
+        at_least_one("instances", self.instances)
+        at_least_one("max_num_seqs", self.max_num_seqs)
+        at_least_one("max_model_len", self.max_model_len)
+        at_least_one("chunk_tokens", self.chunk_tokens)
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device={self.device!r}", hint="cpu, cuda or cuda:N")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+        if self.speculation not in SPECULATION_MODES:
+            raise ConfigError(f"speculation={self.speculation!r}", hint="auto or off")
+        parse_scheduler(self.scheduler)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the instances compute on the CPU."""
+        return self.device == "cpu"
+
+    def fitted(self) -> RolloutConfig:
+        """The same with the defaults of the device filled in. What follows free memory or the model stays None."""
+        max_num_seqs = CPU_MAX_NUM_SEQS if self.on_cpu else GPU_MAX_NUM_SEQS
+        kv = self.kv
+        if self.on_cpu and self.engine != "fake" and kv.blocks is None and kv.memory_bytes is None:
+            kv = replace(kv, memory_bytes=CPU_KV_BYTES)
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs or max_num_seqs,
+            kv=kv,
+            hosting=self.hosting.fitted(self.device),
+            engine_settings=self.engine_settings or ENGINE_CONFIGS[self.engine](),
+        )

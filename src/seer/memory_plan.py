@@ -1,0 +1,160 @@
+"""How much memory a rollout takes, before anything starts: weights, KV of each instance, the pool.
+
+The pool's size is decided here for real runs too, so the plan of `--dry-run` is what a run would do. What an engine
+measures only when it starts is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from seer.config import LocalEngineConfig
+from seer.engine.free_memory import free_memory_bytes
+from seer.engine.gpu_memory import free_gpu_bytes
+from seer.engine.prepare import PreparedEngine
+from seer.hosting.fleet_pool import default_pool_bytes
+from seer.sizes import show_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Sizes in bytes; None where only the engine can say, or where there is no such device."""
+
+    device: str
+    num_instances: int
+    weights_bytes: int | None
+    """One copy of the weights, in the type the engine computes in."""
+    num_weight_copies: int
+    """Copies on the device: CPU instances of the local engine share one."""
+    kv_bytes_per_instance: int | None
+    kv_tokens_per_instance: int | None
+    pool_bytes: int | None
+    """In main memory; 0 is no pool."""
+    free_device_bytes: int | None
+    free_host_bytes: int
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Weights and KV of all instances; activations and captured graphs come on top."""
+        if self.weights_bytes is None or self.kv_bytes_per_instance is None:
+            return None
+        return self.num_weight_copies * self.weights_bytes + self.num_instances * self.kv_bytes_per_instance
+
+    def notes(self) -> list[str]:
+        """What a reader of the plan must know."""
+        notes = []
+        on_cpu = self.device == "cpu"
+        if not on_cpu and self.num_instances > 1:
+            notes.append(
+                f"all {self.num_instances} instances share {self.device}: "
+                "Seer does not assign instances to separate GPUs yet"
+            )
+        if not on_cpu and self.free_device_bytes is None:
+            notes.append(f"there is no {self.device} on this machine: sizes that follow its free memory are not known")
+        elif self.kv_bytes_per_instance is None:
+            notes.append("the engine measures its KV memory when it starts")
+        needed = (self.device_bytes or 0) + ((self.pool_bytes or 0) if on_cpu else 0)
+        if self.free_device_bytes is not None and needed > self.free_device_bytes:
+            notes.append(
+                f"{_show(needed)} are needed and {_show(self.free_device_bytes)} are free: lower the KV memory"
+            )
+        return notes
+
+    def as_values(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"device_bytes": self.device_bytes, "notes": self.notes()}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        copies = f", {self.num_weight_copies} copies" if self.num_weight_copies > 1 else ", one copy"
+        tokens = "" if self.kv_tokens_per_instance is None else f", {self.kv_tokens_per_instance:,} tokens"
+        pool = "a Mooncake store" if self.pool_bytes is None else _show(self.pool_bytes) if self.pool_bytes else "none"
+        device = "main memory" if self.device == "cpu" else self.device
+        return [
+            f"weights           {_show(self.weights_bytes)}{copies}",
+            f"KV per instance   {_show(self.kv_bytes_per_instance)}{tokens}",
+            f"weights and KV    {_show(self.device_bytes)} of {device}, {_show(self.free_device_bytes)} free",
+            f"pool              {pool} of main memory, {_show(self.free_host_bytes)} free",
+            *(f"note: {note}" for note in self.notes()),
+        ]
+
+
+def _show(num_bytes: int | None) -> str:
+    return "unknown" if num_bytes is None else show_size(num_bytes)
+
+
+def pool_bytes(engine: PreparedEngine) -> int | None:
+    """The size of the pool; 0 is no pool, None a pool whose size is its own (Mooncake)."""
+    config = engine.config
+    # One instance has nothing to share KV with, and an engine without blocks nothing to share.
+    if not engine.block_bytes or config.instances == 1 or config.pool.backend == "none":
+        return 0
+    if config.pool.backend == "mooncake" and config.pool.memory_bytes != 0:
+        return None
+    if config.pool.memory_bytes is not None:
+        return config.pool.memory_bytes
+    kv_bytes = config.kv.blocks * engine.block_bytes if config.kv.blocks else config.kv.memory_bytes
+    return default_pool_bytes(kv_bytes, config.instances)
+
+
+def plan_memory(engine: PreparedEngine) -> MemoryPlan:
+    """The plan for a prepared engine on this machine, now."""
+    config = engine.config
+    free_host = free_memory_bytes()
+    free_device = free_host if config.on_cpu else free_gpu_bytes(config.device)
+    kv_blocks = _kv_blocks(engine, free_device)
+    kv_bytes = None if kv_blocks is None or engine.block_bytes is None else kv_blocks * engine.block_bytes
+    is_shared = engine.shares_matrices and config.instances > 1
+    return MemoryPlan(
+        device=config.device,
+        num_instances=config.instances,
+        weights_bytes=_weights_bytes(engine),
+        num_weight_copies=1 if is_shared else config.instances,
+        kv_bytes_per_instance=kv_bytes,
+        kv_tokens_per_instance=None if kv_blocks is None else kv_blocks * config.kv.block_size,
+        pool_bytes=pool_bytes(engine),
+        free_device_bytes=free_device,
+        free_host_bytes=free_host,
+    )
+
+
+def _kv_blocks(engine: PreparedEngine, free_device_bytes: int | None) -> int | None:
+    """KV blocks of an instance, as the engine will choose them."""
+    config = engine.config
+    if config.kv.blocks is not None or not engine.block_bytes:
+        return config.kv.blocks
+    memory_bytes = config.kv.memory_bytes
+    if isinstance(config.engine_settings, LocalEngineConfig):
+        share = config.engine_settings.memory_share
+        if memory_bytes is None and share is not None and free_device_bytes is not None:
+            memory_bytes = int(share * free_device_bytes)
+        if memory_bytes is None:
+            return None
+        assert config.max_num_seqs is not None, "the configuration was fitted to its device"
+        most = config.max_num_seqs * -(-engine.max_model_len // config.kv.block_size)
+        return min(most, memory_bytes // engine.block_bytes)
+    return None if memory_bytes is None else memory_bytes // engine.block_bytes
+
+
+def _weights_bytes(engine: PreparedEngine) -> int | None:
+    """From the headers of the weight files; None where there are none."""
+    if engine.model_dir is None or engine.value_bytes is None:
+        return None
+    files = sorted(engine.model_dir.glob("*.safetensors"))
+    if not files:
+        return None
+    return engine.value_bytes * sum(sum(_tensor_sizes(file)) for file in files)
+
+
+def _tensor_sizes(file: Path) -> Iterator[int]:
+    """Numbers in each tensor of a safetensors file: its header is JSON behind its length in eight bytes."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            yield math.prod(tensor["shape"])
