@@ -169,7 +169,7 @@ def table(runs: Sequence[dict[str, Any]], schedulers: Sequence[str]) -> str:
     base_tail = median(next(iter(of)), "summary", "tail_s") or 1.0
     lines = [
         "| scheduler | tokens/s | spread | x | total s | tail s | tail cut | idle | preempted | migrated "
-        "| drafts accepted | oracle bound | simulator | tokens |",
+        "| drafts accepted | oracle estimate | simulator | tokens |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for scheduler, found in of.items():

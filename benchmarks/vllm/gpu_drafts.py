@@ -26,8 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from seer.config import VllmSpeculation
-from seer.engine.vllm.instance import VllmInstance
-from seer.engine.vllm.settings import VllmSettings
 from seer.types import Chunk, ChunkOutput, Sampling
 from stamp import QWEN_MIX, print_stamp
 
@@ -39,6 +37,9 @@ class Bench:
     """One engine, and requests through it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        from seer.engine.vllm.instance import VllmInstance
+        from seer.engine.vllm.settings import VllmSettings
+
         speculation = None
         if args.mode == "gpu":
             speculation = VllmSpeculation(

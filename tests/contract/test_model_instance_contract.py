@@ -278,7 +278,7 @@ def test_instances_of_one_process_share_their_weights_and_agree_on_the_weights_v
         weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
         await second.pause()
         second.submit(a_chunk(0, PROMPT, max_tokens=5))
-        with pytest.raises(InstanceError, match="shares them"):
+        with pytest.raises(InstanceError, match="shares the weights"):
             await first.update_weights(weights, 1)
         await second.resume()
         await inbox.ends(0)
