@@ -47,9 +47,25 @@ def test_steps_with_many_requests_verify_no_drafts() -> None:
     assert arguments["async_scheduling"] is True
 
 
-def test_where_all_batches_draft_there_is_one_range() -> None:
+def test_there_are_graphs_without_drafts_also_where_all_batches_draft() -> None:
     arguments = engine_arguments(settings(60), "identity")
-    assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 60, 4)]
+    assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 60, 4), (61, 65, 0)]
+
+
+def test_runs_without_drafts_verify_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seer.engine.vllm.gpu_drafts.scheduler import GroupedDraftsScheduler
+    from seer.engine.vllm.step_counting import CountingAsyncScheduler
+
+    def set_lookup(self: Any, lookup: list[int]) -> None:
+        self.dynamic_sd_lookup = lookup
+
+    monkeypatch.setattr(CountingAsyncScheduler, "__init__", set_lookup)
+    monkeypatch.setattr(CountingAsyncScheduler, "add_request", lambda self, request: None)
+    scheduler: Any = GroupedDraftsScheduler([0, 4, 4, 0])
+    for mode, expected in (("grouped", [0, 4, 4, 0]), ("none", [0, 0, 0, 0]), ("own", [0, 4, 4, 0])):
+        params = SimpleNamespace(extra_args={"seer": {"drafts": mode}})
+        scheduler.add_request(SimpleNamespace(sampling_params=params))
+        assert scheduler.dynamic_sd_lookup == expected, mode
 
 
 def test_a_place_that_does_not_exist_is_refused() -> None:

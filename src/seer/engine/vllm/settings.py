@@ -18,8 +18,6 @@ from seer.config import TransferOptions, VllmSpeculation
 from seer.config.toml_files import plain_values
 from seer.drafting.curve_keys import ClientKeys
 
-GPU_DRAFT_TOKENS = 4
-"""Per request and step. Measured on an H200: 4 beats 3 up to 192 requests, and verifying more costs arithmetic."""
 CPU_BLOCK_STEP = 32
 """vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
 CPU_BLOCK_SIZE = 128
@@ -152,14 +150,14 @@ def _in_scheduler(speculation: VllmSpeculation, settings: VllmSettings) -> dict[
 def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
     num_draft_tokens = speculation.max_draft_tokens
     # Graph sizes are multiples of 1 + K, so a batch of all sequences has one only if their number is such a multiple.
-    max_num_seqs = -(-settings.max_num_seqs // (1 + num_draft_tokens)) * (1 + num_draft_tokens)
-    up_to = min(speculation.draft_up_to_requests, max_num_seqs)
-    by_batch = [(1, up_to, num_draft_tokens)]
-    if up_to < max_num_seqs:
-        by_batch.append((up_to + 1, max_num_seqs, 0))
+    # Above our own limit, so that there is a range without drafts: vLLM captures graphs for the numbers it finds here.
+    max_num_seqs = (settings.max_num_seqs // (1 + num_draft_tokens) + 1) * (1 + num_draft_tokens)
+    up_to = min(speculation.draft_up_to_requests, settings.max_num_seqs)
+    by_batch = [(1, up_to, num_draft_tokens), (up_to + 1, max_num_seqs, 0)]
     store = {"arena_tokens": speculation.arena_tokens, "table_entries": speculation.table_entries}
     return {
         "worker_cls": "seer.engine.vllm.gpu_drafts.worker.GroupedDraftsWorker",
+        "scheduler_cls": "seer.engine.vllm.gpu_drafts.scheduler.GroupedDraftsScheduler",
         "async_scheduling": True,
         "max_num_seqs": max_num_seqs,
         "speculative_config": {
