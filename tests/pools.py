@@ -47,7 +47,6 @@ def a_mooncake_store() -> Iterator[ServeState]:
     spec = ServeSpec(
         backend="mooncake",
         name=name,
-        state_path=str(supervise.state_path(name, "/dev/shm")),
         dram_dir="/dev/shm",
         dram_bytes=64 << 20,
     )

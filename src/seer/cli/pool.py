@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from seer.cli.size_option import size_option
-from seer.errors import PoolError
+from seer.errors import PoolError, SeerError
 from seer.kvpool import supervise
 from seer.kvpool.base import PoolStats
 from seer.kvpool.local import LocalPool
-from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, remove_files
+from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, reclaim_stale, remove_files, remove_if_stale
 from seer.kvpool.mooncake_metrics import read_tiers
 from seer.kvpool.serve import ServeSpec, ServeState
 from seer.sizes import show_size
@@ -88,7 +88,6 @@ def run_up(args: argparse.Namespace) -> int:
     spec = ServeSpec(
         backend=args.backend,
         name=args.name,
-        state_path=str(supervise.state_path(args.name, args.dram_dir)),
         dram_dir=args.dram_dir,
         dram_bytes=args.dram,
         ssd_bytes=args.ssd,
@@ -143,31 +142,33 @@ def run_status(args: argparse.Namespace) -> int:
 
 def run_down(args: argparse.Namespace) -> int:
     """Stop a pool, or remove what dead runs left."""
-    gone = []
     if args.stale:
-        for found in find_pools(args.dram_dir):
-            if found.stale:
-                remove_files(PoolFiles.named(found.name, args.dram_dir))
-                gone.append(found.name)
+        gone = reclaim_stale(args.dram_dir, least_age_s=0.0)
     else:
-        state = supervise.find_state(args.name, args.dram_dir)
-        found_here = [p for p in find_pools(args.dram_dir) if p.name == args.name]
-        if state is None and not found_here:
-            raise PoolError(f"there is no pool named {args.name!r}", hint="see `seer pool status`")
-        if state is not None:
-            supervise.stop(state)
-        elif found_here[0].live_pids:
-            raise PoolError(
-                f"pool {args.name!r} was opened by a run (processes {found_here[0].live_pids})",
-                hint="end the run; what it leaves behind `seer pool down --stale` removes",
-            )
-        remove_files(PoolFiles.named(args.name, args.dram_dir))
-        gone.append(args.name)
+        _stop_and_remove(args.name, args.dram_dir)
+        gone = [args.name]
     if args.json:
         print(msgspec.json.encode({"removed": gone}).decode())
     else:
         print("\n".join(f"pool {name!r} is gone" for name in gone) or "nothing to remove")
     return 0
+
+
+def _stop_and_remove(name: str, dram_dir: str) -> None:
+    files = PoolFiles.find(name, dram_dir)
+    state = supervise.find_state(name, dram_dir)
+    found = [pool for pool in find_pools(dram_dir) if pool.name == name]
+    if state is not None:
+        supervise.stop(state, dram_dir)
+    elif found and not found[0].stale:
+        raise PoolError(
+            f"pool {name!r} was opened by a run (processes {found[0].live_pids})",
+            hint="end the run; what it leaves behind `seer pool down --stale` removes",
+        )
+    if files is not None:
+        remove_if_stale(files) if state is None else remove_files(files)
+    if state is None and not found:
+        raise PoolError(f"there is no pool named {name!r}", hint="see `seer pool status`")
 
 
 def pool_reports(dram_dir: str) -> list[PoolReport]:
@@ -179,17 +180,20 @@ def pool_reports(dram_dir: str) -> list[PoolReport]:
 
 
 def _local_report(found: FoundPool, dram_dir: str) -> PoolReport:
-    stats = None
-    if not found.problem:
-        with LocalPool.attach(found.name, dram_dir, keeper=False, populate=False) as pool:
-            stats = pool.stats()
+    stats, problem = None, found.problem
+    if not problem:
+        try:
+            with LocalPool.attach(found.name, dram_dir, keeper=False, populate=False) as pool:
+                stats = pool.stats()
+        except SeerError as error:  # its SSD file is gone, for example: the other pools are listed all the same
+            problem = str(error)
     return PoolReport(
         name=found.name,
         backend="local",
         run=found.run,
         live_pids=found.live_pids,
         stale=found.stale,
-        problem=found.problem,
+        problem=problem,
         stats=stats,
     )
 

@@ -7,7 +7,9 @@ Invariants
   1. No block of a request that has ended is pinned (`local` only).
   2. After a weight update the pool drops all blocks of the old weights version (`local` only).
   3. After `close` nothing of a pool that was made for this fleet is left (`local` only).
-  4. A pool that fails after it was opened never fails the run: the error is logged.
+  4. The driver holds the pool's owner lock from `start` to `close`. A rollout's pool without it is an orphan, whatever
+     process ids say: a driver in another container has one that means nothing here.
+  5. A pool that fails after it was opened never fails the run: the error is logged.
 
 A Mooncake store outlives the fleet, and its blocks belong to the processes that put them: the driver has no handle of
 it, and its eviction makes room. Keys carry the weights version, so old blocks are never read.
@@ -19,9 +21,9 @@ import logging
 import os
 import secrets
 import shutil
-from pathlib import Path
 from typing import Any
 
+from seer import private_files
 from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
 from seer.kvpool.base import Pool, PoolStats
@@ -34,7 +36,7 @@ DEADLINE_S = 2.0
 """Limit of one pool call; after it a block counts as missing and is computed. Short next to a chunk, long enough for a
 busy machine."""
 PREFIX = "rollout"
-"""Pools made by a driver start with this name, then its process id; `remove_orphaned_pools` looks for it."""
+"""Pools made by a driver start with this name; `remove_orphaned_pools` looks for it."""
 DRAM_DIR = "/dev/shm"
 """Where Linux mounts shared memory."""
 
@@ -65,6 +67,7 @@ class FleetPool:
         """For `open_pool` in every process."""
         self._is_ours = is_ours
         self._handle: Pool | None = None
+        self._owner: private_files.OwnerLock | None = None
         self.transfer = TransferEstimate(TransferCosts(bytes_per_token=bytes_per_token))
         """Measured costs of moving KV through the pool and of computing it instead."""
 
@@ -103,8 +106,16 @@ class FleetPool:
     def start(self) -> None:
         """Make the pool; a Mooncake store is running already."""
         if self._is_ours:
+            from seer.kvpool.local_files import PoolFiles
+
             remove_orphaned_pools()
-            self._handle = open_pool(self.settings | {"keeper": False})  # the instances run the keeper
+            self._owner = private_files.OwnerLock.acquire(PoolFiles.named(self.settings["name"], DRAM_DIR).owner)
+            assert self._owner is not None, "a pool's name is unique"
+            try:
+                self._handle = open_pool(self.settings | {"keeper": False})  # the instances run the keeper
+            except BaseException:
+                self.close()
+                raise
 
     def free(self, request: int) -> None:
         """Unpin the blocks of a request that has ended."""
@@ -138,23 +149,27 @@ class FleetPool:
             self._handle = None
         if self._is_ours:
             _remove(self.settings["name"])
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
 
 
 def remove_orphaned_pools() -> None:
-    """Free the shared memory of drivers that were killed: a pool's name carries its driver's process id."""
+    """Free the shared memory of drivers that were killed."""
     from seer.kvpool.local_files import find_pools
 
-    for pool in find_pools():
-        prefix, _, rest = pool.name.partition("-")
-        pid = rest.partition("-")[0]
-        if prefix == PREFIX and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+    for pool in find_pools(DRAM_DIR):
+        if pool.name.startswith(f"{PREFIX}-") and not pool.has_owner:
             log.warning("removing pool %s: its driver is gone", pool.name)
-            _remove(pool.name)
+            try:
+                _remove(pool.name)
+            except PoolError as error:  # another process is at it
+                log.warning("pool %s is left: %s", pool.name, error)
 
 
 def _remove(name: str) -> None:
     from seer.kvpool.local_files import PoolFiles, remove_files
 
-    files = PoolFiles.named(name, DRAM_DIR)
-    remove_files(files)
-    files.lock.unlink(missing_ok=True)  # the name is unique, so no other process waits for the lock
+    files = PoolFiles.find(name, DRAM_DIR)
+    if files is not None:
+        remove_files(files)

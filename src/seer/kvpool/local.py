@@ -50,11 +50,16 @@ class LocalPool:
     @classmethod
     def attach(cls, name: str = "default", dram_dir: str = "/dev/shm", **options: Any) -> Self:
         """Join a pool that exists; its sizes come from the pool itself."""
-        files = PoolFiles.named(name, dram_dir)
-        if not files.arena.exists():
+        files = PoolFiles.find(name, dram_dir)
+        if files is None or not os.path.lexists(files.arena):
             raise PoolError(f"there is no pool named {name!r} in {dram_dir}", hint="start it with `seer pool up`")
         found = _arena.probe(str(files.arena))
-        stride = found["stride_bytes"]
+        stride, slab = found["stride_bytes"], files.slab()
+        if found["ssd_slots"] and not slab:
+            raise PoolError(
+                f"pool {name!r} has an SSD tier, and {files.note} names no file of this user for it",
+                hint="remove the pool: `seer pool down`",
+            )
         config = LocalPoolConfig(
             name=name,
             run=found["run"],
@@ -62,7 +67,7 @@ class LocalPool:
             block_bytes=found["slot_bytes"],
             dram_bytes=found["dram_slots"] * stride,
             ssd_bytes=found["ssd_slots"] * stride,
-            ssd_dir=os.path.dirname(files.slab()),
+            ssd_dir=os.path.dirname(os.path.dirname(slab)),  # it lies in this user's folder there
             **options,
         )
         self = cls.__new__(cls)

@@ -1,14 +1,19 @@
 """Where the local pool keeps its files, and whether it may use them.
 
-Three files per pool: `<dram_dir>/seer-pool-<uid>-<name>.arena` (shared memory), `<ssd_dir>/….slab` (SSD tier)
-and `<dram_dir>/….json` (a note with the slab's path). `<dram_dir>/….lock` lets one process at a time create.
+In this user's folder below `dram_dir` (seer.private_files): `pool-<name>.arena` (shared memory), `.json` (a note with
+the path of the SSD file) and `.state` (of `seer pool up`). In this user's folder below `ssd_dir`: `pool-<name>.slab`,
+the SSD tier. Two locks: `.lock` lets one process at a time create or remove; `.owner` is held for its life by the
+process that the pool was made for, if there is one: the driver of a rollout, or that of `seer pool up`.
 
 Invariants
   1. Every file is readable and writable by its owner alone; one that is not is refused, never adopted.
-  2. An arena is taken over only from the same run. One of another run is refused while any of its processes
-     lives, and removed when none does: that is what a dead run leaves behind. Creating a pool also removes the
-     dead ones of other names, once they are a minute old.
-  3. What cannot work is refused before anything is written, in one line: a missing or read-only folder, a
+  2. A pool is alive while its owner lock is held or a process has its arena open (which holds a lock on a byte of it).
+     Process ids are only shown: they mean nothing in another container.
+  3. An arena is taken over only from the same run. One of another run is refused while it is alive, and removed
+     otherwise: that is what a dead run leaves behind. Creating a pool also removes the dead ones of other names, once
+     they are a minute old.
+  4. Nothing outside this user's folders is removed, whatever a note says.
+  5. What cannot work is refused before anything is written, in one line: a missing or read-only folder, a
      full disk, an arena larger than memory.
 """
 
@@ -16,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
+import logging
 import os
 import re
 import secrets
@@ -26,14 +31,18 @@ from pathlib import Path
 
 import msgspec
 
-from seer.errors import ConfigError, PoolError
+from seer import private_files
+from seer.errors import ConfigError, PoolError, SeerError
 from seer.kvpool import _arena
+
+log = logging.getLogger(__name__)
 
 _MIN_SLOTS = 4  # a smaller DRAM tier is a mistake in a size
 _MAX_SLOTS = 2**24 - 2  # a slot number has 24 bits (csrc/kvpool/layout.h)
 _LOCK_DEADLINE_S = 30.0  # another process may be creating a large arena
 _STALE_AFTER_S = 60.0  # an arena this young may be between its creation and its first user
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_FILE = re.compile(r"pool-(?P<name>.*)\.(arena|arena\.tmp|json|json\.tmp|state|state\.tmp|lock|owner)", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +59,7 @@ class LocalPoolConfig:
     """Size of the SSD tier; 0 for none."""
 
     ssd_dir: str = ""
-    """Folder of the SSD tier's file; must exist."""
+    """Folder of the SSD tier; must exist. The file lies below it, in a folder for this user alone."""
 
     name: str = "default"
     """Processes that give the same name share a pool."""
@@ -60,7 +69,7 @@ class LocalPoolConfig:
     the name."""
 
     dram_dir: str = "/dev/shm"
-    """Folder of the arena; on tmpfs, else it is no DRAM tier."""
+    """Folder of the DRAM tier; on tmpfs, else it is none. The arena lies below it, in a folder for this user alone."""
 
     deadline_s: float = 5.0
     """No call waits longer for the pool's lock or for room."""
@@ -130,23 +139,60 @@ class Note(msgspec.Struct, frozen=True):
 class PoolFiles:
     """Paths of one pool's files."""
 
-    arena: Path
-    note: Path
-    lock: Path
+    name: str
+    folder: Path
 
     @classmethod
     def named(cls, name: str, dram_dir: str) -> PoolFiles:
-        """The paths that belong to a name."""
+        """The paths that belong to a name; makes this user's folder if there is none."""
         check_name(name)
-        stem = Path(dram_dir) / f"seer-pool-{os.geteuid()}-{name}"
-        return cls(Path(f"{stem}.arena"), Path(f"{stem}.json"), Path(f"{stem}.lock"))
+        _check_folder(Path(dram_dir), "pool.dram_dir")
+        return cls(name, private_files.folder(dram_dir))
+
+    @classmethod
+    def find(cls, name: str, dram_dir: str) -> PoolFiles | None:
+        """The same; None where this user has no folder."""
+        check_name(name)
+        folder = private_files.find_folder(dram_dir)
+        return cls(name, folder) if folder is not None else None
+
+    @property
+    def arena(self) -> Path:
+        """The shared memory."""
+        return self._path("arena")
+
+    @property
+    def note(self) -> Path:
+        """What is known of the pool beside the arena."""
+        return self._path("json")
+
+    @property
+    def lock(self) -> Path:
+        """Held while files are made or removed."""
+        return self._path("lock")
+
+    @property
+    def owner(self) -> Path:
+        """Held by the process that the pool was made for."""
+        return self._path("owner")
+
+    @property
+    def state(self) -> Path:
+        """The state of a pool that `seer pool up` started."""
+        return self._path("state")
 
     def slab(self) -> str:
-        """Path of the SSD file, from the note; empty when there is none."""
+        """Path of the SSD file, from the note; empty when there is none, or it is not one that this pool would make."""
         try:
-            return msgspec.json.decode(self.note.read_bytes(), type=Note).slab
-        except (OSError, msgspec.DecodeError):
+            note = msgspec.json.decode(private_files.read(self.note), type=Note)
+            slab = Path(note.slab)
+            is_ours = slab.name == self._path("slab").name
+            return note.slab if is_ours and private_files.find_folder(slab.parent.parent) == slab.parent else ""
+        except (OSError, msgspec.DecodeError, SeerError):
             return ""
+
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"pool-{self.name}.{suffix}"
 
 
 class FoundPool(msgspec.Struct, frozen=True):
@@ -158,13 +204,16 @@ class FoundPool(msgspec.Struct, frozen=True):
     run: str
     file_bytes: int
     live_pids: list[int]
+    """Processes that have it open, each by its id in its own container."""
+    has_owner: bool = False
+    """Whether the process that the pool was made for lives."""
     problem: str = ""
     """Why the arena cannot be used, if it cannot."""
 
     @property
     def stale(self) -> bool:
         """No process uses it."""
-        return not self.live_pids
+        return not self.live_pids and not self.has_owner
 
 
 def check_name(name: str) -> None:
@@ -176,10 +225,9 @@ def check_name(name: str) -> None:
 def open_files(config: LocalPoolConfig) -> tuple[PoolFiles, bool]:
     """Make or find the files of a pool; True when they were made now."""
     files = PoolFiles.named(config.name, config.dram_dir)
-    _check_folder(Path(config.dram_dir), "pool.dram_dir")
     run = config.run or config.name
     with _locked(files):
-        if files.arena.exists():
+        if os.path.lexists(files.arena):
             try:
                 found = _arena.probe(str(files.arena))
             except PoolError:
@@ -201,50 +249,96 @@ def open_files(config: LocalPoolConfig) -> tuple[PoolFiles, bool]:
 
 def remove_files(files: PoolFiles) -> None:
     """Delete a pool's files; processes that still use it keep their memory until they leave."""
-    with _locked(files):
+    with _locked(files) as lock:
         _unlink(files)
-        files.lock.unlink(missing_ok=True)
+        _remove_free_locks(files, lock)
 
 
-def reclaim_stale(dram_dir: str, keep: str = "") -> list[str]:
-    """Remove the pools of dead runs, however they were named, except `keep`; returns their names."""
-    gone = []
-    for found in find_pools(dram_dir):
-        files = PoolFiles.named(found.name, dram_dir)
-        if found.name == keep or not found.stale or time.time() - _changed(files.arena) < _STALE_AFTER_S:
-            continue
-        with contextlib.suppress(PoolError, OSError), _locked(files, deadline_s=0):
-            # Looked at again under the lock: a process may have joined it since.
-            if not any(again.stale for again in find_pools(dram_dir) if again.name == found.name):
-                continue
+def remove_if_stale(files: PoolFiles) -> bool:
+    """Delete a pool's files if no process uses it; False if one does, or its files are being changed just now."""
+    try:
+        with _locked(files, deadline_s=0) as lock:
+            if not _look(files).stale:
+                return False
             _unlink(files)
-            files.lock.unlink(missing_ok=True)
-            gone.append(found.name)
+            _remove_free_locks(files, lock)
+            return True
+    except (SeerError, OSError):
+        return False
+
+
+def reclaim_stale(dram_dir: str, keep: str = "", least_age_s: float | None = None) -> list[str]:
+    """Remove the pools of dead runs, however they were named, except `keep`; returns their names.
+
+    Younger ones than `least_age_s` (a minute by default) stay. What was left without an arena has no age.
+    """
+    least_age_s = _STALE_AFTER_S if least_age_s is None else least_age_s
+    gone = []
+    for files in all_files(dram_dir):
+        created = _created_unix_s(files.arena)
+        if files.name == keep or (created is not None and time.time() - created < least_age_s):
+            continue
+        if remove_if_stale(files) and created is not None:
+            gone.append(files.name)
     return gone
 
 
-def _unlink(files: PoolFiles) -> None:
-    slab = files.slab()
-    for path in (str(files.arena), slab, str(files.note)):
-        if path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+def all_files(dram_dir: str) -> list[PoolFiles]:
+    """Pools of which any file is there, by name."""
+    folder = private_files.find_folder(dram_dir)
+    if folder is None:
+        return []
+    names = set()
+    for entry in os.listdir(folder):
+        match = _FILE.fullmatch(entry)
+        if match is None:
+            continue  # of other parts of Seer
+        if _NAME.fullmatch(match["name"]):
+            names.add(match["name"])
+        else:
+            log.warning("%r in %s is ignored: it is no name of a pool's file", entry, folder)
+    return [PoolFiles(name, folder) for name in sorted(names)]
 
 
 def find_pools(dram_dir: str = "/dev/shm") -> list[FoundPool]:
     """Every pool of this user in a folder."""
-    prefix = f"seer-pool-{os.geteuid()}-"
-    pools = []
-    for arena in sorted(Path(dram_dir).glob(f"{prefix}*.arena")):
-        name = arena.name.removeprefix(prefix).removesuffix(".arena")
-        slab = PoolFiles.named(name, dram_dir).slab()
-        try:
-            probe = _arena.probe(str(arena))
-        except PoolError as error:
-            pools.append(FoundPool(name, str(arena), slab, "", 0, [], str(error)))
-            continue
-        pools.append(FoundPool(name, str(arena), slab, probe["run"], probe["file_bytes"], probe["live_pids"]))
-    return pools
+    return [_look(files) for files in all_files(dram_dir) if os.path.lexists(files.arena)]
+
+
+def _look(files: PoolFiles) -> FoundPool:
+    """What is there now."""
+    arena, slab = str(files.arena), files.slab()
+    try:
+        has_owner = private_files.is_held(files.owner)
+    except SeerError:
+        has_owner = False  # not a lock file that any process of ours could hold
+    try:
+        probe = _arena.probe(arena)
+    except PoolError as error:
+        return FoundPool(files.name, arena, slab, "", 0, [], has_owner, str(error))
+    return FoundPool(files.name, arena, slab, probe["run"], probe["file_bytes"], probe["live_pids"], has_owner)
+
+
+def _unlink(files: PoolFiles) -> None:
+    slab = files.slab()
+    if slab:
+        private_files.remove(Path(slab))
+    _remove_written(files.arena)
+    _remove_written(files.note)
+
+
+def _remove_free_locks(files: PoolFiles, held: private_files.OwnerLock) -> None:
+    with contextlib.suppress(SeerError):
+        owner = private_files.OwnerLock.acquire(files.owner)
+        if owner is not None:  # else the state and the lock are those of a living process, which removes them
+            _remove_written(files.state)
+            owner.release()
+    held.path.unlink(missing_ok=True)
+
+
+def _remove_written(path: Path) -> None:
+    private_files.remove(path)
+    private_files.remove(path.with_name(f"{path.name}.tmp"))  # of a process that was killed while writing
 
 
 def _create(files: PoolFiles, config: LocalPoolConfig, run: str) -> None:
@@ -255,17 +349,14 @@ def _create(files: PoolFiles, config: LocalPoolConfig, run: str) -> None:
     if config.ssd_slots:
         folder = Path(config.ssd_dir)
         _check_folder(folder, "pool.ssd_dir")
-        slab = str((folder / files.arena.with_suffix(".slab").name).absolute())
+        slab = str(private_files.folder(folder.absolute()) / files.arena.with_suffix(".slab").name)
         free = _free_bytes(folder) + _size(slab)
         if config.ssd_bytes + 4096 > free:
             raise PoolError(
                 f"pool.ssd_bytes={config.ssd_bytes} does not fit in {config.ssd_dir}: {free} bytes are free",
                 hint="lower pool.ssd_bytes or choose another pool.ssd_dir",
             )
-    note = msgspec.json.encode(Note(run=run, slab=slab, created_unix_s=time.time()))
-    descriptor = os.open(files.note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(note)
+    private_files.write(files.note, msgspec.json.encode(Note(run=run, slab=slab, created_unix_s=time.time())))
     try:
         _arena.create(
             str(files.arena),
@@ -283,33 +374,15 @@ def _create(files: PoolFiles, config: LocalPoolConfig, run: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(files: PoolFiles, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[None]:
+def _locked(files: PoolFiles, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[private_files.OwnerLock]:
     """Only one process at a time looks, creates or removes."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_file(descriptor, files.lock):
-                break
-            # Its last owner removed the file while we waited: what we locked is no longer what others will.
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise PoolError(f"{files.lock} was locked for {deadline_s:g} s by another process") from None
-            time.sleep(0.02)  # flock has no deadline of its own
-        os.close(descriptor)
+    lock = private_files.OwnerLock.acquire(files.lock, deadline_s)
+    if lock is None:
+        raise PoolError(f"{files.lock} was locked for {deadline_s:g} s by another process")
     try:
-        yield
+        yield lock
     finally:
-        os.close(descriptor)
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+        lock.release(remove_file=False)
 
 
 def _same_sizes(found: _arena.ArenaProbe, config: LocalPoolConfig) -> bool:
@@ -361,12 +434,12 @@ def _free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _changed(path: Path) -> float:
-    """When the file was created or replaced; now, if it is gone."""
+def _created_unix_s(path: Path) -> float | None:
+    """When the file was created or replaced; None if it is gone."""
     try:
-        return path.stat().st_ctime
+        return os.lstat(path).st_ctime
     except FileNotFoundError:
-        return time.time()
+        return None
 
 
 def _size(path: str) -> int:

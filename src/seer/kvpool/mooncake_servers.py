@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from seer import private_files
 from seer.errors import ConfigError, MissingExtra, PoolError
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: loading takes a lock, which must not happen after one
@@ -94,7 +94,11 @@ class MooncakeServers:
 
     def __init__(self, config: MooncakeServersConfig) -> None:
         self.config = config
-        self._log_dir = Path(config.log_dir or tempfile.mkdtemp(prefix="seer-mooncake-"))
+        self._log_dir = (
+            Path(config.log_dir)
+            if config.log_dir
+            else private_files.make_folder("mooncake-logs", tempfile.gettempdir())
+        )
         ports = _free_ports(config.host, 3)
         self.master_address = f"{config.host}:{config.master_port or ports[0]}"
         self.owner_address = f"{config.host}:{config.owner_port or ports[1]}"
@@ -146,7 +150,7 @@ class MooncakeServers:
                 process.wait(_STOP_DEADLINE_S)
         self._owner = self._master = None
         if not self.config.log_dir:
-            shutil.rmtree(self._log_dir, ignore_errors=True)
+            private_files.remove_folder(self._log_dir)
 
     def kill_owner(self) -> None:
         """End the owner as a crash would; for tests of what happens then."""

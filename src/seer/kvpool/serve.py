@@ -7,14 +7,15 @@ to spill. For `mooncake` it runs the master and the owner and restarts what dies
 when everything answers, and removes it and the pool when it gets a signal to end.
 
 Invariants
-  1. The state file exists only while the pool is usable; it is written whole or not at all.
-  2. On SIGTERM or SIGINT everything started here is stopped and every file made here is removed.
+  1. The pool's owner lock is held for the life of this process. A state file without it is one that a killed process
+     left, and means nothing.
+  2. The state file is written only while the pool is usable, whole or not at all.
+  3. On SIGTERM or SIGINT everything started here is stopped and every file made here is removed.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -23,9 +24,10 @@ from pathlib import Path
 
 import msgspec
 
-from seer.errors import SeerError
+from seer import private_files
+from seer.errors import PoolError, SeerError
 from seer.kvpool.local import LocalPool
-from seer.kvpool.local_files import LocalPoolConfig
+from seer.kvpool.local_files import LocalPoolConfig, PoolFiles
 from seer.kvpool.mooncake_servers import (
     NAMESPACE_RECIPE,
     MooncakeServers,
@@ -41,7 +43,6 @@ class ServeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     name: str
-    state_path: str
     dram_dir: str
     dram_bytes: int
     ssd_bytes: int = 0
@@ -145,11 +146,7 @@ def _write_state(spec: ServeSpec, addresses: dict[str, str], pids: dict[str, int
         pids=pids,
         warnings=warnings,
     )
-    temporary = f"{spec.state_path}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(state))
-    os.rename(temporary, spec.state_path)
+    private_files.write(PoolFiles.named(spec.name, spec.dram_dir).state, msgspec.json.encode(state))
 
 
 def main(arguments: list[str]) -> int:
@@ -159,14 +156,21 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        (hold_local if spec.backend == "local" else hold_mooncake)(spec, ended)
+        files = PoolFiles.named(spec.name, spec.dram_dir)
+        owner = private_files.OwnerLock.acquire(files.owner)
+        if owner is None:
+            raise PoolError(f"pool {spec.name!r} is up already", hint="see `seer pool status`")
+        try:
+            private_files.remove(files.state)  # of a process that was killed: with the lock it would be believed
+            (hold_local if spec.backend == "local" else hold_mooncake)(spec, ended)
+        finally:
+            private_files.remove(files.state)
+            owner.release()
     except SeerError as error:
         print(msgspec.json.encode({"error": str(error), "hint": error.hint}).decode(), file=sys.stderr)
         return 2
-    finally:
-        Path(spec.state_path).unlink(missing_ok=True)
     if spec.log_is_temporary:
-        shutil.rmtree(spec.log_dir, ignore_errors=True)
+        private_files.remove_folder(Path(spec.log_dir))
     return 0
 
 

@@ -47,6 +47,10 @@ def blocks_of(num: int) -> np.ndarray:
     return np.random.default_rng(num).integers(0, 256, (num, BLOCK_BYTES), dtype=np.uint8)
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if not path.is_dir()]
+
+
 def wait_until(fact: Callable[[], bool], what: str, limit_s: float = 20) -> None:
     deadline = time.monotonic() + limit_s
     while not fact():
@@ -147,7 +151,10 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     with pool:
-        for path in tmp_path.iterdir():
+        (folder,) = tmp_path.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {path.suffix for path in folder.iterdir()} == {".arena", ".json", ".lock", ".slab"}
+        for path in folder.iterdir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
         pool.close(remove=True)
 
@@ -163,7 +170,7 @@ def test_an_arena_others_can_read_is_not_adopted(tmp_path: Path) -> None:
 
 def test_closing_with_remove_leaves_no_file(tmp_path: Path) -> None:
     LocalPool(a_config(tmp_path)).close(remove=True)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +192,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, monkeypatch: py
         a_config(tmp_path, ssd_dir="")
     with pytest.raises(ConfigError, match="pool name"):
         a_config(tmp_path, name="a/b")
-    assert {p.suffix for p in tmp_path.iterdir()} <= {".lock"}, "a refusal left files behind"
+    assert {p.suffix for p in files_in(tmp_path)} <= {".lock"}, "a refusal left files behind"
 
 
 def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +208,7 @@ def test_a_disk_that_fills_up_between_the_check_and_the_reservation_is_refused(
     monkeypatch.setattr(local_files, "_free_bytes", lambda folder: 1 << 62)
     with pytest.raises(PoolError, match=r"cannot reserve .* SSD file"):
         LocalPool(a_config(tmp_path, block_bytes=1 << 28, dram_bytes=1 << 30, ssd_bytes=1 << 51))
-    assert {p.suffix for p in tmp_path.iterdir()} <= {".lock"}
+    assert {p.suffix for p in files_in(tmp_path)} <= {".lock"}
 
 
 def test_a_repair_leaves_the_copies_under_way_alone(tmp_path: Path) -> None:
@@ -296,7 +303,7 @@ def test_creating_a_pool_removes_those_of_dead_runs_and_no_others(
         monkeypatch.setattr(local_files, "_STALE_AFTER_S", -1.0)
         with LocalPool(new) as pool:
             assert {p.name for p in find_pools(str(tmp_path))} == {alive.name, new.name}
-            assert not any(dead.name in p.name for p in tmp_path.iterdir())
+            assert not any(dead.name in p.name for p in files_in(tmp_path))
             pool.close(remove=True)
         used.close(remove=True)
 

@@ -50,7 +50,7 @@ def test_up_status_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     finally:
         assert main(["pool", "down", *where]) == 0
     assert "is gone" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
     assert main(["pool", "down", *where]) == 1
     assert "no pool named" in capsys.readouterr().err
 
