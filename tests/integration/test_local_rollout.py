@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from seer import GroupResult, HostingConfig, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling, private_files
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
@@ -146,11 +146,12 @@ def test_instances_share_packed_matrices_also_of_new_weights(tmp_path: Path) -> 
             assert after != before
             return first, tokens_of(await rolled_out(rollout))
 
-    known = set(Path("/dev/shm").glob("seer-matrices-*"))
+    home = private_files.folder("/dev/shm")
+    known = set(home.glob("seer-matrices-*"))
     first, second = asyncio.run(scenario())
     assert first == tokens_of(undisturbed(old))
     assert second == tokens_of(undisturbed(new))
-    assert set(Path("/dev/shm").glob("seer-matrices-*")) <= known
+    assert set(home.glob("seer-matrices-*")) <= known
 
 
 def test_the_verification_is_clean_for_these_weights_and_not_for_others(model: Path, tmp_path: Path) -> None:

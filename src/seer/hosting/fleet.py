@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -22,7 +21,14 @@ from seer.engine.base import Weights
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
-from seer.engine.staged_weights import StagedWeights, has_shared_memory, make_shared_folder, stage, stage_in_place
+from seer.engine.staged_weights import (
+    StagedWeights,
+    has_shared_memory,
+    make_shared_folder,
+    remove_shared_folder,
+    stage,
+    stage_in_place,
+)
 from seer.errors import DeadlineExceeded, SeerError
 from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.draft_server_process import DraftServerProcess
@@ -181,7 +187,7 @@ class HostedFleet:
             await self.draft_server.close()
         self._staged.discard()
         if self._matrices is not None:
-            shutil.rmtree(self._matrices, ignore_errors=True)
+            remove_shared_folder(self._matrices)
         if self.pool is not None:
             self.pool.close()
 

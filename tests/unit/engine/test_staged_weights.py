@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from collections import namedtuple
@@ -10,29 +12,68 @@ from pathlib import Path
 
 import pytest
 
-from seer.engine import staged_weights
-from seer.engine.staged_weights import make_shared_folder
+from seer import private_files
+from seer.engine.staged_weights import StagedWeights, make_shared_folder, remove_shared_folder, stage
 
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(staged_weights, "_SHARED_MEMORY", tmp_path)
-    return tmp_path
+    for name in ("memory", "disk"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(private_files, "SHARED_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
+    return tmp_path / "memory"
 
 
-def test_folders_of_processes_that_are_gone_are_removed_and_others_are_not(memory: Path) -> None:
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    orphan, mine = memory / f"seer-model-{done.pid}-x", memory / f"seer-model-{os.getpid()}-x"
-    other = memory / f"seer-weights-{done.pid}-x"
-    for folder in (orphan, mine, other):
-        folder.mkdir()
-    made = make_shared_folder("seer-model", 1)
-    assert made.parent == memory
-    assert made.name.startswith(f"seer-model-{os.getpid()}-")
-    assert not orphan.exists()
-    assert mine.exists()
-    assert other.exists()
+def a_process_with_a_folder(memory: Path) -> tuple[subprocess.Popen[str], Path]:
+    program = (
+        "import sys; from pathlib import Path; from seer import private_files; from seer.engine import staged_weights;"
+        "private_files.SHARED_MEMORY = Path(sys.argv[1]);"
+        "print(staged_weights.make_shared_folder('seer-weights', 1), flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(memory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    return child, Path(child.stdout.readline().strip())
+
+
+def test_folders_of_processes_that_were_killed_are_removed_and_others_are_not(memory: Path) -> None:
+    child, theirs = a_process_with_a_folder(memory)
+    with child:
+        mine = make_shared_folder("seer-model", 1)
+        assert mine.parent == theirs.parent == memory / f"seer-{os.geteuid()}"
+        assert theirs.is_dir()
+        child.kill()
+    after = make_shared_folder("seer-model", 1)
+    assert [path.exists() for path in (theirs, mine, after)] == [False, True, True]
+    for folder in (mine, after):
+        remove_shared_folder(folder)
+    assert list(mine.parent.iterdir()) == []
+
+
+def test_the_folder_of_a_process_in_another_pid_namespace_stays(memory: Path) -> None:
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a pid namespace")
+    mine = make_shared_folder("seer-weights", 1)
+    program = (
+        "import os, sys; from pathlib import Path;"
+        "from seer import private_files; from seer.engine import staged_weights;"
+        "assert not os.path.exists('/proc/' + sys.argv[2]);"
+        "private_files.SHARED_MEMORY = Path(sys.argv[1]); staged_weights.make_shared_folder('seer-weights', 1)"
+    )
+    subprocess.run([*apart, sys.executable, "-c", program, str(memory), str(os.getpid())], check=True, timeout=60)
+    assert mine.is_dir()
+    remove_shared_folder(mine)
+
+
+def test_what_another_user_put_beside_it_is_left_alone(memory: Path) -> None:
+    strange = memory / f"seer-weights-{2**22}-x"  # once the name of a folder whose process is gone
+    strange.mkdir()
+    (strange / "precious").touch()
+    remove_shared_folder(make_shared_folder("seer-weights", 1))
+    assert (strange / "precious").exists()
 
 
 def test_weights_that_do_not_fit_go_to_disk_with_a_warning(
@@ -41,6 +82,42 @@ def test_weights_that_do_not_fit_go_to_disk_with_a_warning(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10, 5, 5))
     made = make_shared_folder("seer-model", 6)
-    made.rmdir()
-    assert made.parent != memory
+    assert made.parent.parent == memory.parent / "disk"
     assert "docker run --shm-size" in caplog.text
+    remove_shared_folder(made)
+    assert list(made.parent.iterdir()) == []
+
+
+def test_without_shared_memory_they_go_to_disk(memory: Path) -> None:
+    memory.rmdir()
+    made = make_shared_folder("seer-model", 6)
+    assert made.parent.parent == memory.parent / "disk"
+    remove_shared_folder(made)
+
+
+def test_tensors_are_staged_for_this_user_alone_and_discarded_whole(memory: Path) -> None:
+    torch = pytest.importorskip("torch")
+    staged = stage({"a": torch.ones(3)})
+    assert staged.home is not None
+    assert stat.S_IMODE(staged.home.stat().st_mode) == 0o700
+    assert staged.path.is_file()
+    staged.discard()
+    assert list(staged.home.parent.iterdir()) == []
+
+
+def test_tensors_that_cannot_be_staged_leave_nothing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        stage({"a": torch.ones(3)})
+    assert list(private_files.folder(memory).iterdir()) == []
+
+
+def test_a_path_of_the_users_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    StagedWeights((tmp_path / "model").resolve()).discard()
+    assert (tmp_path / "model").is_dir()

@@ -7,12 +7,12 @@ sent if they have changed.
 from __future__ import annotations
 
 import atexit
-import shutil
 from pathlib import Path
 from typing import Any
 
 from seer.api import SyncRollout
 from seer.config import HostingConfig, from_keywords
+from seer.engine.staged_weights import remove_shared_folder
 from seer.errors import ConfigError
 from seer.integrations.trl.trainer_weights import stamp_of, tensors_of, write_model_folder
 
@@ -77,7 +77,7 @@ class TrainedInstances:
             atexit.unregister(self.close)
             rollout.__exit__(None, None, None)
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_shared_folder(folder)
 
     def _start(self, trainer: Any) -> None:
         self._settings["device"] = device = self._device or str(trainer.accelerator.device)

@@ -7,11 +7,10 @@ trainer holds then (for example a checkpoint it resumed from) is weights version
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from seer.engine.staged_weights import make_shared_folder
+from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
 from seer.errors import ConfigError
 
 
@@ -56,7 +55,7 @@ def write_model_folder(trainer: Any) -> Path:
         trainer.processing_class.save_pretrained(folder)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_shared_folder(folder)
         raise
     return folder
 

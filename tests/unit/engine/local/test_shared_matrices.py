@@ -21,7 +21,7 @@ if not cpu_ops.available():
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(1 << 40, 0, 1 << 40))
-    (tmp_path / "home").mkdir()
+    (tmp_path / "home").mkdir(mode=0o700)
     return tmp_path / "home"
 
 
@@ -76,7 +76,6 @@ def test_who_packs_at_the_same_time_and_is_slower_takes_the_others(
     def overtaken(panels: torch.Tensor, weight: torch.Tensor) -> None:
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(shared_matrices, "fill_panels", pack)
-            elsewhere.setattr(os, "getpid", lambda: 1)  # another process has another name for its draft
             rival.linear(weight, None)
         pack(panels, weight)
 
@@ -130,3 +129,24 @@ def test_small_matrices_make_no_file(home: Path, source: Path) -> None:
     weight = a_weight(outer=10)
     assert torch.equal(product(SharedMatrices(home, [source]).linear(weight, None)), right(weight))
     assert files(home) == []
+
+
+@pytest.mark.parametrize("trouble", ["open folder", "open file", "link"])
+def test_what_others_could_have_written_is_not_mapped(home: Path, source: Path, trouble: str) -> None:
+    SharedMatrices(home, [source]).linear(a_weight(0), None)
+    (file,) = files(home)
+    if trouble == "open folder":
+        home.chmod(0o755)
+    elif trouble == "open file":
+        file.chmod(0o666)
+    else:
+        file.rename(file.with_suffix(".moved"))
+        file.symlink_to(file.with_suffix(".moved"))
+    torch.from_file(str(file), shared=True, size=file.stat().st_size // 4).zero_()
+    assert torch.equal(product(SharedMatrices(home, [source]).linear(a_weight(0), None)), right(a_weight(0)))
+
+
+def test_folders_that_hold_no_matrices_are_left(home: Path, source: Path) -> None:
+    (home / "precious").mkdir()
+    SharedMatrices(home, [source]).linear(a_weight(0), None)
+    assert (home / "precious").is_dir()
