@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
-from seer.config.engines import GPU_DRAFT_TOKENS
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, MissingExtra
@@ -129,10 +128,9 @@ def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: Model
     from seer.engine.vllm.settings import CPU_BLOCK_STEP
 
     kv, dtype = config.kv, config.dtype
-    if engine.speculation is None:
-        on_gpu = VllmSpeculation(place="gpu", max_draft_tokens=GPU_DRAFT_TOKENS)
-        engine = replace(engine, speculation=VllmSpeculation() if config.on_cpu else on_gpu)
     if config.on_cpu:
+        # Off on a GPU unless asked for: not faster at every batch size there (benchmarks/vllm/results.md).
+        engine = replace(engine, speculation=engine.speculation or VllmSpeculation())
         dtype = "float32" if dtype == "auto" else dtype
         kv = replace(kv, block_size=-(-kv.block_size // CPU_BLOCK_STEP) * CPU_BLOCK_STEP)
     elif config.instances > 1 and kv.memory_bytes is None and kv.blocks is None:
