@@ -2,12 +2,16 @@
 
 The child is a new interpreter (not a fork: torch and threads do not survive one) in its own session. A Ctrl-C in the
 terminal reaches the driver only, which then ends its children.
+
+It imports what the driver imports, except from the current folder: a file there with the name of a module (numpy.py)
+must not run inside instances.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -30,6 +34,38 @@ def core_for(instance: int) -> int:
     return cores[instance % len(cores)]
 
 
+def module_folders(needed: Sequence[str]) -> list[str]:
+    """The folders of `sys.path` that a child may import from.
+
+    The current folder is not one of them, unless the user put it into PYTHONPATH as an absolute path, or a module of
+    `needed` is there.
+    """
+    wanted = {entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)}
+    wanted.update(*map(_folders_of, needed))
+    # Relative entries, such as the '' of `python -c`, name the current folder or one in it.
+    return [entry for entry in sys.path if os.path.isabs(entry) and (entry in wanted or not _is_current(entry))]
+
+
+def _folders_of(module: str) -> set[str]:
+    """The folders that hold a module or its package; an editable install may have several."""
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # it was made by hand and has no specification
+        spec = None
+    if spec is None:
+        return set()
+    places = [*(spec.submodule_search_locations or ())] or [spec.origin or ""]
+    return {os.path.dirname(os.path.abspath(place)) for place in places if place}
+
+
+def _is_current(folder: str) -> bool:
+    try:
+        return os.path.samefile(folder, os.curdir)
+    except OSError:  # one of the two does not exist
+        return False
+
+
 class ChildProcess:
     """One child process: it runs a module of Seer, with its end of the socket as a descriptor."""
 
@@ -41,12 +77,16 @@ class ChildProcess:
         module: str,
         single_thread: bool,
         arguments: Sequence[str] = (),
+        imports: Sequence[str] = (),
     ) -> None:
+        """`imports` names modules that it must find, such as the one with the factory of its instance."""
         ours, theirs = socket.socketpair()
         self.socket = ours
         self._log = _open_log(name, log_dir)
-        # The child must find the same modules as the driver, such as the factory of its instance.
-        environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        environment = dict(os.environ) | {
+            "PYTHONPATH": os.pathsep.join(module_folders((module, *imports))),
+            "PYTHONSAFEPATH": "1",  # `python -m` does not look in the current folder, nor do the child's own children
+        }
         if single_thread:
             # Before numpy or torch is imported: afterwards their thread pools have been sized.
             environment.update(dict.fromkeys(_ONE_THREAD, "1"), TOKENIZERS_PARALLELISM="false")

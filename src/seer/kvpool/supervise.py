@@ -76,7 +76,7 @@ def _start(spec: ServeSpec) -> ServeState:
     log_path = Path(spec.log_dir) / "serve.log"
     with open(log_path, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "seer.kvpool.serve", msgspec.json.encode(spec).decode()],
+            [sys.executable, "-P", "-m", "seer.kvpool.serve", msgspec.json.encode(spec).decode()],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

