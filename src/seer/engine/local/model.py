@@ -22,7 +22,7 @@ import torch
 from seer.engine.local.batch import Batch
 from seer.engine.local.model_config import ModelConfig
 from seer.engine.local.ops import Linear, MakeLinear, Ops, replaced
-from seer.engine.local.weights import check, check_shape, expected_shapes
+from seer.engine.local.weights import check, check_finite, check_shape, expected_shapes
 
 
 @dataclass(slots=True)
@@ -76,7 +76,9 @@ def load(
     shapes = expected_shapes(config)
 
     def get(name: str) -> torch.Tensor:
-        return check_shape(name, tensors[name], shapes[name]).to(device=device, dtype=dtype).contiguous()
+        stored = check_shape(name, tensors[name], shapes[name])
+        # After the conversion: a value can overflow in a smaller dtype.
+        return check_finite(name, stored.to(device=device, dtype=dtype).contiguous())
 
     def join(at: str, names: tuple[str, ...], kind: str = "weight") -> torch.Tensor:
         return torch.cat([get(f"{at}{name}.{kind}") for name in names])

@@ -4,14 +4,15 @@ Files are memory-mapped, so the instances of one machine read one copy from the 
 matrices are private to a process, or shared through shared_matrices.py.
 
 Invariants
-  1. Every tensor the model needs is present with the expected shape, and no unknown one is. Otherwise an error names
-     the tensor before any weight in use changes.
+  1. Every tensor the model needs is present with the expected shape and finite values, and no unknown one is. Otherwise
+     an error names the tensor before any weight in use changes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,28 @@ def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torc
     if tuple(tensor.shape) != shape:
         raise InputError(f"{name} has shape {list(tensor.shape)}, config.json says {list(shape)}")
     return tensor
+
+
+def check_finite(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, if it has no NaN and no infinity. It is checked on its own device."""
+    if not tensor.is_floating_point():
+        return tensor
+    values = tensor.float() if tensor.element_size() == 1 else tensor  # PyTorch does not sum 8-bit floats
+    # A sum takes a small part of the time of `isfinite`, and a NaN or an infinity always shows in it. A sum of finite
+    # values can overflow too, so a suspicious tensor is then checked value by value.
+    if not math.isfinite(values.sum(dtype=torch.float32).item()):
+        num_bad = values.numel() - int(values.isfinite().sum())
+        if num_bad:
+            raise InputError(
+                f"{name} has {num_bad} values of {values.numel()} that are NaN or infinite in {_name(tensor.dtype)}",
+                hint="the trainer diverged: load weights from before that"
+                + (", or use a dtype with a larger range" if tensor.dtype == torch.float16 else ""),
+            )
+    return tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _ignored(name: str, config: ModelConfig) -> bool:
