@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seer.engine.base import Weights
+from seer.engine.base import InstanceView, Weights
 from seer.engine.fake import FakeInstance
 from seer.engine.fake import make_fake as make_configured_fake
 from seer.engine.instance_settings import read_settings
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
-from seer.types import Chunk, DraftMode
+from seer.types import Chunk, ChunkOutput, DraftMode, TokenSpan
 
 
 class Hanging(FakeInstance):
@@ -92,3 +92,68 @@ def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> 
 def make_fake(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
     """One without faults; the settings are its own arguments."""
     return FakeInstance(id, events=events, **settings)
+
+
+class BadTokens(FakeInstance):
+    """Reports tokens that its model cannot have sampled."""
+
+    vocab_size = 50
+    failure = None
+
+    def __init__(self, id: int, token: int, logprob: float) -> None:
+        super().__init__(id)
+        self._bad = token, logprob
+
+    def submit(self, chunk: Chunk) -> None:
+        assert self._sink is not None
+        ids, logprobs = [7, self._bad[0]], [-1.0, self._bad[1]]
+        span = TokenSpan(ids, logprobs, chunk.weights_version, logprobs)
+        self._sink(ChunkOutput(chunk.request, chunk.attempt, self.id, 2, span))
+
+
+class NoView(FakeInstance):
+    """After its first chunk, its state can be read a few times more and then never again."""
+
+    def __init__(self, id: int, num_views: int) -> None:
+        super().__init__(id)
+        self._num_views = num_views
+        self._has_chunk = False
+
+    def submit(self, chunk: Chunk) -> None:
+        self._has_chunk = True
+
+    def view(self) -> InstanceView:
+        if self._has_chunk:
+            self._num_views -= 1
+            if self._num_views < 0:
+                raise ZeroDivisionError("on purpose")
+        return super().view()
+
+
+def make_bad_tokens(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    return BadTokens(id, **settings)
+
+
+def make_no_view(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    return NoView(id, **settings)
+
+
+def make_dying_worker(id: int, settings: dict[str, Any], events: EventSink) -> Any:
+    """The embedded engine, whose steps fail; with `reports=False` the report of that fails too."""
+    from seer.engine.local.hosted import HostedLocal
+
+    reports = settings.pop("reports")
+    instance = HostedLocal(id, drafter=None, pool=None, events=events, **settings)
+    inner: Any = instance.inner
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    def break_engine() -> None:
+        inner_open()
+        inner.engine.step = fail
+        if not reports:
+            inner._break = fail
+
+    inner_open, inner._open = inner._open, break_engine
+    return instance

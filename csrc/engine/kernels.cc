@@ -514,6 +514,10 @@ Sampled sample(const float* raw, const float* processed, int64_t vocab, uint64_t
   } else {
     find_best(processed, vocab, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), &best);
   }
+  if (best.token < 0) {  // every logit is NaN or -inf, and raw[-1] is not ours to read
+    const float none = std::numeric_limits<float>::quiet_NaN();
+    return {-1, none, none, none};
+  }
   const float raw_total = log_sum_exp(raw, vocab);
   Sampled sampled{best.token, 0.0f, raw[best.token] - raw_total, best.score - best.second};
   if (!greedy)

@@ -106,7 +106,8 @@ struct Sampled {
 };
 
 // Gumbel-max: argmax of processed[v] + noise(seed, position, v). `processed` may equal `raw`; -inf is never sampled.
-// `greedy` samples the argmax of `processed` without noise.
+// `greedy` samples the argmax of `processed` without noise. The token is -1 if all of `processed` is NaN or -inf; a NaN or
+// +inf in `raw` makes the raw log-probability NaN.
 Sampled sample(const float* raw, const float* processed, int64_t vocab, uint64_t seed, uint64_t position, bool greedy);
 
 // The noise itself, for tests and for other implementations to compare with.

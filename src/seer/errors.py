@@ -5,7 +5,8 @@
     ├── InputError         a file or prompt given by the user is bad        (exit code 2)
     ├── MissingExtra       an optional dependency is not installed          (exit code 2)
     ├── InstanceError      an instance refused, died or hung
-    │   └── Overloaded     it has no room for the chunk; nothing was started
+    │   ├── Overloaded     it has no room for the chunk; nothing was started
+    │   └── NoProbability  the model gives NaN or infinite logits; ends the run
     ├── PoolError          the KV pool could not do what was asked
     ├── DraftError         the draft server or index could not do what was asked
     └── DeadlineExceeded   a named wait ran out of time
@@ -43,6 +44,10 @@ class InstanceError(SeerError):
 
 class Overloaded(InstanceError):  # noqa: N818 - reads as what it is
     """The instance has no room for the chunk; nothing was started."""
+
+
+class NoProbability(InstanceError):  # noqa: N818 - reads as what it is
+    """The model's logits give no probability. It gives them everywhere, so the run ends."""
 
 
 class PoolError(SeerError):

@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 
 from engines import a_chunk, an_engine, generate
 from inbox import OutputInbox
-from seer.engine.base import Instance
+from seer.engine.base import Instance, ModelInstance
 from seer.engine.local import LocalInstance
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
-from seer.errors import InstanceError, Overloaded
+from seer.errors import InputError, InstanceError, NoProbability, Overloaded
 from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd, ChunkOutput
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
@@ -246,25 +246,93 @@ def test_steps_are_counted_without_a_pool(_: str, vllm_engine: SharedEngine) -> 
     assert all(report.duration_s > 0 for report in reports)
 
 
-def test_a_step_that_breaks_fails_its_chunks_by_name_and_not_the_instance(folder: Path) -> None:
+@pytest.mark.parametrize("part", ["forward", "scheduler", "the way to end chunks too"])
+def test_a_step_that_breaks_fails_all_chunks_by_name_and_breaks_the_instance(folder: Path, part: str) -> None:
     instance, inbox = LocalInstance(0, folder, kv_blocks=64), Inbox()
+
+    def fail(*_: object) -> Any:
+        raise ZeroDivisionError(part)
 
     async def main() -> None:
         await instance.start(inbox)
-        engine = instance.engine
-        forward = engine.model.forward
-        engine.model.forward = lambda *_: 1 / 0  # type: ignore[assignment, method-assign]
+        engine: Any = instance.engine
+        if part == "scheduler":
+            engine.scheduler.plan = fail
+        else:
+            engine.model.forward = fail
+        if part == "the way to end chunks too":
+            engine.scheduler.leave = fail
+        assert instance.failure is None
         instance.submit(a_chunk(0, PROMPT, max_tokens=5))
-        await inbox.ends(0)
-        engine.model.forward = forward  # type: ignore[method-assign]
         instance.submit(a_chunk(1, PROMPT, max_tokens=5))
-        await inbox.ends(1)
+        instance.abort(1)
+        await inbox.ends(0, 1)
+        with pytest.raises(InstanceError, match="instance 0 has failed: ZeroDivisionError"):
+            instance.submit(a_chunk(2, PROMPT, max_tokens=5))
+        with pytest.raises(InstanceError, match="instance 0 has failed: ZeroDivisionError"):
+            await instance.update_weights({}, 1)
         await instance.close()
 
     asyncio.run(main())
     assert inbox.end(0).end is ChunkEnd.FAILED
     assert "ZeroDivisionError" in str(inbox.end(0).error)
-    assert inbox.end(1).end is ChunkEnd.LIMIT
+    assert inbox.end(1).end is not None
+    assert len([output for output in inbox.outputs if output.end]) == 2, "one end each"
+
+
+def test_chunks_end_also_if_the_engine_cannot_end_them(folder: Path) -> None:
+    instance, inbox = LocalInstance(0, folder, kv_blocks=64), Inbox()
+
+    async def main() -> None:
+        await instance.start(inbox)
+        await instance.pause()
+        instance.engine.scheduler.leave = lambda _: 1 / 0  # type: ignore[assignment, method-assign]
+        instance.submit(a_chunk(0, PROMPT, max_tokens=5))
+        await instance.close()
+
+    asyncio.run(main())
+    assert inbox.end(0).end is ChunkEnd.ABORTED
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name_and_change_nothing(play: Play, value: float) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
+    weights[name][3, 5:7] = value
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, PROMPT, max_tokens=10, temperature=play.temperature))
+        await inbox.ends(0)
+        with pytest.raises(InputError, match=f"{name} has 2 values of 6144 ") as refused:
+            await instance.update_weights(weights, 1)
+        assert "the trainer diverged" in str(refused.value.hint)
+        instance.submit(a_chunk(1, PROMPT, max_tokens=10, temperature=play.temperature, seed=1000))
+        await inbox.ends(1)
+
+    inbox = play(scenario)
+    assert inbox.tokens(0) == inbox.tokens(1)
+
+
+def test_a_model_that_gives_no_probability_ends_its_chunks_by_request_and_position(play: Play) -> None:
+    weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
+    weights["model.norm.weight"] *= 2e38  # finite, and the logits are not
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        await instance.update_weights(weights, 1)
+        for request in (7, 8):
+            chunk = a_chunk(request, PROMPT, max_tokens=10, temperature=play.temperature, weights_version=1)
+            instance.submit(chunk)
+        await inbox.ends(7, 8)
+        assert isinstance(instance, ModelInstance)
+        assert isinstance(instance.failure, NoProbability)
+        with pytest.raises(InstanceError, match="has failed"):
+            instance.submit(a_chunk(9, PROMPT, max_tokens=10, weights_version=1))
+
+    inbox = play(scenario)
+    for request in (7, 8):
+        assert inbox.tokens(request) == []
+        assert inbox.end(request).end is ChunkEnd.FAILED
+        assert f"position {len(PROMPT)}: the model gives no probability" in str(inbox.end(request).error)
 
 
 def test_instances_of_one_process_share_their_weights_and_agree_on_the_weights_version(folder: Path) -> None:

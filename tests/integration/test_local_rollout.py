@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from faults import KillOnce
 
 pytest.importorskip("torch")
 
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from seer import GroupResult, HostingConfig, Rollout, Sampling, private_files
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
+from seer.errors import InputError, NoProbability
 from seer.verification.verify import PlainModel, ResponseToVerify, verify
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
@@ -206,3 +209,47 @@ def test_instances_ship_tokens_to_the_draft_server_of_their_fleet_with_its_keys(
             return await asyncio.to_thread(tokens_on_draft_server, server.address, server.client_keys)
 
     assert asyncio.run(scenario()) > 0
+
+
+def bad_model(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    make_tiny_model(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = change(weights[name])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("speculation", ["off", "auto"])
+def test_a_model_that_gives_no_probability_ends_the_run_by_request_and_position(
+    tmp_path: Path, speculation: str
+) -> None:
+    # Finite weights whose logits are not: nothing of this can be seen before the first step.
+    folder = bad_model(tmp_path / "bad", "model.norm.weight", lambda norm: norm * 2e38)
+
+    async def scenario() -> int:
+        async with a_rollout(folder, speculation=speculation) as rollout:
+            with pytest.raises(NoProbability, match=r"request \d+, position 5: the model gives no probability"):
+                await rolled_out(rollout)
+            with pytest.raises(NoProbability):
+                await rolled_out(rollout)
+            return rollout.fleet.num_lost
+
+    assert asyncio.run(scenario()) == 0, "no restart was tried"
+
+
+def test_weights_that_are_not_finite_are_refused_when_they_arrive(model: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.o_proj.weight"
+    folder = bad_model(tmp_path / "bad", name, lambda weight: weight.masked_fill(weight > 0.3, float("nan")))
+
+    async def scenario() -> Tokens:
+        with pytest.raises(InputError, match=f"{name} has "):
+            async with a_rollout(folder):
+                pass
+        async with a_rollout(model) as rollout:
+            for weights in (folder, load_file(folder / "model.safetensors")):
+                with pytest.raises(InputError, match=f"{name} has ") as refused:
+                    await rollout.update_weights(weights)
+                assert "the trainer diverged" in str(refused.value.hint)
+            return tokens_of(await rolled_out(rollout))
+
+    assert asyncio.run(scenario()) == tokens_of(undisturbed(model)), "with the weights it had"

@@ -321,6 +321,29 @@ void samples_are_the_greatest_of_logits_and_noise(std::mt19937& rng, int64_t voc
   }
 }
 
+// Nothing is read outside `raw` (the sanitizers look), and the sample says that there is no probability.
+void logits_without_probabilities_give_no_token(std::mt19937& rng, int64_t vocab) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  const Floats fine = random_floats(rng, vocab, 3.0f);
+  for (const bool greedy : {false, true}) {
+    for (const float value : {kNan, -kInf}) {
+      const Floats none(static_cast<size_t>(vocab), value);
+      for (const Floats* raw : {&none, &fine}) {
+        const Sampled sampled = sample(raw->data(), none.data(), vocab, rng(), rng() % 1000, greedy);
+        CHECK(sampled.token == -1);
+        CHECK(std::isnan(sampled.logprob) && std::isnan(sampled.raw_logprob));
+      }
+    }
+    for (const float value : {kNan, kInf}) {
+      Floats spoiled = fine;
+      spoiled[rng() % spoiled.size()] = value;
+      const Sampled sampled = sample(spoiled.data(), spoiled.data(), vocab, rng(), rng() % 1000, greedy);
+      CHECK(sampled.token >= -1 && sampled.token < vocab);
+      CHECK(std::isnan(sampled.raw_logprob));
+    }
+  }
+}
+
 void noise_is_gumbel_and_differs_by_seed_and_position() {
   constexpr int64_t kCount = 200000;
   Floats noise(kCount), other(kCount);
@@ -357,6 +380,7 @@ int main() {
     norms_and_gates_are_those_of_plain_loops(rng, up_to(rng, 1, 4), dim, rng() % 2);
   for (int64_t vocab = 1; vocab < 80; ++vocab) samples_are_the_greatest_of_logits_and_noise(rng, vocab);
   for (int round = 0; round < 20; ++round) samples_are_the_greatest_of_logits_and_noise(rng, up_to(rng, 1000, 5000));
+  for (int64_t vocab = 1; vocab < 80; ++vocab) logits_without_probabilities_give_no_token(rng, vocab);
   noise_is_gumbel_and_differs_by_seed_and_position();
   return seer::testing::passed("kernels");
 }

@@ -1,10 +1,14 @@
-"""Checks of a chunk before it starts; the same checks and messages for every engine that computes on tokens."""
+"""Checks of a chunk before it starts and of its tokens before they are reported.
+
+The same checks and messages for every engine that computes on tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 
-from seer.errors import InstanceError, Overloaded
+from seer.errors import InstanceError, NoProbability, Overloaded
 from seer.types import Chunk, InstanceLimits
 
 
@@ -51,3 +55,34 @@ def refuse_unfit(
         raise Overloaded(f"instance {instance} already holds {len(in_flight)} chunks")
     if chunk.prompt and not 0 <= min(chunk.prompt) <= max(chunk.prompt) < vocab_size:
         raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")
+
+
+def refuse_impossible(
+    request: int,
+    position: int,
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    raw_logprobs: Sequence[float] | None,
+    *,
+    vocab_size: int | None,
+) -> None:
+    """Raise if a token is outside the vocabulary or has no probability; the first of them is at `position`.
+
+    NaN, infinite or all-excluded logits show in the sampled token: its id or its log-probability is impossible. So the
+    logits need no check of their own.
+    """
+    if not ids:
+        return
+    total = sum(logprobs) if raw_logprobs is None else sum(logprobs) + sum(raw_logprobs)
+    if min(ids) >= 0 and (vocab_size is None or max(ids) < vocab_size) and math.isfinite(total):
+        return
+    for at, token in enumerate(ids):
+        raw = logprobs[at] if raw_logprobs is None else raw_logprobs[at]
+        is_known = token >= 0 and (vocab_size is None or token < vocab_size)
+        if not is_known or not math.isfinite(logprobs[at] + raw):
+            what = f"log-probability {raw:g}" if is_known else f"id {token}, vocabulary 0..{(vocab_size or 0) - 1}"
+            raise NoProbability(
+                f"request {request}, position {position + at}: the model gives no probability ({what}); "
+                "its logits are NaN, infinite or all excluded",
+                hint="the trainer diverged or the weights overflow in this dtype: load weights from before that",
+            )

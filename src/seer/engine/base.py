@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from seer.errors import SeerError
 from seer.types import Chunk, ChunkOutput, DraftMode, InstanceLimits
 
-__all__ = ["DraftingInstance", "Instance", "InstanceLimits", "InstanceView", "OutputSink", "Weights"]
+__all__ = ["DraftingInstance", "Instance", "InstanceLimits", "InstanceView", "ModelInstance", "OutputSink", "Weights"]
 
 OutputSink = Callable[[ChunkOutput], None]
 
@@ -96,3 +97,16 @@ class DraftingInstance(Protocol):
         self, run: str, drafts: DraftMode, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]]
     ) -> None:
         """Forget what earlier runs generated, and draft as this run asks; `past` holds earlier responses by group."""
+
+
+@runtime_checkable
+class ModelInstance(Protocol):
+    """An instance that computes a model."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def failure(self) -> SeerError | None:
+        """Why it computes nothing more; None while it works. Set before the chunks in flight end as FAILED."""

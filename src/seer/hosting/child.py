@@ -2,6 +2,8 @@
 
 Started as `python -m seer.hosting.child FD` with one end of a socket pair. It ends on `Close`, or when the driver
 ends for any reason: a thread watches the socket, so even a process whose event loop hangs does not outlive the driver.
+It also ends, with the traceback in its log, when a thread, a callback or a task of Seer fails: a process that only
+looks alive would keep its chunks until a deadline.
 
 Waits for                                    unblocked by
   the next message                             the driver, or its death (end of file)
@@ -22,16 +24,19 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 import msgspec
 
-from seer.engine.base import DraftingInstance, Instance
+import seer
+from seer.engine.base import DraftingInstance, Instance, ModelInstance
 from seer.errors import InstanceError
 from seer.hosting.channel import Channel, receive_blocking
 from seer.hosting.messages import (
     Abort,
     BeginRun,
+    Broken,
     Call,
     CallResult,
     Close,
@@ -52,33 +57,87 @@ from seer.types import ChunkEnd, ChunkOutput
 
 Factory = Callable[[int, dict[str, Any], EventSink], Instance]
 
+_PACKAGE = str(Path(seer.__file__).parent) + os.sep
+"""Where Seer's own code is. This module's name does not say: it runs as `__main__`."""
+
 _decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
 def main() -> None:
     """Serve one instance over the socket whose descriptor is the only argument."""
     faulthandler.enable()  # a crash in native code writes its stack to the log, which the driver quotes
+    exit_with_threads()
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
     setup = receive_blocking(sock, _decoder)
     assert isinstance(setup, Setup), f"the first message is a {type(setup).__name__}"
     if setup.core is not None:
         os.sched_setaffinity(0, {setup.core})
-    asyncio.run(_Server(setup).serve(sock))
+    asyncio.run(_serve_or_exit(setup, sock))
 
 
 def exit_with_driver(sock: socket.socket) -> None:
     """End this process when the other end of the socket closes, even if the event loop hangs."""
 
     def watch() -> None:
-        poll = select.poll()
-        poll.register(sock.fileno(), select.POLLRDHUP | select.POLLHUP)
-        poll.poll()
+        try:
+            poll = select.poll()
+            poll.register(sock.fileno(), select.POLLRDHUP | select.POLLHUP)
+            poll.poll()
+        except Exception:  # without its watch, this process could outlive the driver
+            traceback.print_exc()
         if os.getpgrp() == os.getpid():  # also ends what this process has started, such as vLLM's engine process
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, name="watch-driver", daemon=True).start()
+
+
+def exit_with_threads() -> None:
+    """End this process when a thread that runs Seer's code ends with an exception."""
+    usual = threading.excepthook
+
+    def end(args: threading.ExceptHookArgs) -> None:
+        usual(args)
+        if _is_ours(args.exc_traceback):
+            name = args.thread.name if args.thread is not None else "a thread"
+            _exit(f"{name} ended with {args.exc_type.__name__}: this process ends")
+
+    threading.excepthook = end
+
+
+def _exit_with_callbacks(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For the event loop: end this process when a callback of Seer raises. What it had to deliver is lost."""
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    if "handle" in context and error is not None and _is_ours(error.__traceback__):
+        traceback.print_exception(error)
+        _exit("a callback failed: this process ends")
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    """Whether an exception passed through Seer's code. Other libraries may let a thread of theirs fail."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _exit(why: str) -> NoReturn:
+    """End now: a regular exit would wait for threads that may hang."""
+    sys.stderr.write(f"{why}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+async def _serve_or_exit(setup: Setup, sock: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(_exit_with_callbacks)
+    try:
+        await _Server(setup).serve(sock)
+    except Exception:
+        traceback.print_exc()
+        _exit("the server of this process failed")
 
 
 async def carry_out(command: Command, instance: Instance) -> None:
@@ -103,6 +162,7 @@ class _Server:
         self._channel: Channel[Down] | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._view_timer: asyncio.TimerHandle | None = None
+        self._is_broken = False
 
     async def serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -114,8 +174,10 @@ class _Server:
             channel.send(StartFailed(*describe_error(error)))
             await channel.flush()
             return
-        channel.send(Ready(instance.limits, instance.view()))
+        vocab_size = instance.vocab_size if isinstance(instance, ModelInstance) else None
+        channel.send(Ready(instance.limits, instance.view(), vocab_size))
         heartbeat = asyncio.create_task(self._send_heartbeats())
+        heartbeat.add_done_callback(_raise_failure)
         while (message := await channel.receive()) is not None and not isinstance(message, Close):
             self._handle(instance, message)
         await instance.close()
@@ -146,6 +208,7 @@ class _Server:
             task = asyncio.create_task(self._call(instance, message))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
+            task.add_done_callback(_raise_failure)
 
     async def _call(self, instance: Instance, call: Call) -> None:
         assert self._channel is not None, "a call before the channel"
@@ -174,8 +237,21 @@ class _Server:
             self._send_news([], [])
 
     def _send_news(self, outputs: list[ChunkOutput], events: list[Event]) -> None:
-        if self._channel is not None and self._instance is not None:
+        if self._channel is None or self._instance is None or self._is_broken:
+            return
+        failure = self._instance.failure if isinstance(self._instance, ModelInstance) else None
+        if failure is None:
             self._channel.send(News(outputs, events, self._instance.view()))
+        else:
+            # The driver fails the chunks, and ends this process or the whole run.
+            self._is_broken = True
+            self._channel.send(Broken(*describe_error(failure)))
+
+
+def _raise_failure(task: asyncio.Task[None]) -> None:
+    """Raise a task's error in a callback, where the event loop's handler sees it at once."""
+    if not task.cancelled():
+        task.result()
 
 
 if __name__ == "__main__":

@@ -97,7 +97,14 @@ class HostedFleet:
             self._matrices = make_shared_folder("seer-matrices", 0)
         spec = self._spec()
         self.instances = [
-            ProcessInstance(i, spec, options=self._options, events=self._emit, on_lost=self._supervisor.on_lost)
+            ProcessInstance(
+                i,
+                spec,
+                options=self._options,
+                events=self._emit,
+                on_lost=self._supervisor.on_lost,
+                on_fatal=self._give_up,
+            )
             for i in range(self._num_instances)
         ]
         self._supervisor.watch(list(self.instances))
@@ -117,7 +124,7 @@ class HostedFleet:
         on_output: Callable[[ChunkOutput], None],
         on_failure: Callable[[SeerError], None],
     ) -> None:
-        """Serve this loop from now on; `on_failure` is called when no instance is left."""
+        """Serve this loop from now on; `on_failure` is called when no instance is left or the model is broken."""
         assert self._loop is None, "another loop is attached"
         if self._failure is not None:
             raise self._failure
@@ -237,6 +244,8 @@ class HostedFleet:
             self._loop.rejoin_instance(instance)
 
     def _give_up(self, error: SeerError) -> None:
+        if self._failure is not None:
+            return  # the first failure says why
         self._failure = error
         if self._on_failure is not None:
             self._on_failure(error)

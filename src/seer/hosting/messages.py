@@ -4,7 +4,7 @@ Every message is one msgpack frame (see channel.py). The first frame to the inst
 the driver is `Ready` or `StartFailed`. After that either side sends at any time.
 
     to the instance   Setup, Submit, Abort, Call, Close
-    to the driver     Ready | StartFailed, News (also the heartbeat), CallResult
+    to the driver     Ready | StartFailed, News (also the heartbeat), CallResult, Broken
 
 A `Call` carries one command: `UpdateWeights`, `BeginRun`, `Pause` or `Resume`.
 
@@ -99,6 +99,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
     limits: InstanceLimits
     view: InstanceView
+    vocab_size: int | None = None
+    """Token ids are below this; None if the instance has no model."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -126,8 +128,16 @@ class CallResult(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """The instance computes nothing more; sent instead of its chunks' ends."""
+
+    error: str
+    kind: str
+    hint: str | None = None
+
+
 Down = Setup | Submit | Abort | Call | Close
-Up = Ready | StartFailed | News | CallResult
+Up = Ready | StartFailed | News | CallResult | Broken
 
 
 def describe_error(error: BaseException) -> tuple[str, str, str | None]:

@@ -6,6 +6,9 @@
 When the process goes down, `on_lost` is called once with the reason, and every chunk in flight then ends as FAILED, so
 rule 1 of the protocol holds. `restart` starts a new process with the same weights and settings and an empty KV memory.
 
+Tokens that are outside the vocabulary or have no probability are not passed on. For these, and when the instance says
+that its model gives no probability, `on_fatal` is called instead of `on_lost`: a restart cannot help.
+
 Waits for                                    unblocked by
   ready, after launch                          the child's `Ready` or `StartFailed`, its death, start_deadline_s
   the answer to a call                         the child, its death, call_deadline_s
@@ -24,14 +27,16 @@ import msgspec
 
 from seer.config import HostingConfig, plain_values
 from seer.config.rollout import CPU_SILENCE_S
+from seer.engine.admission import refuse_impossible
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.prepare import InstanceSpec
 from seer.engine.staged_weights import StagedWeights, stage
-from seer.errors import DeadlineExceeded, InstanceError
+from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting.channel import Channel
 from seer.hosting.launch import ChildProcess, core_for
 from seer.hosting.messages import (
     Abort,
+    Broken,
     Call,
     CallResult,
     Close,
@@ -52,6 +57,7 @@ from seer.metrics.events import EventSink, discard
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 OnLost = Callable[[int, str], None]
+OnFatal = Callable[[SeerError], None]
 
 _decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
@@ -69,6 +75,10 @@ def _ignore_loss(instance: int, reason: str) -> None:
     """Chunks in flight end as FAILED in any case."""
 
 
+def _ignore_fatal(error: SeerError) -> None:
+    """Chunks in flight end as FAILED in any case."""
+
+
 class ProcessInstance:
     """Implements `seer.engine.base.Instance`; the engine runs in a child process."""
 
@@ -80,6 +90,7 @@ class ProcessInstance:
         options: HostingConfig | None = None,
         events: EventSink = discard,
         on_lost: OnLost = _ignore_loss,
+        on_fatal: OnFatal = _ignore_fatal,
     ) -> None:
         self._id = id
         self._spec = spec
@@ -87,9 +98,11 @@ class ProcessInstance:
         self._is_pinned = self._options.pin_cores is not False
         self._events = events
         self._on_lost = on_lost
+        self._on_fatal = on_fatal
         self._state = State.NEW
         self._sink: OutputSink | None = None
         self._limits: InstanceLimits | None = None
+        self._vocab_size: int | None = None
         self._view = InstanceView()
         self._sampler = StateSampler(id, events)
         self._child: ChildProcess | None = None
@@ -263,6 +276,7 @@ class ProcessInstance:
             options.log_dir,
             module="seer.hosting.child",
             single_thread=self._is_pinned,
+            imports=(self._spec.factory.partition(":")[0],),
         )
         self._channel = await Channel.over(self._child.socket, _decoder)
         self._channel.send(
@@ -291,7 +305,7 @@ class ProcessInstance:
         except BaseException:
             await self._clean_up()
             raise
-        self._limits, self._view = first.limits, first.view
+        self._limits, self._view, self._vocab_size = first.limits, first.view, first.vocab_size
         self._last_message_s = self._last_step_s = self._now_s()
         self._is_paused = False
         self._state = State.UP
@@ -303,6 +317,9 @@ class ProcessInstance:
             self._last_message_s = self._now_s()
             if isinstance(message, News):
                 self._take_news(message)
+            elif isinstance(message, Broken):
+                error = revive_error(f"instance {self._id}: {message.error}", message.kind, message.hint)
+                self._lose(f"its engine failed: {message.error}", error if isinstance(error, NoProbability) else None)
             elif isinstance(message, CallResult):
                 answer = self._open_calls.pop(message.number, None)
                 if answer is None or answer.done():
@@ -325,10 +342,24 @@ class ProcessInstance:
         self._sampler.sample(news.view, self._last_message_s, self._limits)
         assert self._sink is not None, "news before start"
         for output in news.outputs:
+            try:
+                self._refuse_impossible(output)
+            except NoProbability as error:
+                self._lose(str(error), error)
+                return
             if output.end is not None and self._in_flight.get(output.request) == output.attempt:
                 del self._in_flight[output.request]
             self._known_tokens[output.request] = self._known_tokens.get(output.request, 0) + output.num_tokens
             self._sink(output)
+
+    def _refuse_impossible(self, output: ChunkOutput) -> None:
+        """Raise if the output's tokens cannot be the model's."""
+        request, span = output.request, output.span
+        if span is not None:
+            position = self._known_tokens.get(request, 0)
+            refuse_impossible(
+                request, position, span.ids, span.logprobs, span.raw_logprobs, vocab_size=self._vocab_size
+            )
 
     async def _watch(self) -> None:
         """Declare a process lost that is silent, or that does not step although it has chunks."""
@@ -350,7 +381,7 @@ class ProcessInstance:
                     f"{len(self._in_flight)} chunks in flight, no step for {options.progress_deadline_s:g} s"
                 )
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, fatal: SeerError | None = None) -> None:
         if self._state is not State.UP:
             return
         self._state = State.DOWN
@@ -363,7 +394,9 @@ class ProcessInstance:
         self._open_calls.clear()
         self._view = InstanceView(weights_version=self._view.weights_version)
         self._sampler.sample(self._view, self._now_s(), self._limits)
-        if not self._is_restarting:  # during a restart, `restart` raises instead
+        if fatal is not None:
+            self._on_fatal(fatal)
+        elif not self._is_restarting:  # during a restart, `restart` raises instead
             self._on_lost(self._id, reason)
         self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from engines import a_chunk
+from seer.errors import NoProbability
 from seer.types import ChunkEnd, TokenSpan
 from vllm_engines import needs_vllm
 
 pytestmark = needs_vllm
 
+VOCAB_SIZE = 128
 GENERATED = (TokenSpan([7, 8, 9], [0.0] * 3, 0),)
 
 
@@ -64,7 +67,7 @@ def span_of(chunk: Any, ids: Sequence[int] = (3,), logprobs: Any = None) -> Toke
 
     if logprobs is None:
         logprobs = flat([3], [-1.5])
-    return token_span(chunk, 0, SimpleNamespace(token_ids=ids, logprobs=logprobs))  # type: ignore[arg-type]
+    return token_span(chunk, 0, SimpleNamespace(token_ids=ids, logprobs=logprobs), VOCAB_SIZE)  # type: ignore[arg-type]
 
 
 def test_the_models_own_log_probability_is_reported_where_vllm_gives_it() -> None:
@@ -96,6 +99,12 @@ def test_log_probabilities_of_other_tokens_are_refused() -> None:
             span_of(a_chunk(0, [1]), ids, gathered)
     with pytest.raises(AssertionError, match="flat"):
         span_of(a_chunk(0, [1]), [3], [{3: SimpleNamespace(logprob=-1.5)}])
+
+
+@pytest.mark.parametrize(("token", "logprob"), [(3, math.nan), (3, -math.inf), (-1, -1.0), (VOCAB_SIZE, -1.0)])
+def test_a_token_without_a_probability_is_refused_by_request_and_position(token: int, logprob: float) -> None:
+    with pytest.raises(NoProbability, match=r"request 8, position 4: "):  # two of the prompt, two before it
+        span_of(a_chunk(8, [1, 2]), [5, 6, token], flat([5, 6, token], [-1.0, -1.0, logprob]))
 
 
 def test_log_probabilities_are_requested_flat() -> None:

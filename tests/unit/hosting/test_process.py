@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Coroutine
@@ -13,12 +14,14 @@ import pytest
 
 from seer.config import HostingConfig
 from seer.engine.prepare import InstanceSpec
-from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance
 from seer.hosting.messages import BeginRun, UpdateWeights
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
 
 DEADLINE_S = 60.0
+PATIENT = HostingConfig(pin_cores=False, heartbeat_s=0.1, silence_deadline_s=600.0, progress_deadline_s=600.0)
+"""Deadlines that no test lives to see: what it waits for must come by itself."""
 QUICK = HostingConfig(pin_cores=False, heartbeat_s=0.1, silence_deadline_s=1.0, progress_deadline_s=1.0)
 
 
@@ -43,9 +46,10 @@ class Watched:
     def __init__(self, factory: str, options: HostingConfig = QUICK, **settings: Any) -> None:
         self.outputs: list[ChunkOutput] = []
         self.losses: list[str] = []
+        self.fatal: list[SeerError] = []
         self.news = asyncio.Event()
         spec = InstanceSpec(factory=factory, settings=settings)
-        self.instance = ProcessInstance(0, spec, options=options, on_lost=self._lost)
+        self.instance = ProcessInstance(0, spec, options=options, on_lost=self._lost, on_fatal=self._fail)
 
     def take(self, output: ChunkOutput) -> None:
         self.outputs.append(output)
@@ -54,6 +58,17 @@ class Watched:
     def _lost(self, instance: int, reason: str) -> None:
         self.losses.append(reason)
         self.news.set()
+
+    def _fail(self, error: SeerError) -> None:
+        self.fatal.append(error)
+        self.news.set()
+
+    async def failure(self) -> SeerError:
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.fatal:
+                self.news.clear()
+                await self.news.wait()
+        return self.fatal[0]
 
     async def loss(self) -> str:
         async with asyncio.timeout(DEADLINE_S):
@@ -216,3 +231,57 @@ def test_a_restart_repeats_the_newest_command_of_each_kind_also_one_that_came_wh
 
     play(scenario())
     assert (tmp_path / "notes").read_text().splitlines() == ["update_weights /weights 2", "begin_run run-3 {4: [[5]]}"]
+
+
+@pytest.mark.parametrize(("token", "logprob"), [(-1, -1.0), (50, -1.0), (7, math.nan), (7, -math.inf)])
+def test_a_token_that_the_model_cannot_have_sampled_is_not_accepted(token: int, logprob: float) -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_bad_tokens", PATIENT, token=token, logprob=logprob)
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk(3))
+        error = await watched.failure()
+        assert isinstance(error, NoProbability)
+        assert "request 3, position 3: the model gives no probability" in str(error)
+        (output,) = watched.outputs
+        assert (output.num_tokens, output.end) == (0, ChunkEnd.FAILED)
+        assert not watched.losses, "a restart cannot help"
+        await watched.instance.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("num_views", [0, 1])
+def test_a_message_or_a_heartbeat_that_fails_ends_its_process(num_views: int) -> None:
+    """One view is sent after a chunk arrives; the next is a heartbeat's."""
+
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_no_view", PATIENT, num_views=num_views)
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk())
+        reason = await watched.loss()
+        assert "exit status 1" in reason
+        assert "ZeroDivisionError" in reason
+        await watched.instance.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_worker_that_fails_is_lost_at_once_with_its_error(reports: bool, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from seer.engine.local.tiny import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "tiny")
+
+    async def scenario() -> None:
+        settings = {"model_dir": str(folder), "kv_blocks": 64, "reports": reports}
+        watched = Watched("host_fakes:make_dying_worker", PATIENT, **settings)
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk())
+        reason = await watched.loss()
+        assert "ZeroDivisionError: on purpose" in reason
+        assert ("its engine failed" in reason) is reports
+        assert [output.end for output in watched.outputs] == [ChunkEnd.FAILED]
+        await watched.instance.close()
+
+    play(scenario())

@@ -7,7 +7,8 @@ Invariants
   1. Every added chunk leads to exactly one output with `end` set, and its tokens are reported once, in order.
   2. A block is registered, and offered to the pool, only when all its tokens are final and their KV was computed
      under the current weights version.
-  3. The KV of a rejected draft node is in scratch, or in its chunk's own blocks after the computed positions. It is
+  3. A token that is outside the vocabulary or has no finite log-probability is never appended: the step raises.
+  4. The KV of a rejected draft node is in scratch, or in its chunk's own blocks after the computed positions. It is
      never in a sealed block and is never attended to.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seer.drafting.base import OpensSessions
+from seer.engine.admission import refuse_impossible
 from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
 from seer.engine.local.batch_scheduler import BatchScheduler, Loads, draft_asks
@@ -220,6 +222,14 @@ class Engine:
     ) -> None:
         """Append final tokens, note the end, and let the drafter observe them unless it has."""
         start = active.num_response
+        refuse_impossible(
+            active.chunk.request,
+            len(active.tokens),
+            tokens,
+            logprobs,
+            raw_logprobs,
+            vocab_size=self.model.config.vocab_size,
+        )
         active.append(tokens, logprobs, raw_logprobs)
         if stopped:
             active.end, active.stop_token = ChunkEnd.STOP, tokens[-1]

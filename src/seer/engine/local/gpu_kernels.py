@@ -305,7 +305,8 @@ def sample_join_kernel(  # one program per sampled row
     mine = token == chosen
     chosen_logit = tl.max(tl.where(mine, logit, -1.0e30), 0)
     behind = tl.maximum(tl.max(tl.where(mine, -1.0e30, best), 0), tl.max(second, 0))
-    raw_logprob = chosen_logit - highest - tl.log(raw_sum)
+    # A NaN or +inf among the logits is in `raw_sum`. If all are -inf, what is left are the values of padding.
+    raw_logprob = tl.where(highest > -1.0e30, chosen_logit - highest - tl.log(raw_sum), float("nan"))
     logprob = tl.where(inverse > 0.0, (chosen_logit - highest) * inverse - tl.log(processed_sum), 0.0)
     tl.store(sampled + place * 4, chosen.to(tl.float32, bitcast=True))
     tl.store(sampled + place * 4 + 1, logprob)

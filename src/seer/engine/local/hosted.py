@@ -27,6 +27,7 @@ from seer.engine.local.assembly import MEMORY_SHARE
 from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.pool_errors import PoolErrorCounter
 from seer.engine.step_events import StepTally
+from seer.errors import SeerError
 from seer.kvpool.base import Pool
 from seer.kvpool.open_pool import open_pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
@@ -68,6 +69,16 @@ class HostedLocal(InstanceWrapper[LocalInstance]):
         self._events: list[Event] = []
         self._running: dict[tuple[int, int], bool] = {}  # (request, attempt) -> whether it decodes
         self._pool_errors = PoolErrorCounter(pool) if pool is not None else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.inner.vocab_size
+
+    @property
+    def failure(self) -> SeerError | None:
+        """Why it computes nothing more; None while it works."""
+        return self.inner.failure
 
     async def start(self, sink: OutputSink) -> None:
         """Start the engine; events go to the loop that runs now."""

@@ -11,7 +11,9 @@ Invariants
   1. Only the worker thread changes the engine. `view` and `cached_prefix_tokens` read counters and dictionaries whose
      single operations are atomic.
   2. `submit` refuses a chunk that cannot finish, on the event loop. So an accepted chunk always ends.
-  3. An exception in a step fails all chunks of the instance, each with the error. The instance goes on.
+  3. An exception in the worker breaks the instance: `failure` is set, all chunks in flight end as FAILED with the
+     error, and no chunk is accepted. What the engine holds after an exception is unknown, so it is not used again.
+  4. A worker that cannot even report its error ends with an exception; seer.hosting.child then ends the process.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.local.assembly import MEMORY_SHARE, EngineSettings, assemble, choose_dtype, choose_limits, update
 from seer.engine.local.engine import Engine
 from seer.engine.local.model_config import ModelConfig, read_config
-from seer.errors import InstanceError
+from seer.errors import InstanceError, SeerError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import block_keys
 from seer.speculation.step_report import StepObserver
@@ -105,6 +107,7 @@ class LocalInstance:
         self._sink: OutputSink | None = None
         self._in_flight: dict[int, int] = {}  # request -> attempt; event loop thread
         self._paused = self._closed = False  # worker thread
+        self._failure: SeerError | None = None  # set by the worker thread
 
     # The protocol
 
@@ -165,6 +168,7 @@ class LocalInstance:
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Replace the weights in place. From then on, KV of the old weights is never found."""
+        self._refuse_if_broken()
         if self._in_flight:
             raise InstanceError(
                 f"instance {self._id} has {len(self._in_flight)} chunks in flight, so its weights cannot change",
@@ -190,12 +194,24 @@ class LocalInstance:
         """End every chunk, stop the worker, free the memory."""
         if self._worker is None or self._closed:
             return
-        await self._ask(self._shut)
+        if self._worker.is_alive():
+            await self._ask(self._shut)
         await asyncio.to_thread(self._worker.join)
         await asyncio.sleep(0)  # let the loop deliver the outputs that the worker has posted
+        self._end_in_flight(ChunkEnd.ABORTED, None)  # chunks that the worker could not end
         self._engine = None
 
     # Beyond the protocol
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.config.vocab_size
+
+    @property
+    def failure(self) -> SeerError | None:
+        """Why it computes nothing more; None while it works."""
+        return self._failure
 
     @property
     def engine(self) -> Engine:
@@ -210,6 +226,7 @@ class LocalInstance:
         who = f"instance {self._id}"
         if self._worker is None or self._closed:
             raise InstanceError(f"{who} is not running")
+        self._refuse_if_broken()
         refuse_unfit(
             chunk,
             instance=self._id,
@@ -233,8 +250,24 @@ class LocalInstance:
                 self._in_flight.pop(output.request, None)
             self._sink(output)
 
+    def _refuse_if_broken(self) -> None:
+        if self._failure is not None:
+            raise InstanceError(f"instance {self._id} has failed: {self._failure}", hint=self._failure.hint)
+
+    def _end_in_flight(self, end: ChunkEnd, error: str | None) -> None:
+        """End the chunks in flight without asking the engine."""
+        self._deliver(
+            [
+                ChunkOutput(request, attempt, self._id, 0, end=end, error=error)
+                for request, attempt in self._in_flight.items()
+            ]
+        )
+
     async def _ask(self, command: Callable[[], T]) -> T:
         """Run a command in the worker, between two steps, and wait for its result."""
+        assert self._worker is not None, f"instance {self._id} has not started"
+        if not self._worker.is_alive():
+            raise InstanceError(f"instance {self._id}: its worker thread has ended")
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -252,9 +285,17 @@ class LocalInstance:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while not self._closed:
-                self._run_commands(wait=self._paused or self._engine is None or not self._engine.busy)
-                if not self._paused and not self._closed and self._engine is not None and self._engine.busy:
-                    self._step(self._engine)
+                try:
+                    self._run_commands(wait=not self._can_step())
+                    if self._can_step():
+                        self._post(self.engine.step())
+                except BaseException as error:  # whatever failed, every chunk must end
+                    self._break(error)
+
+    def _can_step(self) -> bool:
+        if self._paused or self._closed or self._failure is not None:
+            return False
+        return self._engine is not None and self._engine.busy
 
     def _run_commands(self, *, wait: bool) -> None:
         """Run all queued commands; with `wait`, wait for one first."""
@@ -265,17 +306,18 @@ class LocalInstance:
         except queue.Empty:
             return
 
-    def _step(self, engine: Engine) -> None:
-        try:
-            outputs = engine.step()
-        except Exception as error:  # whatever failed, every chunk must end
-            log.exception("instance %d: a step failed", self._id)
-            outputs = engine.end_all(ChunkEnd.FAILED, f"{type(error).__name__}: {error}")
-        self._post(outputs)
+    def _break(self, error: BaseException) -> None:
+        """Compute nothing more, and fail the chunks in flight. The engine is not asked: it may be what failed."""
+        log.error("instance %d failed", self._id, exc_info=error)
+        if self._failure is None:
+            named = error if isinstance(error, SeerError) else InstanceError(f"{type(error).__name__}: {error}")
+            self._failure = named
+        assert self._loop is not None, "the worker runs after start"
+        self._loop.call_soon_threadsafe(self._end_in_flight, ChunkEnd.FAILED, str(self._failure))
 
     def _post(self, outputs: Sequence[ChunkOutput]) -> None:
         assert self._loop is not None, "the worker runs after start"
-        if outputs:
+        if outputs and self._failure is None:  # after a failure, the chunks have ended already
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _open(self) -> None:
@@ -289,6 +331,9 @@ class LocalInstance:
         )
 
     def _shut(self) -> None:
-        if self._engine is not None:
-            self._post(self._engine.end_all(ChunkEnd.ABORTED))
+        try:
+            if self._engine is not None and self._failure is None:
+                self._post(self._engine.end_all(ChunkEnd.ABORTED))
+        except Exception:  # `close` ends the chunks that are left
+            log.exception("instance %d: its chunks could not be ended", self._id)
         self._closed = True

@@ -12,6 +12,8 @@ Invariants
   1. noise(seed, position, token) is the same function in C++, PyTorch and Triton: integer arithmetic, then
      two logs.
   2. A token that processing excluded is never sampled.
+  3. Where no token has a probability (a NaN or an infinity among the logits, or all of them excluded), the token is -1
+     or its log-probability is not finite. The engine checks both when it appends the token.
 """
 
 from __future__ import annotations
@@ -159,7 +161,8 @@ def _sample_torch(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Samples:
         best = noisy.topk(2)
         token = int(best.indices[0]) if greedy else int(noisy.argmax())
         tokens.append(token)
-        logprobs.append(0.0 if greedy else float(ready[token] - ready.logsumexp(0)))
+        # A greedy sample has probability 1, unless every token is excluded.
+        logprobs.append(float(ready[token] - (ready[token] if greedy else ready.logsumexp(0))))
         raw_logprobs.append(float(raw[token] - raw.logsumexp(0)))
         near += float(best.values[0] - best.values[1]) < NEAR_TIE
     return Samples(tokens, logprobs, raw_logprobs, near)

@@ -17,6 +17,7 @@ from vllm import SamplingParams
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 
+from seer.engine.admission import refuse_impossible
 from seer.kvpool.keys import chain_hash
 from seer.types import Chunk, ChunkEnd, Sampling, TokenSpan
 
@@ -76,8 +77,11 @@ def request_facts(chunk: Chunk, model: str, run: str, drafts: str) -> dict[str, 
     }
 
 
-def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> TokenSpan | None:
-    """The tokens of one of vLLM's outputs; `num_before` were reported earlier in this chunk."""
+def token_span(chunk: Chunk, num_before: int, output: CompletionOutput, vocab_size: int) -> TokenSpan | None:
+    """The tokens of one of vLLM's outputs; `num_before` were reported earlier in this chunk.
+
+    Raises if the model gave no probability for one of them.
+    """
     ids = list(output.token_ids)
     if not ids:
         return None
@@ -86,6 +90,8 @@ def token_span(chunk: Chunk, num_before: int, output: CompletionOutput) -> Token
     # One entry per token: only the sampled token's was requested.
     assert flat.token_ids == ids, f"request {chunk.request}: log-probabilities of other tokens than those generated"
     values = flat.logprobs
+    position = chunk.num_context_tokens + num_before
+    refuse_impossible(chunk.request, position, ids, values, None, vocab_size=vocab_size)
     sampling = chunk.sampling
     # vLLM reports one number per token. Where sampling cuts nothing from the model's distribution it serves as both.
     masked = chunk.num_generated_tokens + num_before < sampling.min_tokens

@@ -53,7 +53,7 @@ from seer.engine.vllm.settings import (
 )
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
-from seer.errors import InputError, InstanceError
+from seer.errors import InputError, InstanceError, NoProbability, SeerError
 from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class VllmInstance:
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this engine has computed
         self._identity = ""
         self._is_closed = False
+        self._failure: SeerError | None = None
         self._run, self._drafts = "", "none"
         self._background: set[asyncio.Task[None]] = set()
         self.counts = StepCounts()
@@ -176,6 +177,7 @@ class VllmInstance:
         arguments = engine_arguments(self._settings, self._identity)
         self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
         await llm.collective_rpc("seer_exit_with_host", args=(os.getpid(),))
+        _refuse_bad_weights(await llm.collective_rpc("seer_check_weights"))
         cache = llm.vllm_config.cache_config
         assert cache.num_gpu_blocks, "a started engine knows its KV blocks"
         self._limits = InstanceLimits(
@@ -241,7 +243,7 @@ class VllmInstance:
         staged = stage(weights)
         try:
             identity = await asyncio.to_thread(self._identify, staged.path)
-            await llm.collective_rpc("seer_load_weights", args=(str(staged.path),))
+            _refuse_bad_weights(await llm.collective_rpc("seer_load_weights", args=(str(staged.path),)))
         finally:
             staged.discard()
         # From here on requests carry the new version and identity; resetting the cache only frees memory.
@@ -275,6 +277,16 @@ class VllmInstance:
 
     # Beyond the protocol
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.folder.vocab_size
+
+    @property
+    def failure(self) -> SeerError | None:
+        """Why it computes nothing more; None while it works."""
+        return self._failure
+
     async def begin_run(self, run: str, drafts: str, weights_version: int) -> None:
         """Draft as this run asks; the run's first request carries it to the scheduler."""
         self._run, self._drafts = run, drafts if self._settings.speculation is not None else "none"
@@ -297,6 +309,8 @@ class VllmInstance:
     def _refuse(self, chunk: Chunk) -> None:
         if self._llm is None or self._is_closed:
             raise InstanceError(f"instance {self._id} is not running")
+        if self._failure is not None:
+            raise InstanceError(f"instance {self._id} has failed: {self._failure}", hint=self._failure.hint)
         refuse_unfit(
             chunk,
             instance=self._id,
@@ -328,6 +342,8 @@ class VllmInstance:
                 self._take(active, output)
         except EngineDeadError as error:
             self._die(str(error) or "the engine process is dead")
+        except NoProbability as error:
+            self._fail(error)
         except asyncio.CancelledError:
             self._end(active, ChunkEnd.ABORTED)
             raise
@@ -337,7 +353,7 @@ class VllmInstance:
 
     def _take(self, active: _Active, output: RequestOutput) -> None:
         chunk, (completion,) = active.chunk, output.outputs
-        span = token_span(chunk, active.num_reported, completion)
+        span = token_span(chunk, active.num_reported, completion, self.vocab_size)
         end, stop, error = chunk_end(completion)
         if not active.num_reported and span is not None:
             self._begin_decoding(chunk, output.num_cached_tokens or 0)
@@ -384,6 +400,13 @@ class VllmInstance:
         self._is_closed = True
         for active in list(self._active.values()):
             self._end(active, ChunkEnd.FAILED, error=f"instance {self._id} was lost: {reason}")
+
+    def _fail(self, error: SeerError) -> None:
+        """The model cannot be used: fail the chunks in flight and accept no more."""
+        if self._failure is None:
+            self._failure = error
+        for active in list(self._active.values()):
+            self._end(active, ChunkEnd.FAILED, error=str(self._failure))
 
     # Set-up
 
@@ -434,6 +457,13 @@ class VllmInstance:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _refuse_bad_weights(answers: list[str | None]) -> None:
+    """Raise what a worker found wrong with the weights; one answer per worker."""
+    for why in answers:
+        if why is not None:
+            raise InputError(why, hint="the trainer diverged: load weights from before that")
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -11,8 +11,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from seer.engine.local.weights import open_weights
+from seer.engine.local.weights import check_finite, open_weights
 from seer.engine.vllm.leftovers import unname_segments
+from seer.errors import InputError
 
 
 class SeerWorker:
@@ -24,19 +25,42 @@ class SeerWorker:
         host = os.pidfd_open(host_pid)
 
         def watch() -> None:
-            poll = select.poll()
-            poll.register(host, select.POLLIN)
-            poll.poll()
-            os._exit(1)
+            try:
+                poll = select.poll()
+                poll.register(host, select.POLLIN)
+                poll.poll()
+            finally:  # without its watch, this process could outlive its host
+                os._exit(1)
 
         threading.Thread(target=watch, name="seer-watch-host", daemon=True).start()
 
-    def seer_load_weights(self, source: str) -> None:
-        """Load the weights of a folder or safetensors file in place."""
+    def seer_load_weights(self, source: str) -> str | None:
+        """Load the weights of a folder or safetensors file in place; why not, if they have values that are not finite.
+
+        All are checked before the first is loaded, so that refused weights change nothing. An exception would reach
+        the driver without its class and hint.
+        """
         tensors = open_weights(Path(source))
         worker: Any = self
+        device = worker.device
+        try:
+            for name in tensors:
+                check_finite(name, tensors[name].to(device))
+        except InputError as error:
+            return str(error)
         worker.reload_weights(weights_iterator=((name, tensors[name]) for name in tensors))
         _repack_head(worker.model_runner.get_model())
+        return None
+
+    def seer_check_weights(self) -> str | None:
+        """Why the weights that vLLM has loaded itself cannot be used; None if they can."""
+        worker: Any = self
+        try:
+            for name, parameter in worker.model_runner.get_model().named_parameters():
+                check_finite(name, parameter.detach())
+        except InputError as error:
+            return str(error)
+        return None
 
     def seer_pool_counts(self) -> dict[str, float]:
         """Counts of this worker's connector so far."""

@@ -5,6 +5,7 @@ Needs Triton and TRITON_INTERPRET=1: `make test` runs this file on its own, with
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from seer.engine.local import gpu_ops, graph_shapes
 from seer.engine.local.engine import Engine
 from seer.engine.local.gpu_runner import GpuRunner
 from seer.engine.local.tiny import make_tiny_model
+from seer.errors import NoProbability
 from seer.speculation.step_report import StepReport
 from seer.types import Chunk
 
@@ -172,3 +174,28 @@ def test_stopping_inside_a_burst(folder: Path) -> None:
     answers = generate(an_engine(folder, kernels="triton"), some)
     assert_close(answers, plain)
     assert answers[0].stop_token == stop
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("how_many", ["one", "all"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy
+def test_logits_without_probabilities_end_a_burst(folder: Path, value: float, how_many: str) -> None:
+    """A row with one NaN or infinity, or nothing else; a single minus infinity is a token that is never sampled."""
+    engine = an_engine(folder, kernels="triton", block_size=16, kv_blocks=64, max_num_seqs=4)
+    logits = engine.model.logits
+    num_calls = 0
+
+    def spoiled(*args: torch.Tensor) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        found = logits(*args)
+        if num_calls > 3:  # after the prompts, within the first burst
+            found[0, 77 if how_many == "one" else slice(None)] = value
+        return found
+
+    engine.model.logits = spoiled  # type: ignore[method-assign]
+    if value == -math.inf and how_many == "one":
+        generate(engine, chunks())
+        return
+    with pytest.raises(NoProbability, match=r"request \d, position"):
+        generate(engine, chunks())

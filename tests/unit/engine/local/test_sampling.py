@@ -9,8 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from seer.engine.admission import refuse_impossible
 from seer.engine.local import cpu_ops
 from seer.engine.local.sampling import SampleRow, gumbel, processed, sample
+from seer.errors import NoProbability
 from seer.types import Sampling
 
 
@@ -104,3 +106,34 @@ def test_native_and_plain_sampling_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_near_ties_are_counted() -> None:
     logits = torch.tensor([[1.0, 1.0 + 1e-6, 0.0], [5.0, 1.0, 0.0]])
     assert sample(logits, [a_row(temperature=0.0)] * 2).num_near_ties == 1
+
+
+NAN, INF = math.nan, math.inf
+HOPELESS = {
+    "all NaN": [NAN] * 40,
+    "one NaN": [NAN if i == 33 else float(i % 7) for i in range(40)],
+    "one NaN at the end": [*(float(i % 7) for i in range(40)), NAN],
+    "one infinite": [INF if i == 5 else float(i % 7) for i in range(40)],
+    "all minus infinite": [-INF] * 40,
+    "all excluded": [1.0] * 40,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("case", HOPELESS)
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_logits_without_probabilities_show_in_the_sample(
+    kernels: str, case: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "torch":
+        monkeypatch.setattr(cpu_ops, "available", lambda: False)
+    logits = HOPELESS[case]
+    cut = frozenset(range(len(logits))) if case == "all excluded" else frozenset()
+    samples = sample(torch.tensor([logits]), [a_row(temperature=temperature, cut=cut)])
+    with pytest.raises(NoProbability, match="request 3, position 11: "):
+        refuse_impossible(3, 11, samples.tokens, samples.logprobs, samples.raw_logprobs, vocab_size=len(logits))
+
+
+def test_logits_of_which_some_are_minus_infinite_are_sampled_as_ever() -> None:
+    samples = sample(torch.tensor([[-INF, 1.0, -INF, 2.0]]), [a_row()])
+    refuse_impossible(3, 11, samples.tokens, samples.logprobs, samples.raw_logprobs, vocab_size=4)
