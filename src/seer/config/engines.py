@@ -108,8 +108,8 @@ class VllmEngineConfig:
     stream_tokens: int = 16
     """Tokens of a request between two outputs."""
     speculation: VllmSpeculation | None = None
-    """Grouped drafts. None: in the scheduler on a CPU, off on a GPU; there `place = "gpu"` with `max_draft_tokens = 4` pays
-    at small batches. `speculation = "off"` of the rollout turns them off everywhere."""
+    """Grouped drafts. None: in the scheduler on a CPU, off on a GPU; there `place = "gpu"` with `max_draft_tokens = 4`
+    pays at small batches. `speculation = "off"` of the rollout turns them off everywhere."""
     pool_options: TransferOptions = field(default_factory=TransferOptions)
     """How KV blocks move between vLLM and the pool."""
     engine: dict[str, Any] = field(default_factory=dict)
