@@ -80,7 +80,9 @@ class TrainedInstances:
             remove_shared_folder(folder)
 
     def _start(self, trainer: Any) -> None:
-        self._settings["device"] = device = self._device or str(trainer.accelerator.device)
+        own = trainer.accelerator.device
+        # Ranks on a CPU call theirs cpu:0, cpu:1, ...: there is one.
+        self._settings["device"] = device = self._device or ("cpu" if own.type == "cpu" else str(own))
         self._settings.setdefault("hosting", HostingConfig() if device == "cpu" else GPU_HOSTING)
         self._folder = write_model_folder(trainer)
         try:
