@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
@@ -28,7 +29,7 @@ from seer.metrics.summary import Summary
 from seer.runs.journal import Journal, run_identity
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
-from seer.runs.run import Lengths, PastResponses, Run, RunOptions
+from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
 from seer.types import GroupResult, Sampling
 
 if TYPE_CHECKING:
@@ -149,26 +150,22 @@ class Rollout:
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         self.verification = None
         verifier = self._make_verifier(encoded, verify, seed, ends_ignored=lengths is not None) if verify else None
-        book = self._open_journal(journal, encoded, seed, resume)
-        self._run = run = Run(
-            self._fleet,
-            encoded,
-            self.engine.codec,
-            RunOptions(
-                scheduler=scheduler or self.config.scheduler,
-                speculation=speculation or self.config.speculation,
-                seed=seed,
-                chunk_tokens=self.config.chunk_tokens,
-                lengths=lengths,
-                reward=reward,
-                reward_deadline_s=reward_deadline_s,
-                events=events,
-                journal=book,
-                length_hints=self._length_hints if length_hints is None else length_hints,
-                past_responses=past_responses or {},
-                verifier=verifier,
-            ),
+        options = RunOptions(
+            scheduler=scheduler or self.config.scheduler,
+            speculation=speculation or self.config.speculation,
+            seed=seed,
+            chunk_tokens=self.config.chunk_tokens,
+            lengths=lengths,
+            reward=reward,
+            reward_deadline_s=reward_deadline_s,
+            events=events,
+            length_hints=self._length_hints if length_hints is None else length_hints,
+            past_responses=past_responses or {},
+            verifier=verifier,
         )
+        refuse_impossible(options, encoded)  # first: opening a journal replaces what was there, and locks it
+        book = self._open_journal(journal, encoded, seed, resume)
+        self._run = run = Run(self._fleet, encoded, self.engine.codec, replace(options, journal=book))
         groups = run.groups()
         try:
             if verifier is not None:

@@ -25,6 +25,7 @@ from seer import (
 )
 from seer.errors import ConfigError, InputError, InstanceError
 from seer.metrics.events import Decoding, Ended, Event, Stopped
+from seer.runs.journal import Journal, run_identity
 
 PROMPTS = [[1, 2, 3 + i] for i in range(8)]
 SAMPLING = Sampling(max_tokens=120)
@@ -341,3 +342,22 @@ def test_unused_events_are_passed_through() -> None:
     asyncio.run(scenario())
     assert {kind.__name__ for kind in kinds} >= {"Queued", "Started", "Stopped", "Ended", "InstanceState"}
     assert Decoding not in kinds
+
+
+def test_a_journal_that_another_run_writes_is_refused_and_so_is_what_cannot_run(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout() as rollout:
+            await rolled_out(rollout, journal=tmp_path / "j")
+            whole = (tmp_path / "j").read_bytes()
+            other = Journal.resume(
+                tmp_path / "j", run_identity("none", rollout.encode(PROMPTS, n=4, sampling=SAMPLING), 0)
+            )
+            with pytest.raises(InputError, match="in use"):
+                await rolled_out(rollout, journal=tmp_path / "j")
+            other.close()
+            with pytest.raises(ConfigError, match="lengths"):
+                await rolled_out(rollout, journal=tmp_path / "j", lengths=[])
+            assert (tmp_path / "j").read_bytes() == whole, "it was emptied before the settings were checked"
+            await rolled_out(rollout, journal=tmp_path / "j")
+
+    asyncio.run(scenario())

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from seer.analysis.comparison import order_of_runs
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
+from seer.runs.run_folder import RunFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -80,6 +81,13 @@ def test_forced_lengths_repeat_a_recorded_run(home: Path, capsys: pytest.Capture
     assert main(["verify", str(home / "forced" / "seer-0"), "--share", "0.2"]) == 0
     assert main([*compare(home, "more"), "--n", "5", "--lengths", str(home / "c" / "verl-0")]) == 2
     assert "no finished response 4" in capsys.readouterr().err
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunFolder(home / "held").held():
+        assert main(compare(home, "held")) == 2
+        assert f"{home / 'held'} is in use" in capsys.readouterr().err
+    assert not (home / "held").exists()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")

@@ -186,6 +186,22 @@ def test_ctrl_c_keeps_what_was_finished_and_leaves_no_process(tmp_path: Path) ->
     assert tokens_in(run_dir / "results.jsonl") == whole
 
 
+def test_a_second_driver_is_refused_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, run_dir = a_prompt_file(tmp_path), tmp_path / "run"
+    process = slow(prompts, run_dir)
+    wait_for_journal(run_dir, 4, process)
+    for words in (["rollout", "--resume", str(run_dir), "--quiet"], arguments(prompts, run_dir)):
+        assert main(words) == 2
+        printed = capsys.readouterr().err
+        assert f"error: {run_dir} is in use" in printed
+        assert f"hint: process {process.pid} holds it" in printed
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    assert list(run_dir.glob("*.lock")) == []
+    assert tokens_in(run_dir / "results.jsonl") == expected(prompts, tmp_path)
+    assert len((run_dir / "results.jsonl").read_text().splitlines()) == 18
+
+
 def test_resuming_with_other_prompts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     assert main(arguments(a_prompt_file(tmp_path), run_dir)) == 0

@@ -71,10 +71,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
-    from seer.analysis.comparison import recorded_lengths
-    from seer.api import Rollout
-    from seer.cli.prompt_file import load_prompts
-
     config = read_run(args)
     if args.dry_run:
         from seer.cli.dry_run import print_dry_run
@@ -82,7 +78,16 @@ def run(args: argparse.Namespace) -> int:
         print_dry_run(config, as_json=args.json)
         return 0
     folder = RunFolder.choose(config.run_dir)
-    config = with_folder(config, folder.path)
+    with folder.held():
+        return _run_in(folder, with_folder(config, folder.path), args)
+
+
+def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> int:
+    """Compare in a folder that no other driver writes to."""
+    from seer.analysis.comparison import recorded_lengths
+    from seer.api import Rollout
+    from seer.cli.prompt_file import load_prompts
+
     rollout = Rollout(config.rollout)
     prompts = load_prompts(config, rollout.engine)
     lengths = None

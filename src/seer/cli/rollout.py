@@ -1,6 +1,6 @@
 """`seer rollout`: prompts in, groups of responses with log-probabilities out.
 
-Order of work: read and check all prompts, make the run's folder, start the instances, roll out. Results are
+Order of work: lock the run's folder, read and check all prompts, start the instances, roll out. Results are
 written as groups complete, chunks are journalled as they end, so an interruption of any kind keeps what was
 finished: Ctrl-C ends the run and keeps its results, and `--resume RUN` continues one that was killed.
 """
@@ -79,9 +79,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
-    from seer.api import Rollout
-    from seer.cli.prompt_file import load_prompts
-
     config = read_run(args) if args.resume is None else _read_recorded(args.resume)
     if args.dry_run:
         from seer.cli.dry_run import print_dry_run
@@ -89,7 +86,15 @@ def run(args: argparse.Namespace) -> int:
         print_dry_run(config, as_json=args.json)
         return 0
     folder = RunFolder.choose(config.run_dir)
-    config = with_folder(config, folder.path)
+    with folder.held():
+        return _run_in(folder, with_folder(config, folder.path), args)
+
+
+def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> int:
+    """Run in a folder that no other driver writes to."""
+    from seer.api import Rollout
+    from seer.cli.prompt_file import load_prompts
+
     rollout = Rollout(config.rollout)
     prompts = load_prompts(config, rollout.engine)
     folder.create(config.prompts)

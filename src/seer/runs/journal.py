@@ -9,10 +9,12 @@ Invariants
   2. The tokens of a request, read in order, are a prefix of its response.
   3. A journal is used only by a run with the same identity: model, prompts, sampling and seed. The scheduler,
      the number of instances and everything else that does not change tokens may differ.
+  4. A journal has one writer at a time: it is locked (run_lock.py) before it is read or written, until it is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ import msgspec
 from seer.buffer import Request
 from seer.errors import InputError
 from seer.runs.prompts import EncodedPrompt
+from seer.runs.run_lock import RunLock
 from seer.types import FinishReason, Restored, TokenSpan
 
 VERSION = 1
@@ -65,31 +68,42 @@ def run_identity(model: str, prompts: Sequence[EncodedPrompt], seed: int) -> str
 class Journal:
     """The journal of one run, open for appending."""
 
-    def __init__(self, path: Path, past: dict[tuple[int, int], _Past]) -> None:
+    def __init__(self, path: Path, past: dict[tuple[int, int], _Past], lock: RunLock) -> None:
         self.path = path
+        self._lock = lock
         self._past = past
         self._num_written = {key: len(one.spans) for key, one in past.items()}
         self._encoder = msgspec.json.Encoder()
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     @classmethod
     def create(cls, path: Path, identity: str) -> Self:
         """Start a journal; an older one at this path is replaced."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(JournalHeader(VERSION, identity)) + b"\n")
-        return cls(path, {})
+        with contextlib.ExitStack() as undo:
+            lock = undo.enter_context(_locked(path))
+            path.write_bytes(msgspec.json.encode(JournalHeader(VERSION, identity)) + b"\n")
+            journal = cls(path, {}, lock)
+            undo.pop_all()
+        return journal
 
     @classmethod
     def resume(cls, path: Path, identity: str) -> Self:
         """Continue a journal; one of another run is refused."""
-        header, past, good_bytes = _read(path)
-        if header.identity != identity:
-            raise InputError(
-                f"{path} belongs to a run with another model, prompts, sampling or seed",
-                hint="give the same arguments as the run that was interrupted, or leave --resume out",
-            )
-        os.truncate(path, good_bytes)
-        return cls(path, past)
+        if not path.parent.is_dir():
+            raise InputError(f"{path.parent} is not a folder", hint="is there a run to resume?")
+        with contextlib.ExitStack() as undo:
+            lock = undo.enter_context(_locked(path))
+            header, past, good_bytes = _read(path)
+            if header.identity != identity:
+                raise InputError(
+                    f"{path} belongs to a run with another model, prompts, sampling or seed",
+                    hint="give the same arguments as the run that was interrupted, or leave --resume out",
+                )
+            os.truncate(path, good_bytes)
+            journal = cls(path, past, lock)
+            undo.pop_all()
+        return journal
 
     def restored(self) -> dict[tuple[int, int], Restored]:
         """What the interrupted run had generated, by group and index."""
@@ -112,6 +126,11 @@ class Journal:
     def close(self) -> None:
         """Close the file; every line is already written."""
         os.close(self._file)
+        self._lock.release()
+
+
+def _locked(path: Path) -> RunLock:
+    return RunLock(path.with_name(f"{path.name}.lock"), what=path)
 
 
 def _read(path: Path) -> tuple[JournalHeader, dict[tuple[int, int], _Past], int]:

@@ -93,7 +93,7 @@ class Run:
         self._codec = codec
         self._options = options
         self._spec = parse_scheduler(options.scheduler)
-        _refuse_impossible(options, prompts)
+        refuse_impossible(options, prompts)
         self.groups_asked = [_group(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
         self._context = Context(options.length_hints)
         self._summarizer = Summarizer(len(fleet.instances))
@@ -302,7 +302,8 @@ def _group(id: int, prompt: EncodedPrompt, seed: int) -> Group:
     )
 
 
-def _refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> None:
+def refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> None:
+    """Raise a ConfigError for a run that cannot work."""
     spec = parse_scheduler(options.scheduler)
     if not prompts:
         raise ConfigError("there are no prompts to roll out")

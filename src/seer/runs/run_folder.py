@@ -6,14 +6,17 @@ results.jsonl     one response per line
 events.jsonl      the event log (metrics/jsonl.py)
 journal.jsonl     finished chunks, for --resume
 instance-N.log    what each instance's process wrote
+run.lock          held by the driver that writes here (run_lock.py); gone when it has ended
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.runs.run_lock import RunLock
 
 MANIFEST = "run.json"
 _HINT = "a run's folder is what `seer rollout` printed at its end"
@@ -58,6 +62,11 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def lock(self) -> Path:
+        """Held by the driver that writes here."""
+        return self.path / "run.lock"
+
+    @property
     def report(self) -> Path:
         """The HTML page that `seer report` makes."""
         return self.path / "report.html"
@@ -84,6 +93,22 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if prompts is not None and prompts.resolve() != self.prompts.resolve():
             shutil.copyfile(prompts, self.prompts)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other driver out; the folder is made for that, and removed if nothing was written to it."""
+        is_new = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be made: {error.strerror}", hint="--run-dir DIR") from None
+        try:
+            with RunLock(self.lock, what=self.path):
+                yield
+        finally:
+            if is_new:
+                with contextlib.suppress(OSError):  # it is not empty
+                    self.path.rmdir()
 
     @classmethod
     def find(cls, path: Path) -> RunFolder:
