@@ -90,6 +90,13 @@ def test_a_folder_that_another_run_writes_to_is_refused(home: Path, capsys: pyte
     assert not (home / "held").exists()
 
 
+def test_an_earlier_comparison_is_replaced_only_by_force(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in (home / "c").rglob("*.jsonl")}
+    assert main(compare(home, "c")) == 2
+    assert "--force" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (home / "c").rglob("*.jsonl")} == before
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")
 def test_the_page_is_drawn_by_a_real_browser(home: Path) -> None:
     assert CHROMIUM is not None

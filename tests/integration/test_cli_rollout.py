@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from faults import children_of
 from seer.cli.main import main
+from seer.errors import InstanceError
+from seer.hosting.fleet import HostedFleet
 
 DEADLINE_S = 60
 
@@ -209,3 +212,101 @@ def test_resuming_with_other_prompts_is_refused(tmp_path: Path, capsys: pytest.C
     assert main(["rollout", "--resume", str(run_dir), "--quiet"]) == 2
     assert "another model, prompts" in capsys.readouterr().err
     assert main(["rollout", "--resume", str(tmp_path / "absent")]) == 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda run: (run / "journal.jsonl").unlink(),
+        lambda run: (run / "journal.jsonl").write_bytes((run / "journal.jsonl").read_bytes().splitlines(True)[0]),
+        lambda run: (run / "journal.jsonl").write_text("hello\n"),
+        lambda run: (run / "prompts.jsonl").unlink(),
+        lambda run: (run / "prompts.jsonl").write_text('{"prompt_token_ids": [9]}\n'),
+        lambda run: (run / "results.jsonl").write_text("notes of mine\n"),
+    ],
+    ids=["no journal", "cut journal", "no such journal", "no prompts", "other prompts", "other results"],
+)
+def test_a_resume_that_cannot_work_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
+) -> None:
+    run_dir = tmp_path / "run"
+    assert main(arguments(a_prompt_file(tmp_path), run_dir)) == 0
+    damage(run_dir)
+    before = contents(tmp_path)
+    assert main(["rollout", "--resume", str(run_dir), "--quiet"]) == 2
+    assert contents(tmp_path) == before
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_finished_run_is_resumed_to_the_same_results_and_a_removed_file_comes_back(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert main(arguments(a_prompt_file(tmp_path), run_dir)) == 0
+    whole = tokens_in(run_dir / "results.jsonl")
+    resume(run_dir)
+    assert tokens_in(run_dir / "results.jsonl") == whole
+    (run_dir / "results.jsonl").unlink()
+    resume(run_dir)
+    assert tokens_in(run_dir / "results.jsonl") == whole
+
+
+def test_a_run_that_was_killed_before_its_first_chunk_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, run_dir = a_prompt_file(tmp_path), tmp_path / "run"
+
+    async def die(self: HostedFleet) -> None:
+        raise InstanceError("no instance starts")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostedFleet, "start", die)
+        assert main(arguments(prompts, run_dir)) == 1
+    assert not (run_dir / "results.jsonl").exists()
+    resume(run_dir)
+    assert len(tokens_in(run_dir / "results.jsonl")) == 18
+
+
+@pytest.mark.parametrize("out", ["here.jsonl", "prompts.jsonl", "link.jsonl", "folder", "pipe", "run/journal.jsonl"])
+def test_an_out_that_would_lose_a_file_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    prompts = a_prompt_file(tmp_path)
+    (tmp_path / "here.jsonl").write_text("mine")
+    (tmp_path / "link.jsonl").symlink_to(prompts)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    before = contents(tmp_path)
+    assert main(arguments(prompts, tmp_path / "run", "--out", str(tmp_path / out))) == 2
+    assert str(tmp_path / out) in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    if out == "here.jsonl":
+        assert main(arguments(prompts, tmp_path / "run", "--out", str(tmp_path / out), "--force")) == 0
+        assert len(tokens_in(tmp_path / out)) == 18
+    else:
+        assert main(arguments(prompts, tmp_path / "run", "--out", str(tmp_path / out), "--force")) == 2
+        assert contents(tmp_path) == before
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_an_earlier_run_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, run_dir = a_prompt_file(tmp_path), tmp_path / "run"
+    assert main(arguments(prompts, run_dir)) == 0
+    before = contents(tmp_path)
+    assert main(arguments(prompts, run_dir)) == 2
+    assert "--force" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    assert main(arguments(prompts, run_dir, "--n", "2", "--force")) == 0
+    assert len(tokens_in(run_dir / "results.jsonl")) == 12
+
+
+def test_other_prompts_in_the_folder_of_a_run_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    given = a_prompt_file(tmp_path / "given")
+    (tmp_path / "prompts.jsonl").write_text("mine")
+    assert main(arguments(given, tmp_path)) == 2
+    assert (tmp_path / "prompts.jsonl").read_text() == "mine"
+    assert main(arguments(given, given.parent)) == 0  # the very file that was given may be there
+    assert len(tokens_in(given.parent / "results.jsonl")) == 18

@@ -64,6 +64,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_key(parser, "--repeat", "compare.repeat", type=int, metavar="R", help="runs of each scheduler")
     lengths = "natural, or a recorded run whose response lengths are repeated"
     add_key(parser, "--lengths", "compare.lengths", metavar="natural|RUN", help=lengths)
+    parser.add_argument("--force", action="store_true", help="replace an earlier run in --run-dir")
     parser.add_argument("--json", action="store_true", help="print the rows, or the dry run, as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
@@ -87,12 +88,15 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     from seer.analysis.comparison import recorded_lengths
     from seer.api import Rollout
     from seer.cli.prompt_file import load_prompts
+    from seer.runs.overwriting import refuse_earlier_run
 
     rollout = Rollout(config.rollout)
     prompts = load_prompts(config, rollout.engine)
     lengths = None
     if config.compare.lengths != NATURAL_LENGTHS:
         lengths = recorded_lengths(RunFolder.find(Path(config.compare.lengths)).results, prompts)
+    if not args.force:
+        refuse_earlier_run(folder, config.prompts)
     folder.create(config.prompts)
     recorder = _Recorder(folder, config, rollout, forced=lengths is not None, quiet=args.quiet)
     comparison = asyncio.run(_compare(rollout, prompts, config, lengths=lengths, recorder=recorder))
@@ -185,13 +189,13 @@ class _Recorder:
 
     def ended(self, measured: Measured, groups: list[GroupResult]) -> None:
         """A run is over."""
-        from seer.runs.results import write_responses
+        from seer.runs.results import ResultsFile
 
         assert self._run is not None, "a run ended that had not begun"
         self._open.close()
-        self._run.results.write_bytes(b"")
-        for group in sorted(groups, key=lambda one: one.group):
-            write_responses(self._run.results, group.responses)
+        with ResultsFile(self._run.results, replace=True) as results:
+            for group in sorted(groups, key=lambda one: one.group):
+                results.write(group.responses)
         manifest = self._run.read_manifest()
         self._run.write_manifest(manifest | {"status": "finished", "summary": asdict(measured.summary)})
         rate, makespan_s, tail_s = (

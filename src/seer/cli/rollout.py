@@ -1,8 +1,8 @@
 """`seer rollout`: prompts in, groups of responses with log-probabilities out.
 
-Order of work: lock the run's folder, read and check all prompts, start the instances, roll out. Results are
-written as groups complete, chunks are journalled as they end, so an interruption of any kind keeps what was
-finished: Ctrl-C ends the run and keeps its results, and `--resume RUN` continues one that was killed.
+Order of work: lock the run's folder, read and check all prompts, check that nothing is lost, start the instances, roll
+out. Results are written as groups complete, chunks are journalled as they end, so an interruption of any kind keeps
+what was finished: Ctrl-C ends the run and keeps its results, and `--resume RUN` continues one that was killed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from seer.runs.run_folder import RunFolder, machine
 if TYPE_CHECKING:
     from seer.api import Rollout
     from seer.runs.prompts import EncodedPrompt
+    from seer.runs.results import ResultsFile
 
 EXIT_INTERRUPTED = 130
 EXIT_NOT_CLEAN = 1
@@ -72,6 +73,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="continue the run in this folder with its own configuration"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="replace an earlier run in --run-dir, and a file that is at --out"
+    )
     parser.add_argument("--json", action="store_true", help="print the summary, or the dry run, as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run)
@@ -94,15 +98,22 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     """Run in a folder that no other driver writes to."""
     from seer.api import Rollout
     from seer.cli.prompt_file import load_prompts
+    from seer.runs.journal import Journal, run_identity
+    from seer.runs.results import ResultsFile
 
     rollout = Rollout(config.rollout)
     prompts = load_prompts(config, rollout.engine)
-    folder.create(config.prompts)
-    folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
+    identity = run_identity(rollout.config.model, prompts, config.seed)
     out = config.out or folder.results
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(b"")  # a resumed run writes the restored responses again
-    was_cut = asyncio.run(_roll_out(rollout, prompts, config, folder, resume=args.resume is not None, quiet=args.quiet))
+    is_new = args.resume is None
+    _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
+    with ResultsFile(out, replace=args.force or not is_new) as results:
+        folder.create(config.prompts)
+        if is_new:
+            # Before run.json: a folder with run.json can be resumed, however early the run was killed.
+            Journal.create(folder.journal, identity).close()
+        folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
+        was_cut = asyncio.run(_roll_out(rollout, prompts, config, folder, results, quiet=args.quiet))
     status = "interrupted" if was_cut else "finished"
     summary = rollout.summary
     numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
@@ -118,6 +129,28 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     if was_cut:
         return EXIT_INTERRUPTED
     return 0 if verification is None or verification["is_clean"] else EXIT_NOT_CLEAN
+
+
+def _refuse_loss(folder: RunFolder, out: Path, config: RunConfig, identity: str, *, is_new: bool, force: bool) -> None:
+    """Refuse what would lose an earlier run, other results or the prompts; nothing has been written yet."""
+    from seer.runs.journal import Journal
+    from seer.runs.overwriting import (
+        refuse_earlier_run,
+        refuse_existing_out,
+        refuse_impossible_out,
+        refuse_unknown_results,
+    )
+
+    refuse_impossible_out(out, folder, config.prompts)
+    if is_new:
+        if not force:
+            refuse_earlier_run(folder, config.prompts)
+            refuse_existing_out(out)
+        return
+    with contextlib.closing(Journal.resume(folder.journal, identity)) as journal:
+        past = journal.restored()
+    if not force:
+        refuse_unknown_results(out, past)
 
 
 def _verification_numbers(rollout: Rollout) -> dict[str, Any] | None:
@@ -150,14 +183,13 @@ async def _roll_out(
     prompts: list[EncodedPrompt],
     config: RunConfig,
     folder: RunFolder,
+    results: ResultsFile,
     *,
-    resume: bool,
     quiet: bool,
 ) -> bool:
     """Write results as they come; returns whether the run was cut short."""
     from seer.cli.progress import Progress
     from seer.metrics.jsonl import EventLog
-    from seer.runs.results import write_responses
 
     progress = Progress(rollout, quiet=quiet)
     metadata = {"source": "rollout", **recorded(config)["options"]}
@@ -178,11 +210,11 @@ async def _roll_out(
                     seed=config.seed,
                     events=events,
                     journal=folder.journal,
-                    resume=resume,
+                    resume=True,  # its first line is there, also of a new run
                     verify=config.verify or 0.0,
                 )
                 async for group in groups:
-                    write_responses(config.out or folder.results, group.responses)
+                    results.write(group.responses)
         finally:
             await progress.stop()
     return bool(interrupted)

@@ -2,17 +2,24 @@
 
 The rollout loop makes each `Response` when its request ends; `complete` adds the text and puts its times on the run's
 clock. A results file has one `Response` per line, field for field.
+
+A results file is written beside its place, as NAME.partial, and moved there when the run ends, so the file at its place
+is always whole, and an older one stays until then.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
 from seer.engine.text_codec import TextCodec
-from seer.errors import InputError
+from seer.errors import InputError, SeerError
+from seer.runs.run_lock import lock_file, unlock_file
 from seer.types import Response
 
 
@@ -25,12 +32,51 @@ def complete(response: Response, codec: TextCodec | None, *, began_s: float) -> 
     response.finished_s = round(response.finished_s - began_s, 6)
 
 
-def write_responses(path: Path, responses: Iterable[Response]) -> None:
-    """Append responses to a results file, one line each."""
-    encoder = msgspec.json.Encoder()
-    with path.open("ab") as file:
-        for response in responses:
-            file.write(encoder.encode(response) + b"\n")
+class ResultsFile:
+    """A results file in the making. Only one run writes to a place at a time."""
+
+    def __init__(self, path: Path, *, replace: bool) -> None:
+        """Open NAME.partial beside `path`; `replace` says whether a file may be there when the run ends."""
+        self.path = path.resolve()  # a link stays, and the file that it names is replaced
+        self.partial = self.path.with_name(f"{self.path.name}.partial")
+        self._may_replace = replace
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path.parent} cannot be made: {error.strerror}", hint="--out FILE.jsonl") from None
+        self._file = lock_file(self.partial, what=path, mode=0o666)
+        os.ftruncate(self._file, 0)  # what a killed run left
+
+    def write(self, responses: Iterable[Response]) -> None:
+        """Append responses, one line each."""
+        left = memoryview(b"".join(self._encoder.encode(response) + b"\n" for response in responses))
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            raise SeerError(
+                f"{self.partial} cannot be written: {error.strerror}", hint="--resume goes on where the journal ends"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Move the file to its place; not if it is empty, and after an error only if no older file is there."""
+        try:
+            is_taken = os.path.lexists(self.path)
+            if not os.fstat(self._file).st_size or (is_taken and kind is not None):
+                self.partial.unlink(missing_ok=True)
+            elif is_taken and not self._may_replace:
+                raise SeerError(f"{self.path} was made during the run", hint=f"the results are in {self.partial}")
+            else:
+                os.fsync(self._file)
+                self.partial.replace(self.path)
+        finally:
+            unlock_file(self._file)
 
 
 def read_responses(path: Path) -> Iterator[Response]:

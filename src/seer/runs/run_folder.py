@@ -76,6 +76,11 @@ class RunFolder:
         """The Perfetto trace that `seer report` makes."""
         return self.path / "trace.json"
 
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The files that a run writes, and so replaces."""
+        return self.manifest, self.prompts, self.results, self.events, self.journal
+
     @classmethod
     def choose(cls, path: Path | None) -> RunFolder:
         """The folder at a path, or else runs/<date and time>; nothing is written yet."""

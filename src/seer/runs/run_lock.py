@@ -65,7 +65,7 @@ def lock_file(path: Path, *, what: Path, mode: int) -> int:
             file = os.open(path, flags, mode)
         except OSError as error:
             raise InputError(
-                f"{what} cannot be locked: {path.name}: {error.strerror}", hint="the folder must be yours to write to"
+                f"{what} cannot be written: {path.name}: {error.strerror}", hint=f"can you write to {path.parent}?"
             ) from None
         try:
             if _try_lock(file, path, what):
