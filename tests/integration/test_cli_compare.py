@@ -14,7 +14,10 @@ pytest.importorskip("torch")
 from seer.analysis.comparison import order_of_runs
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
+from seer.errors import InstanceError
+from seer.hosting import ProcessInstance
 from seer.runs.run_folder import RunFolder
+from seer.types import Chunk
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -95,6 +98,28 @@ def test_an_earlier_comparison_is_replaced_only_by_force(home: Path, capsys: pyt
     assert main(compare(home, "c")) == 2
     assert "--force" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (home / "c").rglob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize("is_every", [True, False], ids=["all", "one"])
+def test_failed_responses_make_the_exit_code_1(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_every: bool
+) -> None:
+    submit = ProcessInstance.submit
+
+    def refuse(self: ProcessInstance, chunk: Chunk) -> None:
+        if is_every or chunk.request == 0:
+            raise InstanceError("no chunk is taken")
+        submit(self, chunk)
+
+    monkeypatch.setattr(ProcessInstance, "submit", refuse)
+    assert main(compare(home, f"failed-{is_every}")) == 1
+    printed = capsys.readouterr()
+    assert "no chunk is taken" in printed.err
+    if is_every:
+        assert "error: every response failed under verl" in printed.err
+    else:
+        assert [row["num_failed"] for row in json.loads(printed.out)] == [1, 1]
+        assert "error: 2 of 48 responses failed" in printed.err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")

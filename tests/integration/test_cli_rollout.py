@@ -17,7 +17,9 @@ import pytest
 from faults import children_of
 from seer.cli.main import main
 from seer.errors import InstanceError
+from seer.hosting import ProcessInstance
 from seer.hosting.fleet import HostedFleet
+from seer.types import Chunk
 
 DEADLINE_S = 60
 
@@ -310,3 +312,29 @@ def test_other_prompts_in_the_folder_of_a_run_are_not_replaced(tmp_path: Path) -
     assert (tmp_path / "prompts.jsonl").read_text() == "mine"
     assert main(arguments(given, given.parent)) == 0  # the very file that was given may be there
     assert len(tokens_in(given.parent / "results.jsonl")) == 18
+
+
+@pytest.mark.parametrize("num_failed", [18, 1], ids=["all", "one"])
+def test_failed_responses_are_counted_and_make_the_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], num_failed: int
+) -> None:
+    submit = ProcessInstance.submit
+
+    def refuse(self: ProcessInstance, chunk: Chunk) -> None:
+        if chunk.request < num_failed:
+            raise InstanceError("no chunk is taken")
+        submit(self, chunk)
+
+    run_dir = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(ProcessInstance, "submit", refuse)
+        assert main(arguments(a_prompt_file(tmp_path), run_dir)) == 1
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out)
+    assert (shown["num_failed"], shown["num_responses"]) == (num_failed, 18)
+    *_, error, hint = printed.err.splitlines()
+    assert error == f"error: {num_failed} of 18 responses failed; the first: no chunk is taken"
+    assert hint == f"hint: seer rollout --resume {run_dir} tries them again"
+    assert json.loads((run_dir / "run.json").read_text())["num_failed"] == num_failed
+    assert resume(run_dir)["num_failed"] == 0
+    assert all(tokens_in(run_dir / "results.jsonl").values())

@@ -20,7 +20,7 @@ from typing import Any
 
 from seer.analysis.explain import Explanation, explain
 from seer.api import Rollout
-from seer.errors import InputError
+from seer.errors import InputError, SeerError
 from seer.metrics.events import Event
 from seer.metrics.summary import Summary
 from seer.runs.prompts import EncodedPrompt
@@ -136,7 +136,12 @@ async def compare(
         tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
         reference = tokens if reference is None else reference
         summary = rollout.summary
-        assert summary is not None, "a run that ended has a summary"
+        if summary is None:
+            errors = (r.error for group in groups for r in group.responses if r.error)
+            raise SeerError(
+                f"every response failed under {scheduler}: {next(errors, 'no reason was given')}",
+                hint="there is nothing to compare",
+            )
         limits = rollout.fleet.instances[0].limits
         measured = Measured(
             scheduler=scheduler,

@@ -10,12 +10,14 @@ import argparse
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seer.cli.failures import Failures
 from seer.cli.rollout_options import (
     add_config_options,
     add_key,
@@ -44,7 +46,15 @@ examples:
   seer compare --preset cpu-demo --prompts examples/prompts/mixed.jsonl          what `make demo` runs
   seer compare --prompts p.jsonl --lengths runs/20260101-120000      repeat the lengths of a recorded run
   seer compare --config run.toml --repeat 3                          options override the file
+
+exit codes:
+  0    every response ended by itself
+  1    a response failed, or the comparison failed
+  2    wrong arguments or files; nothing was started
+  130  interrupted
 """
+
+EXIT_FAILED = 1
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -100,7 +110,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     folder.create(config.prompts)
     recorder = _Recorder(folder, config, rollout, forced=lengths is not None, quiet=args.quiet)
     comparison = asyncio.run(_compare(rollout, prompts, config, lengths=lengths, recorder=recorder))
-    rows = comparison.rows()
+    rows = [row | {"num_failed": recorder.num_failed[row["scheduler"]]} for row in comparison.rows()]
     folder.write_manifest(
         {
             "command": "compare",
@@ -116,7 +126,8 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
         sys.stdout.write(json.dumps(rows) + "\n")
     else:
         _print_table(rows, config, folder, report)
-    return 0
+    recorder.failures.report(hint=f"the results in {folder.path} have the error of each")
+    return EXIT_FAILED if recorder.failures.num_failed else 0
 
 
 async def _compare(
@@ -152,6 +163,9 @@ class _Recorder:
         self._rollout = rollout
         self._forced = forced
         self._is_quiet = quiet
+        self.failures = Failures()
+        self.num_failed: Counter[str] = Counter()
+        """Responses that failed, by scheduler, over all repetitions."""
         self._open = ExitStack()
         self._log: EventLog | None = None
         self._run: RunFolder | None = None
@@ -196,8 +210,15 @@ class _Recorder:
         with ResultsFile(self._run.results, replace=True) as results:
             for group in sorted(groups, key=lambda one: one.group):
                 results.write(group.responses)
+        num_before = self.failures.num_failed
+        for group in groups:
+            self.failures.count(group.responses)
+        num_failed = self.failures.num_failed - num_before
+        self.num_failed[measured.scheduler] += num_failed
         manifest = self._run.read_manifest()
-        self._run.write_manifest(manifest | {"status": "finished", "summary": asdict(measured.summary)})
+        self._run.write_manifest(
+            manifest | {"status": "finished", "summary": asdict(measured.summary), "num_failed": num_failed}
+        )
         rate, makespan_s, tail_s = (
             getattr(measured.summary, name) for name in ("throughput_tokens_s", "makespan_s", "tail_s")
         )
@@ -253,6 +274,7 @@ def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolde
         table.add_column(name, justify="left" if name == "scheduler" else "right")
     table.add_column("oracle estimate", justify="right")
     table.add_column("tokens", justify="right")
+    table.add_column("failed", justify="right")
     for row in rows:
         drafted = f" of {row['drafted_tokens']:,.0f}" if row["drafted_tokens"] else ""
         bound = f"{row['oracle_s']:.1f} s, {100 * row['oracle_share']:.0f}%" if row["oracle_s"] is not None else "-"
@@ -269,6 +291,7 @@ def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolde
             f"{row['accepted_tokens']:,.0f}{drafted}",
             bound,
             "identical" if not row["different_responses"] else f"{row['different_responses']} differ",
+            f"{row['num_failed']:,}",
         )
     # Into a file or a pipe the table keeps its columns.
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)

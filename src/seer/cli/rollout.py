@@ -33,11 +33,12 @@ from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
     from seer.api import Rollout
+    from seer.cli.failures import Failures
     from seer.runs.prompts import EncodedPrompt
     from seer.runs.results import ResultsFile
 
 EXIT_INTERRUPTED = 130
-EXIT_NOT_CLEAN = 1
+EXIT_FAILED = 1
 
 EXAMPLES = """\
 examples:
@@ -51,6 +52,12 @@ examples:
 a line of FILE.jsonl:
   {"prompt": "text"} | {"messages": [{"role": "user", "content": "..."}]} | {"prompt_token_ids": [1, 2]}
   and optionally id, n, seed, max_tokens, temperature, ...
+
+exit codes:
+  0    every response ended by itself
+  1    a response failed, --verify found a difference, or the run failed
+  2    wrong arguments or files; nothing was started
+  130  interrupted
 """
 
 
@@ -113,11 +120,17 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
             # Before run.json: a folder with run.json can be resumed, however early the run was killed.
             Journal.create(folder.journal, identity).close()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
-        was_cut = asyncio.run(_roll_out(rollout, prompts, config, folder, results, quiet=args.quiet))
+        was_cut, failures = asyncio.run(_roll_out(rollout, prompts, config, folder, results, quiet=args.quiet))
     status = "interrupted" if was_cut else "finished"
     summary = rollout.summary
     numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
-    outcome = {"status": status, "summary": numbers, "lost_instances": rollout.fleet.num_lost}
+    outcome = {
+        "status": status,
+        "summary": numbers,
+        "num_responses": failures.num_responses,
+        "num_failed": failures.num_failed,
+        "lost_instances": rollout.fleet.num_lost,
+    }
     verification = _verification_numbers(rollout)
     if verification is not None:
         outcome["verification"] = verification
@@ -126,9 +139,11 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
         _print_json(folder, out, outcome)
     else:
         _print_summary(config, folder, out, outcome)
+    failures.report(hint=f"seer rollout --resume {folder.path} tries them again")
     if was_cut:
         return EXIT_INTERRUPTED
-    return 0 if verification is None or verification["is_clean"] else EXIT_NOT_CLEAN
+    is_clean = verification is None or verification["is_clean"]
+    return EXIT_FAILED if failures.num_failed or not is_clean else 0
 
 
 def _refuse_loss(folder: RunFolder, out: Path, config: RunConfig, identity: str, *, is_new: bool, force: bool) -> None:
@@ -186,11 +201,13 @@ async def _roll_out(
     results: ResultsFile,
     *,
     quiet: bool,
-) -> bool:
-    """Write results as they come; returns whether the run was cut short."""
+) -> tuple[bool, Failures]:
+    """Write results as they come; returns whether the run was cut short, and the failures."""
+    from seer.cli.failures import Failures
     from seer.cli.progress import Progress
     from seer.metrics.jsonl import EventLog
 
+    failures = Failures()
     progress = Progress(rollout, quiet=quiet)
     metadata = {"source": "rollout", **recorded(config)["options"]}
     with EventLog(folder.events, metadata) as log, _interruptible(rollout) as interrupted:
@@ -199,7 +216,7 @@ async def _roll_out(
             async with rollout:
                 _describe_fleet(rollout, folder)
                 if interrupted:
-                    return True
+                    return True, failures
 
                 def events(event: Any) -> None:
                     log(event)
@@ -215,9 +232,10 @@ async def _roll_out(
                 )
                 async for group in groups:
                     results.write(group.responses)
+                    failures.count(group.responses)
         finally:
             await progress.stop()
-    return bool(interrupted)
+    return bool(interrupted), failures
 
 
 def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
@@ -252,6 +270,8 @@ def _print_json(folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
         "status": outcome["status"],
         "results": str(out),
         "run": str(folder.path),
+        "num_responses": outcome["num_responses"],
+        "num_failed": outcome["num_failed"],
         "summary": outcome["summary"],
     }
     if "verification" in outcome:
@@ -269,6 +289,7 @@ def _print_summary(config: RunConfig, folder: RunFolder, out: Path, outcome: dic
     for name, value in (numbers or {}).items():
         table.add_row(name.replace("_", " "), f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
     console = Console(soft_wrap=True)
+    table.add_row("failed responses", f"{outcome['num_failed']:,} of {outcome['num_responses']:,}")
     if verification is not None:
         verdict = "clean" if verification["is_clean"] else "NOT CLEAN"
         table.add_row("verification", f"{verdict}, {verification['num_responses']:,} responses scored again")
