@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stamp of a benchmark: what its numbers were measured with. Every script prints it and writes it to its JSON.
 
 A stamp has the date, the commit (and whether tracked files differ from it), the command line, every option of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns on one machine: engines take a minute to start, so they start together and are measured one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the docs site needs beyond the files of this folder. Used by mkdocs.yml.
 
 README and its siblings are written for the top of the repository; here they become pages of the site. Links that

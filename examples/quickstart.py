@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of responses with rewards. Run `seer model get smollm2` first.
 
 The reward is called as each response ends, while others are still being generated.

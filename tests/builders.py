@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One-line scenarios: `a_group(2)`, `a_fleet(blocks=10)`, `roll_out(a_workload([[5, 9], [3]]), "seer")`."""
 
 from __future__ import annotations

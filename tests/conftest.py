@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by all tests: puts `builders` on the path and makes hypothesis repeatable on a busy machine."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One-line engines for tests: `an_engine(folder)`, `a_chunk(3, prompt)`, `generate(engine, chunks)`, small drafters."""
 
 from __future__ import annotations

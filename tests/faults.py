@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults that tests inject into a running rollout."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instances with known faults, made inside a child process by `InstanceSpec.factory`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A sink for an instance's outputs that can be waited on; each contract suite adds how it reads them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repository's Markdown pages as their reader meets them: code blocks, headings and links, by a real parser."""
 
 from __future__ import annotations

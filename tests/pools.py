@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pool of its own for a test, gone afterwards: a local one in a folder, or a real Mooncake store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training run that kills itself: `python trl_killed.py OUT STEP during|between [resume]`, for test_trl_resume.py.
 
 `during` dies in the middle of a rollout: when the first of the step's responses has ended and others have not.

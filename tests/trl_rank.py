@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a training run, for test_trl_ranks.py: `python trl_rank.py OUT` with torchrun's variables set.
 
 Trains twice: first with instances that cannot be started, then properly.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A toy that GRPO can learn in seconds on a CPU: say even digits when asked for even ones, odd ones when for odd.
 
 The reward is the share of the response's tokens that are what was asked for. Random play gets 5 in 16; saying

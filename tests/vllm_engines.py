@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real vLLM engines for tests: started once per module, in an event loop of their own, and shared by many instances.
 
 An engine takes half a minute to start on a CPU, so tests share one: each test makes a fresh `VllmInstance` over it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accepted tokens per step at equal budget: arctic without its caps against ours, on recorded groups.
 
 arctic gets one tree per group, which is its best use here (it does not know groups), no cap by match length and no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Confidence of draft tokens against the share of such tokens that are accepted.
 
 The correction learns while it drafts, as in a rollout. It learns first on every other group and is then measured, still

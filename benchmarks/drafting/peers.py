@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetch and build the suffix extension of arctic-inference, which our drafts are compared with.
 
 Its release is source only and its build needs torch and protobuf; the suffix tree needs neither. So the source is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure every claim about drafting, ours and arctic-inference in the same run, and write results.md.
 
     python benchmarks/drafting/run.py [--traces DIR] [--rounds 3] [--quick] [--only SECTION ...]

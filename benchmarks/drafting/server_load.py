@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load on a draft server: two clients and one server on loopback, in three processes. Rate, lag and memory.
 
 Each client observes half of the offered tokens, in steps of 10 ms over its running requests, and drafts for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One draft budget for a batch: the same number of tokens for each request, or the most confident tokens of all.
 
 A batch of recorded responses of several kinds decodes side by side, with five finished siblings each. Every step has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Append rate, draft latency and memory: ours against arctic, from Python, back to back.
 
 Both are called as an engine would call them: ours in batches, arctic request by request, because it has no batch calls.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token streams to measure on: long responses made of pieces of recorded ones.
 
 A group has 16 members. Each is a chain of 500-token pieces drawn from the recorded responses, so members repeat each

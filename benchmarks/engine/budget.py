@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a draft budget gains on a GPU of a given speed, over recorded responses, without a GPU.
 
     python benchmarks/engine/budget.py [--trace FILE.npz] [--batches 1,8,64]

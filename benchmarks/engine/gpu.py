@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded engine on a GPU: correctness, speed and speculation, in one run that ends within its limit.
 
     python benchmarks/engine/gpu.py --smollm2 FOLDER [--qwen FOLDER] --out DIR [--limit-s 480]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host time of a step of the embedded engine, measured without a GPU: all work of a step except the device's.
 
     python benchmarks/engine/host.py [--trace FILE.npz] [--batches 1,8,64] [--profile]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losslessness on a real model, token by token: batching, drafts and migration against plain decoding.
 
     python benchmarks/engine/lossless.py [--model smollm2] [--requests 16] [--tokens 160]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded engine over recorded responses, without a device: for benchmarks of the host's part.
 
 A stub replaces the model runner and samples the recorded tokens, so drafts are accepted as they would have been. Each

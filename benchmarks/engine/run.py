@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded engine on this machine's CPU: speed against transformers, start to first token, losslessness.
 
     python benchmarks/engine/run.py [--quick]

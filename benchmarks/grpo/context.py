@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a prompt's responses of an earlier epoch are worth: as length estimates, and as text to draft from.
 
     python benchmarks/grpo/context.py lengths [--workloads qwen2-vl-72b] [--seeds 0,1,2]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GRPO on one GPU: Seer's rollouts against TRL's own, same seeds, same batches, reward and time per step.
 
     python benchmarks/grpo/gpu.py --model FOLDER --out DIR [--arms seer,vllm,transformers] [--steps 20] [--limit-s 540]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pack what gpu.py needs beyond a GPU machine's own packages, for one that reaches no package index.
 
     python benchmarks/grpo/pack.py [--out .trl] [--python python3.12]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generated word problems in the style of GSM8K, each with its answer: no download, any number of them.
 
 Every problem is a short story of three to five sums. Numbers are small, but large enough for a small model to fail on

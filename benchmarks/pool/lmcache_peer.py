@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LMCache's local CPU backend, measured as `seer bench pool` measures ours. run.py starts it in its own environment.
 
     VENV/bin/python benchmarks/pool/lmcache_peer.py BLOCK_BYTES ROUND_BYTES ROUNDS

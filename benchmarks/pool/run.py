@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The KV pool against memory, disk and its peers, in one run on one machine.
 
     python benchmarks/pool/run.py [--rounds 7] [--lmcache-venv FOLDER] [--skip mooncake lmcache ssd] [--out FOLDER]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make a recording: groups of responses that a model samples for your prompts, in the .npz form of this folder.
 
     seer model get smollm2

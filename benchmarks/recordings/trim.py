@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make a recording smaller: fewer groups, shorter responses.
 
     python benchmarks/recordings/trim.py IN.npz OUT.npz [--groups 64] [--max-tokens 400] [--without-sets aime]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollouts of a real model on a CPU: SmolLM2 on two instances, verl's dispatch against Seer, same prompts and seeds.
 
     python benchmarks/rollout/cpu.py [--repeat 3] [--limit-s 3600] [--out DIR]

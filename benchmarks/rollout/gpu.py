@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollouts on one GPU: verl's dispatch against Seer and its parts, with one instance and with several under MPS.
 
     python benchmarks/rollout/gpu.py --model DIR --out DIR [--trace FILE.npz] [--engine vllm] [--limit-s 540]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of several schedulers on one fleet, measured and predicted; shared by cpu.py and gpu.py.
 
 Every run starts with the weights loaded again under a new weights version, so it cannot use KV or drafts of an earlier

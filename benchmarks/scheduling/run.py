@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does scheduling scale? Three claims, one command each. results.md has the numbers.
 
     run.py decisions    cost of a decision from 1,000 to 1,000,000 waiting requests

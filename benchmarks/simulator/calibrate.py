@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fit the two free numbers of each paper workload, `overhead_s` and `slowdown`, to the paper's veRL rows.
 
 Only total and tail seconds of veRL (Fig. 8) are fitted; every other number that the simulator gives for the paper is a

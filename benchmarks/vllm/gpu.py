@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM as a Seer instance on a GPU: correctness, migration, overhead, drafting, in one run that ends within its limit.
 
     python benchmarks/vllm/gpu.py --smollm2 FOLDER --qwen FOLDER --out DIR [--trace FILE.npz] [--limit-s 540]

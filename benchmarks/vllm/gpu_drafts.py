@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped drafts on the GPU against plain vLLM, through Seer's own instance: batches of fixed size and whole rollouts.
 
     python benchmarks/vllm/gpu_drafts.py --model DIR --out DIR --mode plain|gpu [--limit-s 500]

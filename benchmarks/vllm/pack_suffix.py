@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pack vLLM's `suffix` drafter for a GPU machine that reaches no package index: a part of arctic-inference, alone.
 
     python benchmarks/vllm/pack_suffix.py [--out .suffix] [--python python3.12]

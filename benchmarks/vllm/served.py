@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One vLLM engine in its own process. gpu.py starts it and sends it commands as lines of JSON.
 
 Two kinds: `plain` is `AsyncLLM` with nothing of ours but a stat logger that counts drafts; `seer` is `VllmInstance`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a step of stock vLLM spends its time when drafts come from an external drafter. Needs a GPU.
 
     python benchmarks/vllm/step_profile.py --out DIR [--batches 1,8,64] [--shape qwen2.5-7b] [--only plain,uniform]

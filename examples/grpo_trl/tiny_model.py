@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny model with random weights and a tokenizer of fifteen tokens, for sums of small numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GRPO with TRL, with rollouts by Seer: sums from reasoning-gym, checked by its verifier.
 
     python examples/grpo_trl/train.py --tiny                  # a minute; a tiny model with random weights

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the example prompt sets: `python examples/prompts/make.py` makes mixed.jsonl and uniform.jsonl beside it.
 
 The prompts of `mixed` ask for answers from one word to a long numbered list, so that response lengths have a long tail,

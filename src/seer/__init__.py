@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seer: rollout for synchronous, on-policy RL of LLMs without the long tail.
 
 The names here are the public ones. Each is loaded from its module when it is first used, so importing seer

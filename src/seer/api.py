@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python API: a fleet of instances, and rollouts over it.
 
     async with Rollout("smollm2", instances=2) as rollout:

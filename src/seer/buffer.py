@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The request buffer: all rollout work enters here, and only the buffer changes a request's state.
 
     admit ──> WAITING ──start──> IN_FLIGHT ──apply(limit)──> WAITING ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the groups have shown so far in this iteration: how long their responses are.
 
 The paper's estimate, exactly. Until a request of the group has finished, the group counts as long as it may become

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every error a user can meet.
 
     SeerError

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory a rollout takes, before anything starts: weights, KV of each instance, the pool.
 
 The pool's size is decided here for real runs too, so the plan of `--dry-run` is what a run would do. What an engine

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a chunk runs: the KV blocks promised on each instance, and the choice of an instance.
 
 A scheduler says which request is next; this module says where it fits.

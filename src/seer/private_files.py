@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files for this user's processes alone: in shared memory, or wherever a base folder is named.
 
 All of them lie in one folder per user and base, `<base>/seer-<uid>`, mode 0700. Every user may be able to write to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rollout loop: the story of the system on one page.
 
 Admit the groups. Let the scheduler fill the instances with chunks. Wait for outputs, apply each to its request, and

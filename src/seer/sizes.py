@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory sizes as people write and read them: 4096, 512MiB, 1.5GiB, 512MB."""
 
 import re

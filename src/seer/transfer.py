@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Move KV or compute it again: which is faster?
 
 A chunk placed on an instance that lacks part of its prefix can load the missing blocks from the pool or prefill them.

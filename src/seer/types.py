@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The types that every layer shares. All are frozen but `Response`, which its run completes.
 
 A *group* asks for several responses to one prompt. Each of them is a *request*. A request runs in *chunks*, and an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules of every instance (seer/engine/base.py), over every implementation.
 
 An implementation joins by adding a maker to `MAKERS`. The tests do not know which one they run, except for two facts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every instance that computes a real model promises, beyond test_instance_contract.py.
 
 Log-probabilities are those of a plain forward pass, stop reasons are right, an abort returns what was generated, and

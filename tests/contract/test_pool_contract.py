@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One suite over `local` and `mooncake`: what base.py promises. `NonePool` holds nothing, and has a test of its own.
 
 `mooncake` needs the extra of that name and libibverbs; without them its cases are skipped and say so.

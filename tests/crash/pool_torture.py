@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kill processes that use the local pool, at random, and check that nothing acknowledged is lost or wrong.
 
     python tests/crash/pool_torture.py --kills 1000 --seed 1

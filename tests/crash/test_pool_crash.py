@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that use the local pool are killed; what was acknowledged stays. The long form is
 pool_torture.py.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weights change while instances read and write: no reader ever gets a block of a weights version that was
 dropped.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollouts while somebody kills, stops and damages things at random: every token is there once, nothing hangs.
 
 Struck are the instances, the draft server, the pool (its memory damaged or removed; Mooncake's master killed) and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links between the pages lead somewhere; whether other sites still exist is not looked up."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The docs site builds without a warning, and its reference has every public name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pages tell people to type is right: commands parse with the real parser, Python compiles.
 
 Commands are only parsed: files and models they name need not exist.

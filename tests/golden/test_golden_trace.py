@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One small run, event by event, as text: any change of behaviour shows as a readable difference.
 
 To accept a change: `SEER_UPDATE_GOLDEN=1 pytest tests/golden`, then read the diff before committing it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded engine on a GPU: in fp32 the tokens of the CPU engine, by graph, in bursts, with trees."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hosted rollout with its instances on one GPU: pool, drafts, a killed instance, and the CPU's tokens in fp32."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """New weights handed from one process to another where they are, in GPU memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python API over instances in child processes; the fake engine, so no weights and no torch."""
 
 from __future__ import annotations

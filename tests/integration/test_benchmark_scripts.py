@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every benchmark starts from a checkout alone, and says what its numbers were measured with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer compare`, `verify`, `replay` and `report` over one tiny model on the local engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer rollout` and its companions as a user runs them, in processes of their own, on the fake engine."""
 
 from __future__ import annotations

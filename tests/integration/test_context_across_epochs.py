@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an earlier epoch taught is used in a later one, and changes no token."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole thing on the local engine with a tiny model: processes, pool, drafts, faults, verification."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The KV pool of a rollout: emptied as requests end, whichever way they do, and survived when it fails."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks: one rollout on the main one, for both, the same as a single rank would have made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training run that is killed, twice, and resumed from the trainer's checkpoints ends as if nothing had happened."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewards that begin as each response ends, while TRL believes they are computed afterwards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example and the benchmark's script run from end to end on a tiny model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GRPO with TRL and Seer on a CPU: it learns, it is on policy, and Seer's mechanisms change no token of it."""
 
 from __future__ import annotations

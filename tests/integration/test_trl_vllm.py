@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GRPO in TRL with vLLM as Seer's engine. Starting vLLM takes a minute, so this runs in the long form only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`verify=P`: responses are scored again as they end, by a process of its own, against the weights of the run."""
 
 from __future__ import annotations

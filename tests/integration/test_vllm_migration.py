@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two real vLLM engines on a CPU, requests moving between them through the pool, with grouped drafts.
 
 Each pair of engines is started once per pool. Everything is compared with one uninterrupted run without drafts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole rollouts on hosted vLLM instances: tokens, new weights, engines and hosts that are killed.
 
 One rollout runs once; each test checks one part of it. Tokens are compared with the embedded

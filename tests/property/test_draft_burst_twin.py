@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verification steps in native code, against the Python functions that define the layout and the walk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native index against a brute-force twin that keeps plain lists and counts by scanning them."""
 
 import numpy as np

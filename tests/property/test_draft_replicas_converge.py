@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas and server over a network that loses, doubles and reorders, and a server that forgets."""
 
 from typing import Any

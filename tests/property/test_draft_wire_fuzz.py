@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad input on the wire gets an error, never a crash."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts do not change the distribution of the sampled tokens; a broken verification does.
 
 Many short samples from one prompt, with drafts that propose likely tokens first: if verification favoured a draft in

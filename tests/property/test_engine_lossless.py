@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing the engine does to be fast changes a token: batches, chunks, migration, linear and tree drafts.
 
 On a CPU in fp32 the claim is stronger than the tokens: log-probabilities are equal to the bit.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A request that moves between engines through the pool goes on as if it had stayed, and old KV is never read."""
 
 from __future__ import annotations

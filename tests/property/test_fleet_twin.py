@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fleet's sorted orders against a brute-force twin that looks at every instance for every call."""
 
 from __future__ import annotations

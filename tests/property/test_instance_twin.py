@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated instance, which advances in closed form, against a slow twin that simulates every step."""
 
 from __future__ import annotations

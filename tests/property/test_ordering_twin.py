@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every ordering against its brute-force twin: a list that is searched for every call."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random operations on the local pool, against a dictionary that never forgets what it must remember.
 
 Two sizes: one where everything fits, so the pool must equal the dictionary; and one where little fits, so the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random workloads under every scheduler: the rules of the design hold at every event.
 
 Checked by `roll_out` at each event: the buffer's and the fleet's own invariants, that time never runs

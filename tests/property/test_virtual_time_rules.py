@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random programs in virtual time: the clock never runs backwards, and equal times keep their order."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The request buffer: its moves, its refusals and its counts."""
 
 import pytest

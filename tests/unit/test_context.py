@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Length estimates, as the paper makes them."""
 
 from builders import a_context, a_group, requests_of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The glossary points at code that is there, and names each word once."""
 
 import importlib

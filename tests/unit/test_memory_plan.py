@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory plan says what a rollout takes, and the rollout takes what it says."""
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """What importing Seer gives, and what it must not pull in."""
 
 import importlib.resources
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,13 @@ def test_building_the_whole_command_line_imports_nothing_heavy() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == []
+
+
+def test_every_source_file_names_its_licence() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("src", "tests", "benchmarks", "examples") for path in (root / folder).rglob("*.py*")]
+    native = [path for kind in ("*.cc", "*.h") for path in (root / "csrc").rglob(kind)]
+    sources = [path for path in files + native if path.suffix in (".py", ".pyi", ".cc", ".h") and path.stat().st_size]
+    assert len(sources) > 300
+    for path in sources:
+        assert "SPDX-License-Identifier: Apache-2.0" in path.read_text().partition("\n")[0], path

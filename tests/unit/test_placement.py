@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Promises of memory, and where a chunk goes."""
 
 import pytest

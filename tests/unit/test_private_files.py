@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of this user alone: where they may lie, what is refused, and who is alive."""
 
 from __future__ import annotations

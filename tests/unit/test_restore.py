@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an interrupted run had generated goes on counting in the next one."""
 
 import asyncio

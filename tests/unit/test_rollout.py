@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rollout loop over instances whose every move the test decides."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Move or recompute: the decision is never worse than either extreme, nor than any split between them."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains, replays and compares finished runs."""

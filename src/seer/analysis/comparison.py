@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several schedulers on the same prompts, seeds and instances, so that nothing but the scheduler differs.
 
 Fairness

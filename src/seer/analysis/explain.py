@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where did the time go? A run's makespan, split by cause, beside the makespan of an ideal schedule.
 
 Each instance has the whole makespan T to spend. Every second of it counts under exactly one heading:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How would another scheduler have done on a recorded run? Replays its lengths in virtual time at its own step cost.
 
 The rollout loop and the schedulers are the production code. Instances are the simulator's, but a step costs what the

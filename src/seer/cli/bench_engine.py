@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer bench engine`: tokens per second of the local engine, beside transformers and vLLM where they are
 installed.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer bench pool`: how fast is the KV pool on this machine, next to memory's own speed?
 
 Writes in one process, reads in another, and prints what placement needs to decide between moving and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer compare`: the same prompts, seeds and instances under several schedulers; a table, and a report.
 
 Speedups are relative to the first scheduler. `oracle` is the makespan of an ideal schedule

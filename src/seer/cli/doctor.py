@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer doctor`: what is installed, what is supported, what is missing and how to get it.
 
 Reads package metadata and looks for modules; imports nothing heavy, so it also works where an install is broken.

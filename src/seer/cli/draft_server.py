@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer draft-server`: keep the token logs that let siblings on different instances draft for each other.
 
 Prints one line once it listens, serves until SIGTERM or SIGINT, then answers what has arrived and exits with code 0.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer drafts replay`: how many drafted tokens would recorded groups have accepted?
 
 Prints the paper's Table 2 for a recording: references (finished siblings) down, paths across, accepted

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--dry-run`: what would run, with every default filled in, and how much memory it takes.
 
 The text is TOML with the plan in comments, so that it can be kept and given to `--config`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Responses that failed: counted as they come, and reported in the last lines of a command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `seer` command: finds the verbs, runs one, and turns errors into one line and an exit code.
 
 A verb is a module of this package with `register(subparsers)`, which adds its parser and calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer model`: fetch a small model, or look at a model folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer paper`: the paper's tables beside ours, with the error of every cell."""
 
 from __future__ import annotations

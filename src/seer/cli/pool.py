@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer pool up|status|down`: a KV pool that outlives the runs that use it.
 
 A run that starts its own local pool needs none of this. Use it to keep a pool warm between runs, to run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer profile`: measure what a step of the local engine costs, as a table and a JSON file for people."""
 
 from __future__ import annotations

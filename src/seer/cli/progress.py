@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run is doing while it runs: a bar of finished groups on stderr and a line of numbers; terminals only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read and check a prompts file for a command: all that is wrong with it, before anything is started."""
 
 from __future__ import annotations

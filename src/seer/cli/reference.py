@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference pages of the docs, generated from the code: `python -m seer.cli.reference` writes them.
 
     docs/reference/cli.md      every verb and option, from the parsers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer replay`: run a recorded rollout again, and say whether the plan is the same."""
 
 from __future__ import annotations

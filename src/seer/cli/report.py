@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer report RUN`: what happened in a run, as one HTML page and a Perfetto trace."""
 
 from __future__ import annotations

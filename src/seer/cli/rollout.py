@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer rollout`: prompts in, groups of responses with log-probabilities out.
 
 Order of work: lock the run's folder, read and check all prompts, check that nothing is lost, start the instances, roll

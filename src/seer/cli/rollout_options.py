@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the commands that run real instances, and the configuration they make.
 
 Layers, each over the one before: the defaults, `--preset`, `--config`, the options of the command line, `--set`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The value of `--seeds`: numbers separated by commas, and ranges that include both ends (`0..7`)."""
 
 from __future__ import annotations

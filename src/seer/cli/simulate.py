@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer simulate`: one workload under several schedulers, in virtual time, as a table, JSON and plots.
 
 The rollout loop and the schedulers are the production code; instances are cost models. What is printed is

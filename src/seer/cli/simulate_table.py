@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `seer simulate` prints: one row per scheduler and seed, as JSON, a table, or a table of means over seeds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer verify RUN`: check that a run's responses are what its weights and seeds give.
 
 Exit code 0 if the verification is clean, 1 if not.

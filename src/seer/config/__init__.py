@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration of a rollout: frozen, typed, and the same object from the command line to the instances.
 
     RunConfig                one `seer rollout` or `seer compare`; what a TOML file holds

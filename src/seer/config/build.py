@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make a configuration from plain values: of a file, of the command line, or of keyword arguments.
 
 Values are laid over a base, field by field and section by section, so that a preset, a file and the command line can

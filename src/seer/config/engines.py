@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that only one engine has: the section `engine_settings`."""
 
 from __future__ import annotations

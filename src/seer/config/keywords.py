@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keyword arguments of `seer.Rollout`: the fields of `RolloutConfig`, and short names for those of its sections."""
 
 from __future__ import annotations

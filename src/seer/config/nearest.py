@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hint for a name that does not exist: the nearest one that does, or all of them."""
 
 from __future__ import annotations

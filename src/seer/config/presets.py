@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations for common machines, to start from: `--preset NAME`."""
 
 from __future__ import annotations

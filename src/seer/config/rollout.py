@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `seer.Rollout` takes: a model on instances, their memory, and the processes they run in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One `seer rollout` or `seer compare`: the prompts, how they are sampled, and the rollout they run on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations as TOML, and as the plain values that cross a process boundary."""
 
 from __future__ import annotations

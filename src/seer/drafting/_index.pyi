@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of the native module; see csrc/drafting/bindings.cc."""
 
 from typing import Any

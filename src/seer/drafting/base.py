@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine asks of a drafter, and what it gets: trees of proposed tokens.
 
 A drafter guesses how a request continues, from what its group has generated. The engine verifies every guess

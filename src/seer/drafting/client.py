@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft client: an instance's own index, synchronised with the draft servers in the background.
 
 The engine's thread calls `observe` and `draft`; both use the local index only and never wait for a server. One

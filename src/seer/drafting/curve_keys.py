@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of a draft server and its clients: ZeroMQ CURVE, which authenticates both sides and encrypts.
 
 The server has a key pair and knows one client public key. A client has the pair of that key and knows the server's

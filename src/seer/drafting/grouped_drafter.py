@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts for the requests of one instance, from the responses of their groups.
 
 The engine calls `draft` for drafts and `observe` with the tokens that became final. Acceptance is measured here, by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of groups and requests as 64-bit numbers, the same in every process.
 
 Callers may name things with strings or with integers. The index and the wire use unsigned 64-bit integers;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft index: the tokens of a group's responses so far, and which tokens may follow.
 
 A thin, typed layer over the native module. The two hot calls, `append` and `speculate`, take numpy arrays

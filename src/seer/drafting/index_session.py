@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that grow and are drafted for together, step after step.
 
 Their names are looked up once and their numbers kept in arrays: a step costs two calls of the index for a batch of any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One connection of a draft client to one server: sends what is due in the replica, and passes it the answers.
 
 Used by the client's background thread only. Only `Link.wait` waits, for all links together and for a bounded time.

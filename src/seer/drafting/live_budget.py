@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides how much to draft, from measured step costs and measured acceptance.
 
 Invariants

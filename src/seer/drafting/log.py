@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token logs of running groups: all that a draft server holds.
 
 Pure: no sockets and no clock (`now` is passed in), so any exchange can be replayed in a test. A log is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay recorded groups: how many drafted tokens would have been accepted?
 
 Exact, and needs no model. Verification is lossless and a draft is deterministic, so a drafted token is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often an engine calls the draft client: there is no use in fetching siblings' tokens more often.
 
 An engine on a GPU calls every few milliseconds, one on a CPU about every fifty. On a CPU the thread that talks to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded groups: the `.npz` form in which sampled responses are stored for offline study.
 
 Arrays: `group_sizes` (responses per group), `lengths` (one per response, group after group), `tokens` (all

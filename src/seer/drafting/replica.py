@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One instance's copy of a draft server's logs: what to ship, what to ask for, what came back.
 
 Pure: no sockets, no clock, no threads. The client moves the messages; a test may lose, double and reorder

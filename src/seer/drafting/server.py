@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft server: token logs behind a socket.
 
 One thread serves one ROUTER socket and one store; with keys a second thread lets clients in (curve_keys.py). Every

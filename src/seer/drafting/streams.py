@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which stream of the index is a request's response?
 
 Usually the request's own number. But a response may be generated anew, when its instance died after

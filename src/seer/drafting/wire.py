@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages between draft clients and draft servers, and their bytes.
 
 A frame is two bytes of protocol version, then one MessagePack value: an array whose first item names the message.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a chunk before it starts and of its tokens before they are reported.
 
 The same checks and messages for every engine that computes on tokens.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of an instance: one running inference engine with its own KV memory.
 
 The rollout loop talks to every instance through this protocol: the embedded PyTorch engine, vLLM, an instance in

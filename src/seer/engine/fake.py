@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An instance without a model: tokens are a pure function of the request's seed and the token's position.
 
 For tests that need no weights, in Seer and in code that uses Seer. As with the local engine, chunking, moving or

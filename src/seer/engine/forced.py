@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An instance whose responses have given lengths, to compare schedulers on equal lengths.
 
 Wraps another instance. The model's end tokens are ignored, and a response stops at its given length. The rollout

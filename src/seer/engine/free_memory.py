@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free system memory, for default sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that stay on the GPU: other processes of the machine map the memory instead of copying it.
 
 A file in shared memory holds a CUDA handle for each tensor. A process that opens it sees the tensors in place and

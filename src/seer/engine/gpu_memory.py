@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free memory of a GPU, for the memory plan."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the process of an instance gets from the driver: the configuration, and what the instances share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An instance around another one: every method of the protocol is passed on, and subclasses override what they change.
 
 Invariants

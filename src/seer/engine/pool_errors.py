@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the KV pool as one instance meets them, reported as events.
 
 A block that the pool does not return is computed again. That counts as an error only if the pool failed or found

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engines by name: find the model, and resolve the configuration that an instance's process gets.
 
 The driver needs little of an engine: how a process makes an instance, the tokenizer, and the longest context. Weights

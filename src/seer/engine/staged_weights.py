@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights as a path that other processes can open: a given path, tensors in shared memory, or handles of GPU tensors.
 
 Staged weights are kept until the next version replaces them: a restarted instance opens them again. They lie in this

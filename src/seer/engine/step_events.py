@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds the steps of an engine up into `Stepped` events, a few a second; the same for every engine.
 
 Invariants

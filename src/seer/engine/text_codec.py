@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokenizer protocol: text and messages to tokens and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs each instance in its own process: starts it, pins it to a core, watches it, restarts it."""
 
 from seer.engine.prepare import InstanceSpec

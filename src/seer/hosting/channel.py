@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frames over a local socket: four bytes of length, then that many bytes of msgpack.
 
 Both processes run on one machine and import the same version of Seer: there is no negotiation, and a frame that does

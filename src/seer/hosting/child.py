@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process of one instance: makes the instance, passes it the driver's messages, and sends its outputs back.
 
 Started as `python -m seer.hosting.child FD` with one end of a socket pair. It ends on `Close`, or when the driver

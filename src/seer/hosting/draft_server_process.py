@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft server of a fleet, in its own process on a loopback port the system chooses.
 
 Run as a module it is that process: it reads its settings from the driver's socket, answers with its address, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The instances of a rollout and what they share: processes, supervisor, pool, draft server.
 
 Lives as long as the user's `Rollout`; the rollout loops of successive runs are attached to it one at a time.

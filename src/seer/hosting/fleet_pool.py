@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The KV pool of a fleet, as its driver uses it: settings for the instances, and freeing what it holds.
 
 A request's blocks are pinned in the pool until the request ends, whichever instance saved them. Only the driver sees

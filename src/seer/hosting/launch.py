@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts and ends one child process: its socket, its log, its exit status.
 
 The child is a new interpreter (not a fork: torch and threads do not survive one) in its own session. A Ctrl-C in the

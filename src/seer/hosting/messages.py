@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The messages between the driver's process and an instance's process.
 
 Every message is one msgpack frame (see channel.py). The first frame to the instance is `Setup`, the first frame to

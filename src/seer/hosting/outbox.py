@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outputs and events on their way to the driver, merged and sent in small batches.
 
 A step makes one token for each running request, and a frame for each token would cost more than the step. So outputs

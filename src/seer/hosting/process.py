@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An instance in its own process, seen from the driver: the protocol of `seer.engine.base` over a socket.
 
     new ──start──> UP ──(exit | silence | no progress)──> DOWN ──restart──> UP ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns the views of an instance into `InstanceState` events.
 
 A view comes with every batch of outputs. An event is emitted only when one of its fields changed, so an idle instance

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restarts lost instances, at most `max_restarts` times each, and reports when none is left.
 
 Knows nothing of rollouts: it calls `lost` and `back`, and the fleet passes them to the rollout loop.

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters for trainers; each imports its trainer only when used."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared-memory arena, crash-safe index and SSD slab of the local KV pool (csrc/kvpool)."""
 
 from typing import Any, TypedDict

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of the global KV pool. Backends: `local` and `mooncake`; `NonePool` (none.py) is for tests.
 
 The pool holds blocks of KV bytes by key (see keys.py) so that any instance can continue any request. Calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure how fast a pool is on this machine, beside plain memory copies.
 
 Two processes: this one puts, a child gets into buffers of its own. Each process also copies the same blocks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls into a library that may block for a minute, with a deadline for the caller.
 
 Each call runs on a daemon thread and is waited for until its deadline. After a call that timed out, or one

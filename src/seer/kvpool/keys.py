@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Name a block of KV by everything its bytes depend on.
 
 A key is 32 bytes: the weights version (8, little endian), a digest of the namespace (8), and the content (16).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pool on one machine, and the default: shared memory over an SSD file, no server, no port.
 
 Every process opens the same files (local_files.py) and works on them directly (csrc/kvpool). The first of them is

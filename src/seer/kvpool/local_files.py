@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the local pool keeps its files, and whether it may use them.
 
 In this user's folder below `dram_dir` (seer.private_files): `pool-<name>.arena` (shared memory), `.json` (a note with

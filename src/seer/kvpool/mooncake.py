@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pool on Mooncake Store: many machines, or one where Mooncake is already in use.
 
 Workers attach to an owner process on their machine through shared memory (mooncake_servers.py starts it), or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Mooncake store holds, tier by tier, from the master's Prometheus page.
 
 Numbers that the page lacks are 0, and a page that does not parse is no answer: another version of Mooncake may name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The form of a block inside Mooncake: its name, and a footer that identifies it.
 
 Mooncake stores bytes and checks nothing. So each block ends in a footer with its length, its checksum and its

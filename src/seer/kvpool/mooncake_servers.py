@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start, watch and stop the processes of a Mooncake store: one master, one owner of DRAM and SSD.
 
 Workers own no memory of the store and attach to the owner through shared memory, so a worker's death loses no block.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pool that holds nothing: the smallest implementation of the protocol.
 
 Tests run engines with it, to take the code path with a pool and still compute everything, and build pools of their own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a blocking pool call off the event loop.
 
 Invariants

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opens a pool by its settings, in any process."""
 
 from __future__ import annotations

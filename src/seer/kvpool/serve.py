@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that keeps a pool running: `seer pool up` starts it, `seer pool down` ends it.
 
     python -m seer.kvpool.serve '<json of ServeSpec>'

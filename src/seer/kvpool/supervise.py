@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start, find and stop the process that keeps a pool running (serve.py).
 
 Invariants

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts and durations of the pool calls of one process, for backends that keep none of their own.
 
 Invariant: every method may be called from any thread.

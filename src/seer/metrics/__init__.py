@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happened: one event schema, its files, and the numbers computed from it."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one event schema: each request from queue to end, and the state of each instance.
 
 The rollout loop and the instances emit these. Tables, plots, traces and the HTML page are computed from them alone.

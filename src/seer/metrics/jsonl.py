@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The event log: a file of JSON lines, a header and then one event each.
 
     {"kind":"header","schema":1,"metadata":{"scheduler":"seer", ...}}

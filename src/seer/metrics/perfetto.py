@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
 Each instance is a process. Its requests are slices (queued, prefill, decode) on numbered tracks, because many

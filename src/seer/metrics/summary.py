@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a run, computed from its events alone.
 
 Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cancelled requests are left out, but for

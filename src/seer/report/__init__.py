@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Charts and HTML pages of runs, computed from their events."""

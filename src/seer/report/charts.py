@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report's charts, each from a `RunData`."""
 
 from __future__ import annotations

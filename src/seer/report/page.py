@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer report`'s page: one HTML file with everything inline, readable without a network."""
 
 from __future__ import annotations

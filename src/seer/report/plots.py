@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of simulated runs, as SVG files: load over time (the paper's Figure 3), instances, finish times."""
 
 from __future__ import annotations

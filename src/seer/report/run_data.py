@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the report page needs of a run, read from its folder: chunks, states, ends, and time by cause.
 
 Times are seconds since the first request was queued.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder that `--out` fills: results, and for every scheduler its events, a trace and plots.
 
 DIR/results.json            what `--json` prints

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Charts as SVG text: no library, no script; browsers show a `<title>` when the mouse rests on a shape.
 
 `chart` makes an element for the report's page, which has the style; `document` a file that stands by itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run over time as arrays: running requests and KV use of each instance, and when requests ended.
 
 `Timeline` is an event sink; the plots read nothing else.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report's section on a training run: reward, lengths, time and the on-policy check, step by step.
 
 Read from the folder that `seer.integrations` writes: rollouts.jsonl and trainer.jsonl. Of two lines about the same

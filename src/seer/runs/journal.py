@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's finished chunks on disk, so that a killed run can continue.
 
 JSON lines, appended as chunks end: first the identity of the run, then one line per chunk with the tokens that were not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run may not overwrite; asked before its first byte is written.
 
 Rules

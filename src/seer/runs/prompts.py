@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts from a file or from Python, all checked before anything heavy is loaded.
 
 A file has one JSON object per line, with exactly one of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as a run hands them out and as its file keeps them.
 
 The rollout loop makes each `Response` when its request ends; `complete` adds the text and puts its times on the run's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewards while the rollout still runs: computed as each response ends.
 
 The reward function may be a coroutine function or a plain one; a plain one runs in a thread of its own. Each call has a

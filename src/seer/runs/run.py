@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run: prompts through the rollout loop on a fleet, and groups with text and rewards out.
 
 The loop runs in a task of its own, so a slow consumer (a training step between two groups) does not delay generation.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's folder and the names of the files in it.
 
 run.json          what was asked for, and, once it is over, what it came to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locks that keep two drivers out of one run: `run.lock` in a run's folder, and `NAME.lock` beside a journal.
 
 A lock is an flock on the file, held for as long as its driver writes. The kernel releases it when the driver dies,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler protocol: choose which request runs next, on which instance, and for how many tokens.
 
 Pure: no clock, no I/O, no randomness. So the simulator and production run the same code, and any plan can be replayed

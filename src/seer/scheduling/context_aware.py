@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Context-aware ordering, as in the paper (Alg. 2): probes shortest first, then the longest group first.
 
 One request per group is its probe. Probes run before all others, the one with the fewest tokens first: so short groups

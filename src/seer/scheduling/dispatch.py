@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedulers that place each request once and run it whole, as current trainers do.
 
 Every request is sent to one instance at the start and stays there. Engines manage memory and preempt when they run out.

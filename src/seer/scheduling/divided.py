@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Divided rollout: requests run in chunks, and each chunk may run on another instance.
 
 Base of every scheduler with chunks: an `Ordering` chooses the request, `chunk_tokens` the size of its chunk, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An ordering in which a waiting request's rank changes with its group's estimated length.
 
 An estimate changes when a request of the group finishes, and with it the ranks of all waiting siblings. Siblings that

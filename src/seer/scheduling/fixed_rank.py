@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orderings in which a request's rank does not change while it waits.
 
 Most requests arrive together. They are sorted once and read from the end of a list. Requests that are queued again go

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Longest remaining first, where the remaining length of each request is known: the ordering of the oracles.
 
 The request with the most remaining tokens runs first, so that all end at about the same time. Of requests with equal

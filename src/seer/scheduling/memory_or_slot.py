@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ordering of `seer`: it depends on whether KV memory or sequence slots are scarce.
 
 A rollout ends with its last response, and no estimate tells which one that will be: the first response of a group to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedulers by the names users give: `seer`, `verl-sync`, `context`, ...; `+sd` adds plain speculation.
 
 | name            | requests             | order                                        | speculation  |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seer's own scheduler: ordering by what is scarce, chunks of fitted size, placement by the earliest finish.
 
 Three differences from the paper, each measured in docs/design/0002-simulator.md:

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The production rollout loop in virtual time, over simulated instances."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workloads by the name a user gives: one of the paper's three, `trace:FILE`, or `synthetic`.
 
 The paper's workloads define their model, GPUs and lengths. Traces and synthetic lengths run on a cluster that the

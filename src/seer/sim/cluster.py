@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulate one workload under one scheduler: the production rollout loop over simulated instances in virtual time."""
 
 from __future__ import annotations

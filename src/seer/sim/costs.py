@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step costs on given hardware: a roofline from a model's config.json numbers.
 
 A step over `tokens` tokens of `B` requests takes

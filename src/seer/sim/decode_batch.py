@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The requests that decode on a simulated instance, and the closed form of the time their steps take.
 
 Between two changes of the batch the cost of a step is linear in the context. So the time of any number of steps has a

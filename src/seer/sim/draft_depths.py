@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draft depths of a simulated instance's batch, and the tokens its requests gain per step with them.
 
 Depths are chosen by `SpeculationModel`, again and again as the batch changes. Engines use another budget

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated instance: continuous batching as vLLM does it, as a cost model in virtual time.
 
 Requests wait first come, first served. A request is admitted when the KV of its context fits. A request that loads KV

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The KV memory of a simulated instance, counted in tokens.
 
 It holds KV of three kinds: running requests (the instance tracks their growth), prompts that siblings share, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of the paper's evaluation, and the simulator's numbers beside them.
 
 Every number is a `PaperCell`: what the paper measured, and the scheduler and measure that are compared with it. The

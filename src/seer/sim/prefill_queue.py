@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The requests of a simulated instance whose context is being computed.
 
 Requests are prefilled in pieces: the first requests of the queue whose contexts fit into one step's room form a piece,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read recorded response lengths from a file: the workload `trace:FILE`.
 
     .npz              `lengths` (groups x samples), or `lengths` flat with `group_sizes`; `prompt_lengths` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a recorded rollout again: the same lengths, on the same cluster, under the same or another scheduler.
 
 A recording is an event log (`seer.metrics.jsonl`). Its events contain the requests and their lengths; its header

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speculation in the simulator: how many draft tokens are accepted, and how deep drafts are.
 
 Acceptance comes from a curve over the number of sibling references: the paper's Table 2, or one measured by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An asyncio event loop whose clock is virtual: it jumps to the next event instead of waiting for it.
 
 The production rollout loop runs on it unchanged, so a simulated iteration of hours takes seconds. There is no I/O:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workloads: groups and their response lengths, and the cluster: model, GPUs and instances.
 
 `moonlight`, `qwen2-vl-72b` and `kimi-k2` are those of the paper's Table 3. The paper gives the mean and the maximum

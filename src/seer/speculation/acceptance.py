@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acceptance of drafts by depth, measured while the engine runs.
 
 Kept as survival S[i], the probability that at least i draft tokens are accepted where i may be drafted: the budget sums

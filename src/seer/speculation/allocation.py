@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Share one draft budget among the requests of a batch by confidence. Not used by an engine yet.
 
 The cost of verification depends on the number of tokens, not on the request they belong to. So the best tokens to

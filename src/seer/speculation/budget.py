@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many draft tokens a step may verify: the paper's throughput model, and the rules that share the tokens out.
 
 Symbols (paper §4.1)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of a step on this instance, fitted to its own steps: base + slope·batched tokens, plus an extra for drafts.
 
 The extra is a fixed time per step with drafts. On a GPU, steps without drafts run several at a time without the host.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured step costs of an engine: the file that `seer profile` writes. Not used by an engine yet.
 
 Points lie on a grid of (requests, tokens per request, context tokens). Between them the cost is interpolated linearly.

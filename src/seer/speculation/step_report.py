@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counts and times of an engine's steps, for the speculation budget and for metrics."""
 
 from __future__ import annotations

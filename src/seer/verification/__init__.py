@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verifies responses: scores them again with a plain forward pass."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verify a share of a run's responses while the run goes on, each as it ends.
 
 Verifying runs in a process of its own with the lowest priority, so that it takes idle time of the cores first. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that verifies responses while a run goes on (verifier.py starts it).
 
     python -m seer.verification.verifier_process FD

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verify responses: were they sampled from these weights with these seeds?
 
 A response is scored again by a plain forward pass: one sequence, all positions at once, fp32, no KV cache, no batch, no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from seer.analysis.explain import StepFit, explain, fit_steps, oracle_makespan_s

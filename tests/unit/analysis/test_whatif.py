@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recorded run, replayed: its own cost, its own drafts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer doctor` and the refusal of a vLLM it does not know."""
 
 from __future__ import annotations

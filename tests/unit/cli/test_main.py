@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command itself: exit codes, and errors in one line with a hint."""
 
 import argparse

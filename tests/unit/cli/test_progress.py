@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress of a rollout on a terminal, and its silence elsewhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The generated reference pages are those that the code would generate now."""
 
 from __future__ import annotations

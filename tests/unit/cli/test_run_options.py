@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options, files and presets of the commands that run instances; `--dry-run` starts nothing."""
 
 from __future__ import annotations

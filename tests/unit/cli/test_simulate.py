@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer simulate` and `seer replay`, end to end on a workload of a second."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations from plain values: layers, unknown keys, wrong types."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A configuration written as TOML, or sent to a process, comes back equal."""
 
 from __future__ import annotations

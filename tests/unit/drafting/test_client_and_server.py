@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real sockets on loopback. Every wait has a deadline; nothing sleeps."""
 
 import contextlib

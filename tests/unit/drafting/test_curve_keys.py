@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who lacks the keys gets nothing into a draft server, nothing out of it, and no tokens from its clients."""
 
 import contextlib

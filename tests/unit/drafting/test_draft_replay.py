@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The offline replay and its command, on ten recorded groups (Game of 24; MIT, Tree-of-Thoughts logs)."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts inside an instance's process: whose words are drafted from, and when drafting pays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grouped index as a drafter: siblings help, and tokens stay what they were."""
 
 from __future__ import annotations

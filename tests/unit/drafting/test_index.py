@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index's Python face: arrays are checked, limits kept, memory returned, threads welcome."""
 
 import threading

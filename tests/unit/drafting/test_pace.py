@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often a draft client talks to its server."""
 
 from __future__ import annotations

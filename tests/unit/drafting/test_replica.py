@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a replica makes of answers, one at a time."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model by folder, by name, and by Hugging Face id from a cache laid out on disk; no network."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped drafts on the GPU: the kernels and the store against a Python twin, under Triton's interpreter."""
 
 from __future__ import annotations

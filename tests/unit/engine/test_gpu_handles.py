@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles of GPU memory as a file: data of a fixed form, from this user's folder alone. (On a GPU: tests/gpu.)"""
 
 from __future__ import annotations

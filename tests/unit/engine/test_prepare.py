@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user sets reaches the process of an instance, on whatever device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Staged weights: leftovers of killed processes are removed, and weights that do not fit go to disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chunks as vLLM's sampling parameters: limits count from the response's first token, not from the chunk's."""
 
 from __future__ import annotations

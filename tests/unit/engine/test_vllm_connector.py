@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which KV blocks the vLLM connector moves, and that their bytes arrive; without an engine."""
 
 from __future__ import annotations

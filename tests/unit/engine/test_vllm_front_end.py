@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's front end in our process: work that it does for every token is removed."""
 
 from __future__ import annotations

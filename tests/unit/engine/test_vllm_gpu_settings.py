@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an engine with drafts on the GPU is started with, and what happens on a vLLM that has no place for them."""
 
 from __future__ import annotations

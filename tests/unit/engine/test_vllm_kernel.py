@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's kernels that verify drafts on a CPU: which of them are wrong, and our replacement."""
 
 from __future__ import annotations

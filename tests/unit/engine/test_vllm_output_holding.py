@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens held back in vLLM's engine: all of them leave, in order, with their log-probabilities."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts of a step, without vLLM: what is indexed, how long drafts are, how they are padded."""
 
 from __future__ import annotations

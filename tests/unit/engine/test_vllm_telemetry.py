@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step reports from vLLM's statistics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft server's process: after a kill it is started again at its address, a limited number of times."""
 
 from __future__ import annotations

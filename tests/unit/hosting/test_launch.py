@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where child processes import from: what the driver imports from, without the current folder."""
 
 from __future__ import annotations

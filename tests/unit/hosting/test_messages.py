@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands between driver and instance: typed on the wire, carried out by the method they name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An instance in a child process that dies, hangs, refuses or restarts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of the TRL adapter that need neither TRL nor torch: groups, seeds, settings, memory, the gap."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bits flip in the arena, the SSD file and the index: every flip is noticed or harmless, and no wrong byte
 comes back.
 """

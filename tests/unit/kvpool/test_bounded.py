@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A library call that hangs costs its caller the deadline, and other callers nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that another user, another container or a killed process left where pools are kept: none is believed.
 
 Each is planted in the folder that all users share and, where it can lie there at all, in this user's own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys name a block by everything its bytes depend on, the same in every process."""
 
 from __future__ import annotations

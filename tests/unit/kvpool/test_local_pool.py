@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only the local pool has: two tiers, bounds, files, house keeping, refusals."""
 
 from __future__ import annotations

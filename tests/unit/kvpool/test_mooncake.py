@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sharp edges of Mooncake, met one by one on real servers. Skipped where the extra is not installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocking calls off the event loop: it stays live, and no cancelled call is left behind with its buffers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer pool` and `seer bench pool`, as a user meets them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Event logs and traces."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a run, worked out by hand."""
 
 import pytest

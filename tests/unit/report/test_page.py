@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report page says what the event log says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of `seer simulate --out`: well-formed files that say what they show."""
 
 from __future__ import annotations

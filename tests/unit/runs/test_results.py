@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Responses as a run completes them and as its file keeps them."""
 
 import json

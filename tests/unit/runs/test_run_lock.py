@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lock of a run: one holder, released by the kernel, and no file that blocks anyone later."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedulers that place a request once."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seer's own scheduler: what it runs first, how far, and where."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost model against numbers that can be looked up or worked out by hand."""
 
 import pytest

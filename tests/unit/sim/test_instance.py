@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated instance: one chunk, one output; memory, prompts and KV as vLLM treats them."""
 
 from __future__ import annotations

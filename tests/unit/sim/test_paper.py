@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper's numbers and how ours are held against them; the simulations themselves are `seer paper`."""
 
 import json

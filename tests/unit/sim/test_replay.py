@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recorded run replays to the same plan."""
 
 from pathlib import Path

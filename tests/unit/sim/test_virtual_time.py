@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual clock: it jumps, keeps the order of events, and reports a deadlock."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workloads by name: the paper's, recorded and synthetic lengths, and every way to get them wrong."""
 
 import gzip

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acceptance by depth: many at once is one after the other, and depth is believed in until it is tried."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fitted step cost: a base, a cost per batched token, and a fixed extra for drafts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One chunk while the engine works on it: its tokens, its KV blocks and what has not been reported yet.
 
 State only. batch_scheduler.py decides which chunks run, batch.py lays out what is computed, and tree_walk.py decides

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build an engine: limits, dtype, device, weights, kernels.
 
 The parts are chosen here only, so that the instance, the benchmarks and the tests run the same engine.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One forward pass, token by token: which tokens are batched, where their KV goes, and what each of them attends to.
 
 Each batched token is one row of the activations. The rows of one chunk are consecutive (a segment): a piece of its

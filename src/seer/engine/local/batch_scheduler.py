@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decide what the next step computes: which chunks enter, which decode, which prefill.
 
 A chunk enters when a sequence slot is free and there are KV blocks for everything it can generate. So a chunk that

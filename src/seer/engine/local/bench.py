@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure an engine: the cost of a step of a given shape, and tokens per second of a whole batch.
 
 Step costs are measured on contexts that were never computed (their KV is zeros). A step takes equally long for any

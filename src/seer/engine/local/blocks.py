@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which chunks hold which KV block, and which blocks can be found again by their content.
 
 Bookkeeping only: the bytes are in cache.py. A block is in exactly one of three states:

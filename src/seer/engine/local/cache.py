@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of KV blocks, and copies of blocks to the pool and back.
 
 One tensor, [block][layer][key, value][...]. A block's bytes are contiguous, so an export passes views of the blocks (on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arithmetic of a decoder layer on a CPU in fp32, by the native kernels.
 
 Invariant: a row's result has the same bits whatever else is in the batch (csrc/engine/product.h and kernels.h say how).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draft, verify, draft again: several steps of the same chunks without returning to the engine.
 
 Between two steps the host does only what the next step needs, for all chunks in a few native calls: it walks down the

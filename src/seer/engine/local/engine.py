@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine step: plan, lay out, compute, sample, settle, report.
 
 Synchronous and single-threaded. instance.py adds the thread and the event loop. The clock is read only to measure

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read the GGUF files that small models are packaged in, and write them as Hugging Face folders.
 
 Reads only what those files use: the Llama family, tensor types F32, F16, Q8_0, Q4_0 and Q4_1, byte-level BPE

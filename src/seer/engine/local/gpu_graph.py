@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step captured as a CUDA graph, with its input and output buffers.
 
 Inputs and results are copied through pinned host memory that belongs to the graph. The host may write the inputs again

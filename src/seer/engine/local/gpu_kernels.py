@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # mypy: ignore-errors
 # ruff: noqa: D103, N803, N806, PLR0915, PLR0917, SIM102
 # (Triton's dialect of Python: kernels have no types, and capitals mark what is fixed at compile time.)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arithmetic of a decoder layer on a GPU: cuBLAS products and the Triton kernels of gpu_kernels.py.
 
 `step` holds the arrays that the kernels read. `begin` makes it for a batch of any form (pieces of contexts beside

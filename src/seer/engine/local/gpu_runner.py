@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run steps on a GPU: captured graphs for shapes that repeat, and bursts of decoding steps without the host.
 
     kind of step                              how

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Choose the captured graph that a step runs in, and decide when a shape gets a graph of its own.
 
 A graph serves every step that fits into it. Padding tokens are wasted work. Capturing another graph delays all chunks

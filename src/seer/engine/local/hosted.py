@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded engine as a child process makes it: with drafter, draft budget, pool and events.
 
 The engine steps in a worker thread. Events are collected there and handed to the event loop every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ask Linux to back large, long-lived memory with huge pages.
 
 Every step reads all weights and KV. With pages of 4 KiB, page lookups cost time: on one EPYC core SmolLM2's products of

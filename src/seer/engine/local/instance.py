@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded engine as an instance: a worker thread runs the steps, an event loop sends commands and gets outputs.
 
     event loop thread                              worker thread

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoder of the dense Llama, Qwen2 and Qwen3 families: one model with three switches.
 
 A layer is attention and a gated MLP around a residual stream that is updated in place:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a Hugging Face model folder: which model it is, and whether this engine can run it.
 
 Only config.json and generation_config.json are read here; weights are in weights.py, tokens in tokenizer.py. A setting

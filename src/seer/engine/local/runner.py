@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a planned step: forward pass and sampling.
 
 `PlainRunner` is the specification and is used on CPUs: one forward pass, then sampling. gpu_runner.py replays captured

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sample tokens from logits, with noise that depends only on (seed, position).
 
 Gumbel-max: the sampled token is the argmax of processed logit plus noise(seed, position, token). The noise of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that the instances of one process share. (Between processes: shared_matrices.py.)
 
 Instances of the same folder, kernels, dtype and device share one set of weights, so a second instance costs only its KV

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed matrices that the processes of one machine share.
 
 Packing copies every matrix into another order. One copy per process is most of the memory of a CPU instance. Here the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model folder of random weights, small enough for tests and smoke runs: `seer model get tiny`.
 
 Its output is meaningless, but it is a real model of its family: every code path of the engine runs on it in

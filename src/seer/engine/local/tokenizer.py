@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to tokens and back, with the tokenizer and chat template of a model folder."""
 
 from __future__ import annotations

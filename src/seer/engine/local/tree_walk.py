@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accept draft nodes: walk down a draft tree by the sampled tokens.
 
 At every node a token was sampled with the noise of its position, as plain decoding would after that node. So the token

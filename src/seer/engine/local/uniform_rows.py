@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lay out a step in which every chunk has the same number of rows: its last token, its draft nodes, and padding.
 
 The device waits while the host does this, so it is written for speed. It fills one plain list per field and makes one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read and check weights: safetensors files, a trainer's tensors, or a trainer's GPU memory.
 
 Files are memory-mapped, so the instances of one machine read one copy from the page cache. Joined, packed or converted

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stock vLLM as an instance: one `AsyncLLM`, driven through its public extension points.
 
     this process                        vLLM's engine process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates chunks to vLLM's sampling parameters, and vLLM's outputs to token spans.
 
 Invariants

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The KV pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.32.
 
 vLLM makes one connector in the scheduler, which decides what moves (connector_plan.py), and one in each worker, which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which KV blocks move, decided in the scheduler's process.
 
 A block may be saved when it is final: all its tokens are accepted, and their KV has been computed or is being computed

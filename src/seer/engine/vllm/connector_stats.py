@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step of vLLM loaded from the pool, counted by the worker and sent with the step's output to telemetry.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves KV blocks between a worker's memory and the pool, many at once.
 
     save   gather all layers of all blocks on the device, one copy to pinned host memory on a stream of its own;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM as a child process makes it: with pool, draft servers and events.
 
 When the engine's own process dies, this process ends too. The driver then sees a lost instance, gives its requests

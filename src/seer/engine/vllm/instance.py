@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One vLLM engine as an instance: chunks in, tokens out, in the event loop's thread.
 
 `AsyncLLM` starts the engine in its own process and talks to it. Each chunk is one request to the engine and one task

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Removes shared memory that vLLM's processes would leave behind when they are killed.
 
 On a CPU the engine and its worker talk through segments named `psm_*`. Once both have mapped them, the names are not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads what the adapter needs of a Hugging Face model folder before vLLM runs it: shapes, end tokens, identity.
 
 It refuses no architecture: vLLM decides which models it can run.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps tokens in the engine's process until `stream_interval` of a request can be sent together.
 
 vLLM's engine sends the tokens of every step, as three arrays per request. Its front end unpacks them all and then waits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proposer that proposes nothing, and a corrected kernel for CPUs: what vLLM needs in the worker to verify drafts.
 
 Drafts are made in the scheduler (scheduler.py), but vLLM's `custom_class` needs a proposer in the worker. On a CPU its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of a vLLM instance, and the engine arguments they become.
 
 Plain values, because they go to child processes; nothing here imports vLLM.

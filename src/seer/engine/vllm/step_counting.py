@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each step of vLLM computed and when it was done, counted by the scheduler.
 
 vLLM's own statistics count a whole context when its first token is sampled, cached parts included, leave out what a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts for the requests of one engine, step by step: index final tokens, ask the budget, draft.
 
 Synchronous, and called by the scheduler (scheduler.py) only. vLLM verifies one linear draft per request, so only the

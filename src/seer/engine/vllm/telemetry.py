@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds up vLLM's statistics of each step.
 
 vLLM calls `record` in the event loop's thread, once per step with output.

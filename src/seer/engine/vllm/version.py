@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which vLLM is installed, and whether this adapter supports it.
 
 Read from the package's metadata: importing vLLM takes many seconds and may itself fail.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods that the driver calls on vLLM's workers, over vLLM's `collective_rpc`.
 
 vLLM mixes this class into its own worker class (`worker_extension_cls`), so `self` is that worker.

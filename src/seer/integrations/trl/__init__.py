@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seer as the generation phase of TRL's `GRPOTrainer`, by one argument.
 
     GRPOTrainer(..., rollout_func=seer_rollouts())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewards that begin when a response ends, not when the last one does.
 
 TRL calls reward functions after the rollout, with all completions. With `early_reward`, Seer calls the function for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups in the trainer's flat list of prompts, and their seeds, which make a resumed run repeat itself.
 
 TRL passes each prompt once per response wanted, one after the other. Equal prompts in sequence are therefore one group,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The instances that roll out for a trainer, with the trainer's model and weights.
 
 The first rollout starts them from a model folder in shared memory. Before each later rollout the trainer's weights are

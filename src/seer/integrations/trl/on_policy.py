@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is the policy that sampled the policy that is trained? The trainer scores a few responses of each rollout to check.
 
 Both sides score the same tokens. Under the same weights the log-probabilities differ by rounding only. Weights that did

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What earlier epochs have shown of each prompt: the length of its responses and, if asked for, their tokens.
 
 Lengths are first estimates until a response under the new weights has ended. Tokens are drafts, which the engine

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rollout for all ranks: the main rank rolls out all prompts and returns to each rank its own results.
 
 A group can be split over two ranks, and Seer balances better over more prompts; so ranks do not roll out by themselves.

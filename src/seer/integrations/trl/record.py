@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of a training run, which `seer report` reads.
 
 run.json          what was trained with what (`"command": "train"`)

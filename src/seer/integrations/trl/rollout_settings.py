@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rollout's settings, read from the trainer's. What Seer cannot do is refused by the setting's name.
 
 Invariants

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`seer_rollouts`: the function that GRPOTrainer calls for completions, once per generation batch.
 
 One call: gather every rank's prompts; on the main rank send the trainer's weights to the instances if they have

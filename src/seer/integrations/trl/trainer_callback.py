@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trainer callback: writes the trainer's logs into the run's folder and ends the instances with the training."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trainer's weights for the instances, passed through shared memory.
 
 The instances load a model folder, which the first rollout writes from the trainer's model into shared memory. What the

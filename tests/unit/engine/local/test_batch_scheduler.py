@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch scheduler: which chunks enter, what they share, and when they wait."""
 
 from __future__ import annotations

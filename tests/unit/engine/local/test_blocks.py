@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The block table against its own definition, under random use."""
 
 from __future__ import annotations

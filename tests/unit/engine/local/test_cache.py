@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks copied to the pool and back, with memory that the pool can access and without."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several steps with drafts at once, with a device that samples from a script: the engine generates the script."""
 
 from __future__ import annotations

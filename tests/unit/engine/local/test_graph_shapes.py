@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When a shape of steps gets a graph of its own."""
 
 from __future__ import annotations

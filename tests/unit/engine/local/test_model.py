@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model against transformers and against its own specification, and what makes equal bits."""
 
 from __future__ import annotations

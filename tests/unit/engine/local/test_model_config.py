@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model folders: what is read, and what is refused with a clear line."""
 
 from __future__ import annotations

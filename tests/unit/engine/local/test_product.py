@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products by panels: right, and the same bits for a row in any company, on any number of threads.
 
 csrc/engine/product.h states it; equal tokens across batches, chunks and drafts rest on it.

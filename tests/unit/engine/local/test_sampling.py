@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Noise, processing and sampling."""
 
 from __future__ import annotations

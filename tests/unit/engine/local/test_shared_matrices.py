@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed matrices in shared memory: one copy for all who ask, and never a wrong or a missing one."""
 
 from __future__ import annotations

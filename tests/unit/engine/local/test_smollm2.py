@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real model, fetched as a user would: `seer model get smollm2`, tokenizer, chat template, sensible text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Walking down a draft tree."""
 
 from __future__ import annotations

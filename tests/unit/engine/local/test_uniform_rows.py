@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a step in which all chunks are alike, against the same rows made one by one."""
 
 from __future__ import annotations

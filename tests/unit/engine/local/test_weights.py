@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of weights: NaN and infinity are found on the way in, in every dtype, and nothing else is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.flo
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_every_value_that_is_not_finite_is_counted(dtype: torch.dtype, value: float) -> None:
+def test_every_value_that_is_not_finite_is_counted(dtype: Any, value: float) -> None:
     tensor = torch.ones(17, 19)
     tensor[3, 4] = tensor[16, 18] = value
     with pytest.raises(InputError, match="w has 2 values of 323 that are NaN or infinite"):
@@ -33,7 +35,7 @@ def test_infinities_that_cancel_are_found() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_finite_values_are_not_refused(dtype: torch.dtype) -> None:
+def test_large_finite_values_are_not_refused(dtype: Any) -> None:
     tensor = torch.full((64,), torch.finfo(dtype).max, dtype=torch.float64).to(dtype)
     assert check_finite("w", tensor) is tensor  # their sum overflows
 

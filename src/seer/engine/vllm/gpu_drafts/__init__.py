@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped drafts that live on the GPU, inside stock vLLM's newest model runner.
 
     kernels      Triton: append tokens, index n-grams, draft, accept

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names of vLLM that grouped drafts on the GPU replace, each checked for the version at hand.
 
     VllmConfig._get_v2_model_runner_unsupported_features   older than 0.32: accepts "ngram_gpu", whose place ours takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # mypy: ignore-errors
 # ruff: noqa: N803, PLR0917
 # (Triton's dialect of Python: kernels have no types, and capitals mark what is fixed at compile time.)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verifies drafts so that the same seed gives the tokens plain vLLM would give.
 
 Every position is sampled with the noise of (seed, absolute position), as without drafts, and a draft is accepted while

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's asynchronous scheduler, which schedules drafts only in runs that want them.
 
 A worker with grouped drafts on the GPU verifies as many as the scheduler orders, by the number of running requests

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM's runner calls in the place of a draft model: it drafts from the groups' tokens, on the device.
 
 vLLM calls `propose` after every step, when the new tokens are in its request states. Which requests run, and how many

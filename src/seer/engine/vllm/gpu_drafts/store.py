@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token arena and n-gram table of the groups on one GPU: what a step asks and tells, and who owns which memory.
 
 A *row* is a place in vLLM's request states; a *region* is the arena's memory of one sequence. A request keeps its

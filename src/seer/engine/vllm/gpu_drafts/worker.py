@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's GPU worker with our speculator and sampler in its newest runner (`worker_cls` names it)."""
 
 from __future__ import annotations
