@@ -24,7 +24,7 @@ from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import ConfigError, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.fleet_pool import FleetPool
-from seer.memory_plan import pool_bytes
+from seer.hosting.memory_plan import pool_bytes
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.runs.journal import Journal, run_identity

@@ -20,11 +20,12 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file, save_file
 
-from seer import GroupResult, HostingConfig, Rollout, Sampling, private_files
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError, NoProbability
+from seer.machine import private_files
 from seer.verification.verify import PlainModel, ResponseToVerify, verify
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]

@@ -20,7 +20,7 @@ from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
-from seer.sizes import show_size
+from seer.machine.sizes import show_size
 
 EXAMPLES = """\
 examples:

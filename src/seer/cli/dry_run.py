@@ -17,7 +17,7 @@ def print_dry_run(config: RunConfig, *, as_json: bool) -> None:
     """Print the resolved configuration and the memory plan; reads the model's configuration and the prompts."""
     from seer.cli.prompt_file import load_prompts
     from seer.engine.prepare import prepare
-    from seer.memory_plan import plan_memory
+    from seer.hosting.memory_plan import plan_memory
 
     engine = prepare(config.rollout)
     prompts = load_prompts(config, engine) if config.prompts is not None else []

@@ -22,7 +22,7 @@ from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, reclaim_stale, remove_files, remove_if_stale
 from seer.kvpool.mooncake_metrics import read_tiers
 from seer.kvpool.serve import ServeSpec, ServeState
-from seer.sizes import show_size
+from seer.machine.sizes import show_size
 
 _METRICS_TIMEOUT_S = 2.0
 

@@ -4,7 +4,7 @@
 import argparse
 
 from seer.errors import ConfigError
-from seer.sizes import parse_size
+from seer.machine.sizes import parse_size
 
 
 def size_option(text: str) -> int:

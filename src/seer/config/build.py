@@ -22,7 +22,7 @@ from seer.config.nearest import nearest
 from seer.config.rollout import RolloutConfig
 from seer.config.run import RunConfig
 from seer.errors import ConfigError
-from seer.sizes import parse_size
+from seer.machine.sizes import parse_size
 
 C = TypeVar("C")
 Values = Mapping[str, Any]

@@ -8,7 +8,7 @@ Invariants
   1. The sender owns the memory: it must neither free nor change it while instances may open it. Synchronous training
      waits while a rollout runs, so an instance that restarts during the rollout finds the same weights.
   2. A file of handles is data of a fixed form; nothing in it is executed. It is opened only in this user's folder
-     (seer.private_files), where processes of this user alone can write.
+     (seer.machine.private_files), where processes of this user alone can write.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seer import private_files
 from seer.errors import InputError
+from seer.machine import private_files
 
 SUFFIX = ".gpu-handles"
 """Names the format, so that a reader can tell handles from safetensors."""

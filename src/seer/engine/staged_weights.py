@@ -2,8 +2,8 @@
 """Weights as a path that other processes can open: a given path, tensors in shared memory, or handles of GPU tensors.
 
 Staged weights are kept until the next version replaces them: a restarted instance opens them again. They lie in this
-user's folder in shared memory (seer.private_files), under a lock that the process which staged them holds: those of a
-killed process are removed by the next one that stages.
+user's folder in shared memory (seer.machine.private_files), under a lock that the process which staged them holds:
+those of a killed process are removed by the next one that stages.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seer import private_files
 from seer.engine.base import Weights
 from seer.engine.gpu_handles import SUFFIX, write_handles
 from seer.errors import MissingExtra
+from seer.machine import private_files
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ import secrets
 import shutil
 from typing import Any
 
-from seer import private_files
 from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
 from seer.kvpool.base import Pool, PoolStats
 from seer.kvpool.open_pool import open_pool
+from seer.machine import private_files
 from seer.transfer import TransferCosts, TransferEstimate
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the local pool keeps its files, and whether it may use them.
 
-In this user's folder below `dram_dir` (seer.private_files): `pool-<name>.arena` (shared memory), `.json` (a note with
-the path of the SSD file) and `.state` (of `seer pool up`). In this user's folder below `ssd_dir`: `pool-<name>.slab`,
+In this user's folder below `dram_dir` (seer.machine.private_files): `pool-<name>.arena` (shared memory), `.json` (a
+note with the path of the SSD file) and `.state` (of `seer pool up`). In this user's folder below `ssd_dir`: `pool-<name>.slab`,
 the SSD tier. Two locks: `.lock` lets one process at a time create or remove; `.owner` is held for its life by the
 process that the pool was made for, if there is one: the driver of a rollout, or that of `seer pool up`.
 
@@ -32,9 +32,9 @@ from pathlib import Path
 
 import msgspec
 
-from seer import private_files
 from seer.errors import ConfigError, PoolError, SeerError
 from seer.kvpool import _arena
+from seer.machine import private_files
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from seer import private_files
 from seer.errors import ConfigError, MissingExtra, PoolError
+from seer.machine import private_files
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: loading takes a lock, which must not happen after one
 _PR_SET_PDEATHSIG = 1

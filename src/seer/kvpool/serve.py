@@ -25,7 +25,6 @@ from pathlib import Path
 
 import msgspec
 
-from seer import private_files
 from seer.errors import PoolError, SeerError
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles
@@ -35,6 +34,7 @@ from seer.kvpool.mooncake_servers import (
     MooncakeServersConfig,
     wildcard_listeners,
 )
+from seer.machine import private_files
 
 _WATCH_S = 1.0  # how often dead Mooncake processes are looked for
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import msgspec
 
-from seer import private_files
 from seer.errors import DeadlineExceeded, PoolError, SeerError
 from seer.kvpool.local_files import PoolFiles, all_files
 from seer.kvpool.serve import ServeSpec, ServeState, pid_started
+from seer.machine import private_files
 
 log = logging.getLogger(__name__)
 

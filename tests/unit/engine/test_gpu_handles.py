@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch")
 
 from torch.multiprocessing import reductions
 
-from seer import private_files
 from seer.engine.gpu_handles import SUFFIX, open_handles, write_handles
 from seer.engine.local.weights import open_weights
 from seer.errors import InputError
+from seer.machine import private_files
 
 ARGUMENTS = (
     *(torch.Tensor, torch.Size([2, 3]), (3, 1), 5, torch.storage.TypedStorage, torch.bfloat16),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from seer import private_files
 from seer.engine.staged_weights import StagedWeights, make_shared_folder, remove_shared_folder, stage
+from seer.machine import private_files
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def a_process_with_a_folder(memory: Path) -> tuple[subprocess.Popen[str], Path]:
     program = (
-        "import sys; from pathlib import Path; from seer import private_files; from seer.engine import staged_weights;"
+        "import sys; from pathlib import Path;"
+        "from seer.machine import private_files; from seer.engine import staged_weights;"
         "private_files.SHARED_MEMORY = Path(sys.argv[1]);"
         "print(staged_weights.make_shared_folder('seer-weights', 1), flush=True); input()"
     )
@@ -60,7 +61,7 @@ def test_the_folder_of_a_process_in_another_pid_namespace_stays(memory: Path) ->
     mine = make_shared_folder("seer-weights", 1)
     program = (
         "import os, sys; from pathlib import Path;"
-        "from seer import private_files; from seer.engine import staged_weights;"
+        "from seer.machine import private_files; from seer.engine import staged_weights;"
         "assert not os.path.exists('/proc/' + sys.argv[2]);"
         "private_files.SHARED_MEMORY = Path(sys.argv[1]); staged_weights.make_shared_folder('seer-weights', 1)"
     )

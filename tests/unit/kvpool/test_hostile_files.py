@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from seer import private_files
 from seer.cli.main import main
 from seer.errors import ConfigError, PoolError
 from seer.hosting import fleet_pool
@@ -27,6 +26,7 @@ from seer.kvpool import local_files, supervise
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, find_pools
 from seer.kvpool.serve import ServeState, pid_started
+from seer.machine import private_files
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")

@@ -29,11 +29,11 @@ from pathlib import Path
 
 import torch
 
-from seer import private_files
 from seer.engine.local import huge_pages
 from seer.engine.local.cpu_ops import PanelLinear, fill_panels, panels_shape, to_panels
 from seer.engine.local.ops import Linear
 from seer.errors import SeerError
+from seer.machine import private_files
 
 log = logging.getLogger(__name__)
 

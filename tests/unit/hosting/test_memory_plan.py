@@ -12,12 +12,12 @@ pytest.importorskip("torch")
 
 from safetensors.torch import load_file
 
-from seer import memory_plan
 from seer.config import KvConfig, PoolConfig, RolloutConfig, plain_values
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.local.hosted import make_local
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import PreparedEngine, prepare
+from seer.hosting import memory_plan
 from seer.metrics.events import discard
 
 GIB = 1 << 30

@@ -19,7 +19,7 @@ from seer.engine.free_memory import free_memory_bytes
 from seer.engine.gpu_memory import free_gpu_bytes
 from seer.engine.prepare import PreparedEngine
 from seer.hosting.fleet_pool import default_pool_bytes
-from seer.sizes import show_size
+from seer.machine.sizes import show_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 import pytest
 
 from seer.errors import ConfigError
-from seer.sizes import parse_size, show_size
+from seer.machine.sizes import parse_size, show_size
 
 
 def test_sizes_are_read_as_people_write_them() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from seer import private_files
 from seer.errors import ConfigError, InputError
-from seer.private_files import OwnerLock
+from seer.machine import private_files
+from seer.machine.private_files import OwnerLock
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -28,7 +28,7 @@ def a_file(path: Path, content: bytes = b"x", mode: int = 0o600) -> Path:
 
 def a_process(answer: str, *words: str) -> tuple[subprocess.Popen[str], str]:
     """A process that has evaluated and printed something, and waits."""
-    imports = "import sys; from pathlib import Path; from seer import private_files"
+    imports = "import sys; from pathlib import Path; from seer.machine import private_files"
     program = f"{imports}; it = {answer}; print(it, flush=True); input()"
     child = subprocess.Popen(
         [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
