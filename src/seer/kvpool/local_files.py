@@ -2,9 +2,10 @@
 """Where the local pool keeps its files, and whether it may use them.
 
 In this user's folder below `dram_dir` (seer.machine.private_files): `pool-<name>.arena` (shared memory), `.json` (a
-note with the path of the SSD file) and `.state` (of `seer pool up`). In this user's folder below `ssd_dir`: `pool-<name>.slab`,
-the SSD tier. Two locks: `.lock` lets one process at a time create or remove; `.owner` is held for its life by the
-process that the pool was made for, if there is one: the driver of a rollout, or that of `seer pool up`.
+note with the path of the SSD file) and `.state` (of `seer pool up`). In this user's folder below `ssd_dir`:
+`pool-<name>.slab`, the SSD tier. Two locks: `.lock` lets one process at a time create or remove; `.owner` is held for
+its life by the process that the pool was made for, if there is one: the driver of a rollout, or that of `seer pool
+up`.
 
 Invariants
   1. Every file is readable and writable by its owner alone; one that is not is refused, never adopted.
