@@ -24,10 +24,10 @@ from seer.cli.rollout_options import (
     add_key,
     add_prompt_options,
     add_rollout_options,
+    carry_out,
     names_of,
     read_run,
     recorded,
-    with_folder,
 )
 from seer.config import RunConfig
 from seer.config.run import NATURAL_LENGTHS
@@ -84,14 +84,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
     config = read_run(args)
-    if args.dry_run:
-        from seer.cli.dry_run import print_dry_run
-
-        print_dry_run(config, as_json=args.json)
-        return 0
-    folder = RunFolder.choose(config.run_dir)
-    with folder.held():
-        return _run_in(folder, with_folder(config, folder.path), args)
+    return carry_out(config, args, lambda folder, located: _run_in(folder, located, args))
 
 
 def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from seer.config import PRESETS, RunConfig, build_run, plain_values, preset, rea
 from seer.config.engines import ENGINES
 from seer.config.rollout import DTYPES, POOL_BACKENDS, SPECULATION_MODES
 from seer.errors import ConfigError
+from seer.runs.run_folder import RunFolder
 
 CONFIG_PREFIX = "config:"
 """Of the `dest` of an option that sets a key of the configuration."""
@@ -123,11 +124,23 @@ def read_run(args: argparse.Namespace) -> RunConfig:
     return build_run(settings, base=config, source="--set")
 
 
-def with_folder(config: RunConfig, folder: Path) -> RunConfig:
+def _with_folder(config: RunConfig, folder: Path) -> RunConfig:
     """The same, kept in this folder; the instances' logs go there too unless a folder is set for them."""
     hosting = config.rollout.hosting
     hosting = replace(hosting, log_dir=hosting.log_dir or folder)
     return replace(config, run_dir=folder, rollout=replace(config.rollout, hosting=hosting))
+
+
+def carry_out(config: RunConfig, args: argparse.Namespace, work: Callable[[RunFolder, RunConfig], int]) -> int:
+    """Print the dry run if that is asked for; otherwise work in the run's folder, locked against other drivers."""
+    if args.dry_run:
+        from seer.cli.dry_run import print_dry_run
+
+        print_dry_run(config, as_json=args.json)
+        return 0
+    folder = RunFolder.choose(config.run_dir)
+    with folder.held():
+        return work(folder, _with_folder(config, folder.path))
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
