@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from recorded import Recording, recorded_engine
+from recorded import VOCABULARY, Recording, recorded_engine
 
 from seer.drafting.base import Allowance, DraftBudget
 from seer.drafting.grouped_drafter import GroupedDrafter
@@ -96,7 +96,7 @@ def main() -> int:
         "default budget": lambda drafter: MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as at:
-        folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1)
+        folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1, vocab_size=VOCABULARY)
         for batch in map(int, args.batches.split(",")):
             plain = 0.0
             for name, make_budget in budgets.items():

@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from recorded import Recording, recorded_engine
+from recorded import VOCABULARY, Recording, recorded_engine
 
 from seer.drafting.base import Allowance
 from seer.drafting.grouped_drafter import GroupedDrafter
@@ -77,7 +77,7 @@ def main() -> int:
     print(json.dumps({"stamp": take_stamp(args)}), flush=True)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as at:
-        folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1)
+        folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1, vocab_size=VOCABULARY)
         for batch in map(int, args.batches.split(",")):
             for depth, paths in ((4, 1), (8, 2)):
                 found = measure(folder, args.trace, batch, Allowance(depth, paths), profile=args.profile)

@@ -32,6 +32,8 @@ from seer.types import Chunk, Sampling
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 96, 400
 """Prompts and responses are cut to this: the tiny model has a short context."""
+VOCABULARY = 1 << 18
+"""Of the tiny model: it must have every token id that a recording holds."""
 BURST = 8
 
 
