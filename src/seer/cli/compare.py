@@ -292,7 +292,7 @@ def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolde
     console.print(table)
     console.print(
         "oracle estimate: makespan with all lengths known, longest remaining first, moves and prompts free,\n"
-        "no speculation, at the step cost measured in each scheduler's own run; share = bound / makespan.",
+        "no speculation, at the step cost measured in each scheduler's own run; share = estimate / makespan.",
         highlight=False,
     )
     console.print(f"runs     {folder.path}\nreport   {report or '-'}", highlight=False)
