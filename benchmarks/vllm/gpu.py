@@ -42,8 +42,9 @@ sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 
 from step_profile import SHAPES
 
+from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.model_folder import ModelFolder, read_folder
-from seer.engine.vllm.settings import VllmSettings, engine_arguments
+from seer.engine.vllm.settings import VllmSettings
 from seer.engine.vllm.version import require_vllm
 from stamp import QWEN_MIX, print_stamp
 from turns import await_turn

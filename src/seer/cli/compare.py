@@ -19,16 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.failures import Failures
-from seer.cli.rollout_options import (
-    add_config_options,
-    add_key,
-    add_prompt_options,
-    add_rollout_options,
-    carry_out,
-    names_of,
-    read_run,
-    recorded,
-)
+from seer.cli.rollout_options import add_config_options, add_key, add_prompt_options, add_rollout_options, names_of
+from seer.cli.run_config import carry_out, read_run, recorded
 from seer.config import RunConfig
 from seer.config.run import NATURAL_LENGTHS
 from seer.runs.run_folder import RunFolder, machine

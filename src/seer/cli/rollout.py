@@ -19,15 +19,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seer.cli.rollout_options import (
-    add_config_options,
-    add_key,
-    add_prompt_options,
-    add_rollout_options,
-    carry_out,
-    read_run,
-    recorded,
-)
+from seer.cli.rollout_options import add_config_options, add_key, add_prompt_options, add_rollout_options
+from seer.cli.run_config import carry_out, read_run, recorded
 from seer.config import RunConfig, build_run
 from seer.errors import InputError
 from seer.runs.run_folder import RunFolder, machine

