@@ -148,12 +148,6 @@ class GroupStore:
             if group is not None:
                 group.num_running -= 1
 
-    def drop_group(self, key: Hashable) -> None:
-        """Free a group none of whose requests runs here."""
-        group = self._groups.get(key)
-        if group is not None and not group.num_running:
-            self._drop(key)
-
     def reset(self) -> None:
         """Forget every group: the weights changed, or another run begins. Only while nothing runs."""
         for key in list(self._groups):
