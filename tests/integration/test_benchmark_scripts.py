@@ -136,12 +136,13 @@ def test_every_recording_is_readable_and_has_its_source_and_licence_in_the_readm
 
 
 def test_no_benchmark_or_example_reads_a_path_outside_the_repository() -> None:
+    here = rf"(?<![\w.-]){re.escape(str(ROOT.parent))}/\S*"  # a path of the machine that this checkout is on
     named = [
         f"{path.relative_to(ROOT)}: {found.group()}"
         for folder in ("benchmarks", "examples", "docs")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".md")
-        for found in re.finditer(r"\.\./shared\S*|/work/\S*|https?://download\.\S+", path.read_text())
+        for found in re.finditer(rf"\.\./shared\S*|{here}|https?://download\.\S+", path.read_text())
     ]
     assert named == []
 

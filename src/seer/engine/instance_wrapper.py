@@ -8,12 +8,20 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from seer.engine.base import Instance, InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.base import Instance, InstanceLimits, InstanceView, ModelInstance, OutputSink, Weights
+from seer.errors import SeerError
 from seer.types import Chunk
 
 InnerT = TypeVar("InnerT", bound=Instance)
+
+
+class _Computing(Instance, ModelInstance, Protocol):
+    """Both protocols; `ModelInstance` alone is what can be asked of an object that has not started."""
+
+
+ModelT = TypeVar("ModelT", bound=_Computing)
 
 
 class InstanceWrapper(Generic[InnerT]):
@@ -67,3 +75,17 @@ class InstanceWrapper(Generic[InnerT]):
     async def close(self) -> None:
         """Close the wrapped instance."""
         await self.inner.close()
+
+
+class ModelInstanceWrapper(InstanceWrapper[ModelT]):
+    """An instance around one that computes with a model."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.inner.vocab_size
+
+    @property
+    def failure(self) -> SeerError | None:
+        """Why it computes nothing more; None while it works."""
+        return self.inner.failure

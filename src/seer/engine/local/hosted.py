@@ -21,14 +21,13 @@ from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.base import OutputSink
 from seer.engine.instance_settings import read_settings
-from seer.engine.instance_wrapper import InstanceWrapper
+from seer.engine.instance_wrapper import ModelInstanceWrapper
 from seer.engine.local import LocalInstance
 from seer.engine.local.active import ActiveChunk
 from seer.engine.local.assembly import MEMORY_SHARE
 from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.pool_errors import PoolErrorCounter
 from seer.engine.step_events import StepTally
-from seer.errors import SeerError
 from seer.kvpool.base import Pool
 from seer.kvpool.open_pool import open_pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
@@ -40,7 +39,7 @@ TREE_PATHS = 2
 tokens are accepted."""
 
 
-class HostedLocal(InstanceWrapper[LocalInstance]):
+class HostedLocal(ModelInstanceWrapper[LocalInstance]):
     """A `LocalInstance` with its own drafter and pool, whose steps are reported as events."""
 
     def __init__(
@@ -70,16 +69,6 @@ class HostedLocal(InstanceWrapper[LocalInstance]):
         self._events: list[Event] = []
         self._running: dict[tuple[int, int], bool] = {}  # (request, attempt) -> whether it decodes
         self._pool_errors = PoolErrorCounter(pool) if pool is not None else None
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-        return self.inner.vocab_size
-
-    @property
-    def failure(self) -> SeerError | None:
-        """Why it computes nothing more; None while it works."""
-        return self.inner.failure
 
     async def start(self, sink: OutputSink) -> None:
         """Start the engine; events go to the loop that runs now."""

@@ -17,17 +17,16 @@ from seer.config import VllmEngineConfig
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.engine.base import OutputSink
 from seer.engine.instance_settings import read_settings
-from seer.engine.instance_wrapper import InstanceWrapper
+from seer.engine.instance_wrapper import ModelInstanceWrapper
 from seer.engine.step_events import StepTally
 from seer.engine.vllm.instance import ContextReady, VllmInstance, settle_process
 from seer.engine.vllm.settings import VllmSettings
-from seer.errors import SeerError
 from seer.metrics.events import Decoding, EventSink, Prefilling
 from seer.speculation.step_report import StepReport
 from seer.types import DraftMode
 
 
-class HostedVllm(InstanceWrapper[VllmInstance]):
+class HostedVllm(ModelInstanceWrapper[VllmInstance]):
     """A `VllmInstance` whose steps are reported as events."""
 
     def __init__(self, id: int, settings: VllmSettings, events: EventSink) -> None:
@@ -37,16 +36,6 @@ class HostedVllm(InstanceWrapper[VllmInstance]):
         self._tally = StepTally(id)
         self._seeding: GroupedDrafter | None = None
         self.inner.counts.on_step = self._on_step
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-        return self.inner.vocab_size
-
-    @property
-    def failure(self) -> SeerError | None:
-        """Why it computes nothing more; None while it works."""
-        return self.inner.failure
 
     async def start(self, sink: OutputSink) -> None:
         """Start the engine, then settle this process: from here on it serves one engine and nothing else."""
