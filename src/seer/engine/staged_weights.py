@@ -19,7 +19,7 @@ from typing import Any
 from seer.engine.base import Weights
 from seer.engine.gpu_handles import SUFFIX, write_handles
 from seer.errors import MissingExtra
-from seer.machine import private_files
+from seer.machine import owned_folders, private_files
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +77,14 @@ def make_shared_folder(kind: str, num_bytes: int) -> Path:
     """
     on_disk = private_files.find_folder(tempfile.gettempdir())
     if on_disk is not None:
-        private_files.remove_orphans(on_disk)
+        owned_folders.remove_orphans(on_disk)
     if not has_shared_memory():
-        return private_files.make_folder(kind, tempfile.gettempdir())
+        return owned_folders.make_folder(kind, tempfile.gettempdir())
     memory = private_files.SHARED_MEMORY
-    private_files.remove_orphans(private_files.folder(memory))  # first: what they free may be needed
+    owned_folders.remove_orphans(private_files.folder(memory))  # first: what they free may be needed
     free_bytes = shutil.disk_usage(memory).free
     if free_bytes > num_bytes:
-        return private_files.make_folder(kind, memory)
+        return owned_folders.make_folder(kind, memory)
     log.warning(
         "%s has %.1f GiB free, the weights need %.1f GiB: they go through %s; enlarge it (docker run --shm-size)",
         memory,
@@ -92,12 +92,12 @@ def make_shared_folder(kind: str, num_bytes: int) -> Path:
         num_bytes / 2**30,
         tempfile.gettempdir(),
     )
-    return private_files.make_folder(kind, tempfile.gettempdir())
+    return owned_folders.make_folder(kind, tempfile.gettempdir())
 
 
 def remove_shared_folder(folder: Path) -> None:
     """Remove a folder that `make_shared_folder` made."""
-    private_files.remove_folder(folder)
+    owned_folders.remove_folder(folder)
 
 
 def has_shared_memory() -> bool:

@@ -28,7 +28,7 @@ from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
 from seer.kvpool.base import Pool, PoolStats
 from seer.kvpool.open_pool import open_pool
-from seer.machine import private_files
+from seer.machine import file_lock
 from seer.transfer import TransferCosts, TransferEstimate
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class FleetPool:
         """For `open_pool` in every process."""
         self._is_ours = is_ours
         self._handle: Pool | None = None
-        self._owner: private_files.OwnerLock | None = None
+        self._owner: file_lock.FileLock | None = None
         self.transfer = TransferEstimate(TransferCosts(bytes_per_token=bytes_per_token))
         """Measured costs of moving KV through the pool and of computing it instead."""
 
@@ -110,7 +110,7 @@ class FleetPool:
             from seer.kvpool.local_files import PoolFiles
 
             remove_orphaned_pools()
-            self._owner = private_files.OwnerLock.acquire(PoolFiles.named(self.settings["name"], DRAM_DIR).owner)
+            self._owner = file_lock.FileLock.acquire(PoolFiles.named(self.settings["name"], DRAM_DIR).owner)
             assert self._owner is not None, "a pool's name is unique"
             try:
                 self._handle = open_pool(self.settings | {"keeper": False})  # the instances run the keeper

@@ -35,7 +35,7 @@ import msgspec
 
 from seer.errors import ConfigError, PoolError, SeerError
 from seer.kvpool import _arena
-from seer.machine import private_files
+from seer.machine import file_lock, private_files
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ def _look(files: PoolFiles) -> FoundPool:
     """What is there now."""
     arena, slab = str(files.arena), files.slab()
     try:
-        has_owner = private_files.is_held(files.owner)
+        has_owner = file_lock.is_held(files.owner)
     except SeerError:
         has_owner = False  # not a lock file that any process of ours could hold
     try:
@@ -329,9 +329,9 @@ def _unlink(files: PoolFiles) -> None:
     _remove_written(files.note)
 
 
-def _remove_free_locks(files: PoolFiles, held: private_files.OwnerLock) -> None:
+def _remove_free_locks(files: PoolFiles, held: file_lock.FileLock) -> None:
     with contextlib.suppress(SeerError):
-        owner = private_files.OwnerLock.acquire(files.owner)
+        owner = file_lock.FileLock.acquire(files.owner)
         if owner is not None:  # else the state and the lock are those of a living process, which removes them
             _remove_written(files.state)
             owner.release()
@@ -376,9 +376,9 @@ def _create(files: PoolFiles, config: LocalPoolConfig, run: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(files: PoolFiles, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[private_files.OwnerLock]:
+def _locked(files: PoolFiles, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[file_lock.FileLock]:
     """Only one process at a time looks, creates or removes."""
-    lock = private_files.OwnerLock.acquire(files.lock, deadline_s)
+    lock = file_lock.FileLock.acquire(files.lock, deadline_s)
     if lock is None:
         raise PoolError(f"{files.lock} was locked for {deadline_s:g} s by another process")
     try:

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from seer.errors import ConfigError, MissingExtra, PoolError
-from seer.machine import private_files
+from seer.machine import owned_folders
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: loading takes a lock, which must not happen after one
 _PR_SET_PDEATHSIG = 1
@@ -98,7 +98,7 @@ class MooncakeServers:
         self._log_dir = (
             Path(config.log_dir)
             if config.log_dir
-            else private_files.make_folder("mooncake-logs", tempfile.gettempdir())
+            else owned_folders.make_folder("mooncake-logs", tempfile.gettempdir())
         )
         ports = _free_ports(config.host, 3)
         self.master_address = f"{config.host}:{config.master_port or ports[0]}"
@@ -151,7 +151,7 @@ class MooncakeServers:
                 process.wait(_STOP_DEADLINE_S)
         self._owner = self._master = None
         if not self.config.log_dir:
-            private_files.remove_folder(self._log_dir)
+            owned_folders.remove_folder(self._log_dir)
 
     def kill_owner(self) -> None:
         """End the owner as a crash would; for tests of what happens then."""

@@ -34,7 +34,7 @@ from seer.kvpool.mooncake_servers import (
     MooncakeServersConfig,
     wildcard_listeners,
 )
-from seer.machine import private_files
+from seer.machine import file_lock, owned_folders, private_files
 
 _WATCH_S = 1.0  # how often dead Mooncake processes are looked for
 
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: ended.set())
     try:
         files = PoolFiles.named(spec.name, spec.dram_dir)
-        owner = private_files.OwnerLock.acquire(files.owner)
+        owner = file_lock.FileLock.acquire(files.owner)
         if owner is None:
             raise PoolError(f"pool {spec.name!r} is up already", hint="see `seer pool status`")
         try:
@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> int:
         print(msgspec.json.encode({"error": str(error), "hint": error.hint}).decode(), file=sys.stderr)
         return 2
     if spec.log_is_temporary:
-        private_files.remove_folder(Path(spec.log_dir))
+        owned_folders.remove_folder(Path(spec.log_dir))
     return 0
 
 

@@ -25,7 +25,7 @@ import msgspec
 from seer.errors import DeadlineExceeded, PoolError, SeerError
 from seer.kvpool.local_files import PoolFiles, all_files
 from seer.kvpool.serve import ServeSpec, ServeState, pid_started
-from seer.machine import private_files
+from seer.machine import file_lock, owned_folders, private_files
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def find_states(dram_dir: str) -> list[ServeState]:
 
 def _read(files: PoolFiles) -> ServeState | None:
     try:
-        if not private_files.is_held(files.owner):
+        if not file_lock.is_held(files.owner):
             return None
         state = msgspec.json.decode(private_files.read(files.state), type=ServeState)
     except FileNotFoundError:
@@ -64,13 +64,13 @@ def start(spec: ServeSpec) -> ServeState:
     if find_state(spec.name, spec.dram_dir) is not None:
         raise PoolError(f"pool {spec.name!r} is up already", hint="see `seer pool status`")
     if not spec.log_dir:
-        folder = private_files.make_folder("pool-logs", tempfile.gettempdir())
+        folder = owned_folders.make_folder("pool-logs", tempfile.gettempdir())
         spec = msgspec.structs.replace(spec, log_dir=str(folder), log_is_temporary=True)
     try:
         return _start(spec)
     finally:
         if spec.log_is_temporary:
-            private_files.disown(Path(spec.log_dir))
+            owned_folders.disown(Path(spec.log_dir))
 
 
 def _start(spec: ServeSpec) -> ServeState:
@@ -82,7 +82,7 @@ def _start(spec: ServeSpec) -> ServeState:
             stdout=output,
             stderr=output,
             start_new_session=True,  # it outlives the command that started it
-            pass_fds=[private_files.lock_descriptor(Path(spec.log_dir))] if spec.log_is_temporary else (),
+            pass_fds=[owned_folders.lock_descriptor(Path(spec.log_dir))] if spec.log_is_temporary else (),
         )
     deadline = time.monotonic() + _START_DEADLINE_S
     while time.monotonic() < deadline:
@@ -101,7 +101,7 @@ def _start(spec: ServeSpec) -> ServeState:
 def stop(state: ServeState, dram_dir: str = "/dev/shm") -> None:
     """End the process and wait until it has ended."""
     files = PoolFiles.find(state.name, dram_dir)
-    if files is None or not private_files.is_held(files.owner):
+    if files is None or not file_lock.is_held(files.owner):
         return
     try:
         process = os.pidfd_open(state.pid)
@@ -110,7 +110,7 @@ def stop(state: ServeState, dram_dir: str = "/dev/shm") -> None:
     try:
         # The handle stays that of one process. The looks below are at a number, but no other process can have had the
         # number between them if the one of the handle has not ended after them.
-        is_shown = pid_started(state.pid) == state.pid_started and private_files.holds(state.pid, files.owner)
+        is_shown = pid_started(state.pid) == state.pid_started and file_lock.holds(state.pid, files.owner)
         if _has_ended(process, 0.0):
             return
         if not is_shown:
@@ -148,5 +148,5 @@ def _why(log_path: Path, spec: ServeSpec) -> PoolError:
     except (IndexError, KeyError, msgspec.DecodeError):
         return PoolError(f"pool {spec.name!r} did not start", hint=f"see {log_path}")
     if spec.log_is_temporary and spec.backend == "local":
-        private_files.remove_folder(Path(spec.log_dir))
+        owned_folders.remove_folder(Path(spec.log_dir))
     return error

@@ -5,31 +5,23 @@ All of them lie in one folder per user and base, `<base>/seer-<uid>`, mode 0700.
 base, as to /dev/shm, and so take this name first; then the folder is `<base>/seer-<uid>-<random>`, found again by its
 owner.
 
-A process shows that it lives by a lock that it holds on a file here (`OwnerLock`). The kernel releases the lock when
-the process ends, however it ends. It works between containers too, which see other process ids but the same file.
-
 Invariants
   1. The folder is a directory of this user that gives no access to others, and no link. Otherwise it is refused, or,
      where it belongs to another user, left alone.
   2. A file is used only if it is regular, no link, of this user, and gives no access to others. Opening never waits (a
      FIFO would make it wait), and what is read has a limit.
-  3. Only what lies in such a folder is removed, and only while the lock of its owner is free or this process's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import re
 import secrets
-import shutil
 import stat
-import struct
 import tempfile
-import time
 from pathlib import Path
 
 from seer.errors import ConfigError, InputError
@@ -42,11 +34,6 @@ MAX_BYTES = 1 << 20
 """Limit of a file that is read whole, unless the caller names another: notes and states have a few hundred bytes."""
 _OTHERS = 0o077
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LOOK_S = 0.02  # between two tries for a lock: the kernel has no deadline for it
-_FOLDER = re.compile(r"[a-z][a-z-]*-[0-9a-f]{16}")
-"""Names that `make_folder` gives: their kind, then a random part."""
-_LOCK_SUFFIX = ".folder.lock"
-_held: dict[Path, OwnerLock] = {}  # locks of the folders that this process made
 
 
 def folder(base: Path | str) -> Path:
@@ -64,11 +51,11 @@ def folder(base: Path | str) -> Path:
             )
         plain = base / f"seer-{os.geteuid()}"
         with contextlib.suppress(FileExistsError):  # made by another process just now, or taken by another user
-            _make_private(plain)
+            make_private(plain)
         found = find_folder(base)
         if found is None:
             log.warning("%s belongs to another user: a folder of another name is used", plain)
-            _make_private(base / f"{plain.name}-{secrets.token_hex(8)}")
+            make_private(base / f"{plain.name}-{secrets.token_hex(8)}")
             found = find_folder(base)
     except OSError as error:
         raise ConfigError(f"cannot make a folder in {base}: {error.strerror}", hint="name another folder") from None
@@ -193,158 +180,7 @@ def _is_mine(path: Path) -> bool:
         return False
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
+    """Make a folder of mode 0700."""
     path.mkdir(mode=0o700)
     path.chmod(0o700)  # whatever the umask is
-
-
-# Locks
-
-
-class OwnerLock:
-    """A lock on a file, held until `release` or the end of the process and of those that inherited its descriptor."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self.descriptor = descriptor
-
-    @classmethod
-    def acquire(cls, path: Path, deadline_s: float = 0.0) -> OwnerLock | None:
-        """Take the lock, making its file if there is none; None if another holder keeps it until the deadline."""
-        deadline = time.monotonic() + deadline_s
-        while True:
-            descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
-            if _set_lock(descriptor):
-                if _is_file(descriptor, path):
-                    return cls(path, descriptor)
-                # Its last holder removed the file: what we locked is no longer what others will lock.
-                os.close(descriptor)
-                continue
-            os.close(descriptor)
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_LOOK_S)
-
-    def release(self, *, remove_file: bool = True) -> None:
-        """Give the lock back."""
-        if remove_file and _is_file(self.descriptor, self.path):
-            self.path.unlink(missing_ok=True)
-        os.close(self.descriptor)
-
-
-def is_held(path: Path) -> bool:
-    """Whether any process, this one too, holds the lock of this file."""
-    try:
-        descriptor = open_own(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request(fcntl.F_WRLCK))
-        kind: int = struct.unpack_from("h", answer)[0]
-        return kind != fcntl.F_UNLCK
-    finally:
-        os.close(descriptor)
-
-
-def holds(pid: int, path: Path) -> bool:
-    """Whether this very process holds the lock of this file, by what the kernel lists for its descriptors."""
-    try:
-        ours = os.lstat(path)
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed since
-                is_lock_file = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), ours)
-                if is_lock_file and "OFDLCK" in Path(f"/proc/{pid}/fdinfo/{number}").read_text():
-                    return True
-    except OSError:
-        pass  # no such process that this user can see
-    return False
-
-
-def _set_lock(descriptor: int) -> bool:
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock_request(fcntl.F_WRLCK))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        os.close(descriptor)
-        raise
-    return True
-
-
-def _lock_request(kind: int) -> bytes:
-    """A `struct flock` for the whole file; the kernel wants a process id of 0 in it."""
-    return struct.pack("hhlli4x", kind, os.SEEK_SET, 0, 0, 0)
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-# Folders with an owner
-
-
-def make_folder(kind: str, base: Path | str) -> Path:
-    """A new folder for this process; the next process that calls this removes it if this one is killed."""
-    home = folder(base)
-    remove_orphans(home)
-    while True:
-        path = home / f"{kind}-{secrets.token_hex(8)}"
-        assert _FOLDER.fullmatch(path.name), f"{kind!r} is not made of small letters and dashes"
-        # Locked before it exists, so that no other process takes it for an orphan.
-        lock = OwnerLock.acquire(_lock_of(path))
-        if lock is not None:
-            break
-    _held[path] = lock
-    _make_private(path)
-    return path
-
-
-def lock_descriptor(path: Path) -> int:
-    """The descriptor that keeps a folder of this process; a child that inherits it keeps the folder too."""
-    return _held[path].descriptor
-
-
-def disown(path: Path) -> None:
-    """Give up a folder without removing it: it lives as long as a child that inherited its descriptor."""
-    lock = _held.pop(path, None)
-    if lock is not None:
-        lock.release(remove_file=False)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder that `make_folder` made, here or in the process that left it to this one."""
-    shutil.rmtree(path, ignore_errors=True)
-    lock = _held.pop(path, None)
-    if lock is not None:
-        lock.release()
-    elif _FOLDER.fullmatch(path.name):
-        remove(_lock_of(path))
-
-
-def remove_orphans(home: Path) -> list[Path]:
-    """Remove the folders whose owner is gone; returns them."""
-    gone = []
-    for name in sorted(os.listdir(home)):
-        path = home / name.removesuffix(_LOCK_SUFFIX)
-        if not (name.endswith(_LOCK_SUFFIX) and _FOLDER.fullmatch(path.name)):
-            continue
-        try:
-            lock = OwnerLock.acquire(_lock_of(path))
-        except (OSError, InputError) as error:
-            log.warning("%s is left: %s", path, error)
-            continue
-        if lock is None:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            log.warning("removing %s: its process is gone", path)
-            shutil.rmtree(path, ignore_errors=True)
-            gone.append(path)
-        lock.release()
-    return gone
-
-
-def _lock_of(path: Path) -> Path:
-    return path.with_name(path.name + _LOCK_SUFFIX)

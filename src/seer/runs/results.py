@@ -46,7 +46,8 @@ class ResultsFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.path.parent} cannot be made: {error.strerror}", hint="--out FILE.jsonl") from None
-        self._file = lock_file(self.partial, what=path, mode=0o666)
+        self._lock = lock_file(self.partial, what=path, mode=0o666)
+        self._file = self._lock.descriptor
         os.ftruncate(self._file, 0)  # what a killed run left
 
     def write(self, responses: Iterable[Response]) -> None:
@@ -77,7 +78,7 @@ class ResultsFile:
                 os.fsync(self._file)
                 self.partial.replace(self.path)
         finally:
-            unlock_file(self._file)
+            unlock_file(self._lock)
 
 
 def read_responses(path: Path) -> Iterator[Response]:

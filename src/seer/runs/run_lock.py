@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks that keep two drivers out of one run: `run.lock` in a run's folder, and `NAME.lock` beside a journal.
+"""Locks that keep two drivers out of one run: `run.lock` in a run's folder, `NAME.lock` beside a journal, a partial
+results file.
 
-A lock is an flock on the file, held for as long as its driver writes. The kernel releases it when the driver dies,
-however that happens, so a file that a killed driver left blocks nothing. The file holds the driver's process id for
-the error message of a second driver; nothing else reads it.
+Each is a `FileLock` on a file in a folder that need not be private. A lock file holds its driver's process id for the
+error message of a second driver; nothing else reads it.
 
 Invariants
-  1. At most one process holds the lock of a path. A second one is refused at once.
-  2. The lock is on the file that the path names now: a file that its last holder removed counts for nothing.
-  3. No link is followed, and nothing but a plain file of one name is written to.
-  4. A child of the holder does not keep the lock.
+  1. A second driver is refused at once.
+  2. No link is followed, and nothing but a plain file of one name is written to.
+  3. A child of the holder does not keep the lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from seer.errors import InputError
+from seer.machine.file_lock import FileLock
 
-_held: set[int] = set()
-"""Descriptors of this process. A forked child closes its copies; else it would hold the locks after its parent."""
+_held: set[FileLock] = set()
+"""Locks of this process. A forked child closes its copies; else it would hold the locks after its parent."""
 
 
 class RunLock:
@@ -33,21 +33,13 @@ class RunLock:
 
     def __init__(self, path: Path, *, what: Path) -> None:
         """Lock `path`; `what` is the folder or file that errors name."""
-        self.path = path
-        self._file = lock_file(path, what=what, mode=0o600)
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+        self._lock = lock_file(path, what=what, mode=0o600)
+        os.ftruncate(self._lock.descriptor, 0)
+        os.pwrite(self._lock.descriptor, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
         """Remove the file and give the lock up; a second call does nothing."""
-        if self._file < 0:
-            return
-        # Removed while it is locked: a process that opened it before sees that it has no name any more.
-        with contextlib.suppress(OSError):
-            if _is_named(self._file, self.path):
-                self.path.unlink()
-        unlock_file(self._file)
-        self._file = -1
+        unlock_file(self._lock, remove_file=True)
 
     def __enter__(self) -> Self:
         return self
@@ -58,70 +50,50 @@ class RunLock:
         self.release()
 
 
-def lock_file(path: Path, *, what: Path, mode: int) -> int:
+def lock_file(path: Path, *, what: Path, mode: int) -> FileLock:
     """Open a file for writing, made if need be, and lock it; its content stays. Ended by `unlock_file`."""
-    while True:
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            file = os.open(path, flags, mode)
-        except OSError as error:
-            raise InputError(
-                f"{what} cannot be written: {path.name}: {error.strerror}", hint=f"can you write to {path.parent}?"
-            ) from None
-        try:
-            if _try_lock(file, path, what):
-                _held.add(file)
-                return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
-
-
-def unlock_file(file: int) -> None:
-    """Close a file of `lock_file`, which gives its lock up."""
-    _held.discard(file)
-    os.close(file)
-
-
-def _try_lock(file: int, path: Path, what: Path) -> bool:
-    """Lock an open file; False if it lost its name before it was locked."""
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        raise InputError(f"{what} cannot be locked: {path.name} is not a plain file", hint=f"remove {path}")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"{what} is in use by another run", hint=_holder(file)) from None
+        lock = FileLock.acquire(path, open_file=partial(_open_plain, mode=mode))
     except OSError as error:
         raise InputError(
-            f"{what} cannot be locked: {error.strerror}", hint="choose a folder on a file system with locks"
+            f"{what} cannot be locked: {path.name}: {error.strerror}",
+            hint=f"can you write to {path.parent}, and has its file system locks?",
         ) from None
-    if not _is_named(file, path):
-        return False
-    if os.fstat(file).st_nlink > 1:
-        raise InputError(f"{what} cannot be locked: {path.name} has a second name", hint=f"remove {path}")
-    return True
+    if lock is None:
+        raise InputError(f"{what} is in use by another run", hint=_holder(path))
+    _held.add(lock)
+    return lock
 
 
-def _holder(file: int) -> str:
+def unlock_file(lock: FileLock, *, remove_file: bool = False) -> None:
+    """Give a lock of `lock_file` up; a second call does nothing."""
+    _held.discard(lock)
+    with contextlib.suppress(OSError):  # the folder may be gone or read-only by now
+        lock.release(remove_file=remove_file)
+
+
+def _open_plain(path: Path, mode: int) -> int:
+    """Open a plain file of one name, made if need be; never waits, as a FIFO would make it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    status = os.fstat(file)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return file
+    os.close(file)
+    what = "has a second name" if stat.S_ISREG(status.st_mode) else "is not a plain file"
+    raise InputError(f"{path} cannot be locked: it {what}", hint=f"remove {path}")
+
+
+def _holder(path: Path) -> str:
     """Who holds the lock, as far as the file says: a process of another machine or container may be meant."""
-    text = os.pread(file, 32, 0).strip()
-    pid = f"process {int(text)}" if text.isdigit() else "another process"
+    pid = "another process"
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        pid = f"process {int(file.read(32))}"
     return f"{pid} holds it; wait until that run has ended, or choose another folder"
 
 
-def _is_named(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _forget_in_child() -> None:
-    for file in _held:
-        with contextlib.suppress(OSError):
-            os.close(file)
-    _held.clear()
+    for lock in list(_held):
+        unlock_file(lock)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

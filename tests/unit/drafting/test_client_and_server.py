@@ -5,38 +5,20 @@ import contextlib
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
+from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, SERVER_KEYS, serving
 from seer.drafting.client import ClientConfig, DraftClient, shard_of
-from seer.drafting.curve_keys import ClientKeys, make_keys, read_client_keys, write_keys
+from seer.drafting.curve_keys import ClientKeys, read_client_keys, write_keys
 from seer.drafting.ids import number_of
 from seer.drafting.log import LogLimits
 from seer.drafting.server import DraftServer, ServerConfig
 from seer.drafting.wire import Ask, Refused, Status, decode, encode
 from seer.errors import DraftError
-
-DEADLINE_S = 20.0
-ANY_PORT = "tcp://127.0.0.1:*"
-SERVER_KEYS, CLIENT_KEYS = make_keys()
-
-
-@contextlib.contextmanager
-def serving(address: str = ANY_PORT, **settings: object) -> Iterator[str]:
-    server = DraftServer(ServerConfig(address=address, **{"keys": SERVER_KEYS} | settings))  # type: ignore[arg-type]
-    address = server.address
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield address
-    finally:
-        server.stop()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive(), "the server did not stop"
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zmq.utils.monitor import recv_monitor_message
 
+from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, SERVER_KEYS, serving
 from seer.cli.main import main
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.curve_keys import (
@@ -31,13 +32,10 @@ from seer.drafting.curve_keys import (
     write_keys,
 )
 from seer.drafting.ids import number_of
-from seer.drafting.server import DraftServer, ServerConfig
+from seer.drafting.server import ServerConfig
 from seer.drafting.wire import Ask, Drop, Fetch, Known, Push, Status, Tail, decode, encode, pack_tokens
 from seer.errors import ConfigError
 
-DEADLINE_S = 20.0
-ANY_PORT = "tcp://127.0.0.1:*"
-SERVER_KEYS, CLIENT_KEYS = make_keys()
 _, STRANGER_KEYS = make_keys()
 
 STRANGERS: dict[str, ClientKeys | None] = {
@@ -55,20 +53,6 @@ REFUSALS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_DISCONNECTED
 )
-
-
-@contextlib.contextmanager
-def serving(keys: ServerKeys | None = SERVER_KEYS) -> Iterator[str]:
-    server = DraftServer(ServerConfig(address=ANY_PORT, keys=keys, open_to_all=keys is None))
-    address = server.address
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield address
-    finally:
-        server.stop()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive(), "the server did not stop"
 
 
 @contextlib.contextmanager
@@ -163,7 +147,10 @@ def test_a_client_without_the_keys_says_so_once_and_drafts_from_its_own_history(
 def test_an_impostor_at_the_server_s_address_gets_no_tokens(has_keys: bool) -> None:
     other_server, _ = make_keys()
     impostor = ServerKeys(secret_key=other_server.secret_key, client_public_key=SERVER_KEYS.client_public_key)
-    with serving(impostor if has_keys else None) as address, a_socket(address, CLIENT_KEYS) as (socket, monitor):
+    with (
+        serving(keys=impostor if has_keys else None, open_to_all=not has_keys) as address,
+        a_socket(address, CLIENT_KEYS) as (socket, monitor),
+    ):
         socket.send(encode(Ask(1)))
         assert handshake(monitor) & REFUSALS
         assert not socket.poll(0)
@@ -199,7 +186,7 @@ def test_a_server_without_keys_must_be_said_to_be_open() -> None:
         assert "--keys" in problem.value.hint
     with pytest.raises(ConfigError, match="not both"):
         ServerConfig(keys=SERVER_KEYS, open_to_all=True)
-    with serving(None) as address, a_socket(address, None) as (socket, _):
+    with serving(keys=None, open_to_all=True) as address, a_socket(address, None) as (socket, _):
         socket.send(encode(Ask(1)))
         assert socket.poll(int(DEADLINE_S * 1000)), "an open server answers"
 

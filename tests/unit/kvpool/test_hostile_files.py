@@ -26,7 +26,7 @@ from seer.kvpool import local_files, supervise
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, find_pools
 from seer.kvpool.serve import ServeState, pid_started
-from seer.machine import private_files
+from seer.machine import file_lock, private_files
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -164,7 +164,7 @@ def test_a_process_that_does_not_hold_the_pools_lock_is_not_signalled(
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait(20)
     files = PoolFiles.named("x", str(tmp_path))
-    owner = private_files.OwnerLock.acquire(files.owner)
+    owner = file_lock.FileLock.acquire(files.owner)
     assert owner is not None
     private_files.write(files.state, a_state("x", bystander.pid if who == "a bystander" else gone.pid))
     assert supervise.find_state("x", str(tmp_path)) is not None

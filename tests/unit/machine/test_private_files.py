@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seer.errors import ConfigError, InputError
-from seer.machine import private_files
-from seer.machine.private_files import OwnerLock
+from seer.machine import file_lock, owned_folders, private_files
+from seer.machine.file_lock import FileLock
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -28,7 +28,7 @@ def a_file(path: Path, content: bytes = b"x", mode: int = 0o600) -> Path:
 
 def a_process(answer: str, *words: str) -> tuple[subprocess.Popen[str], str]:
     """A process that has evaluated and printed something, and waits."""
-    imports = "import sys; from pathlib import Path; from seer.machine import private_files"
+    imports = "import sys; from pathlib import Path; from seer.machine import file_lock, owned_folders, private_files"
     program = f"{imports}; it = {answer}; print(it, flush=True); input()"
     child = subprocess.Popen(
         [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -148,7 +148,7 @@ def test_what_is_not_a_regular_file_of_this_user_alone_is_neither_read_nor_remov
     with pytest.raises((InputError, IsADirectoryError)):
         private_files.read(path)
     with pytest.raises((InputError, IsADirectoryError)):
-        OwnerLock.acquire(path)
+        FileLock.acquire(path)
     with pytest.raises(InputError):
         private_files.check_file(path)
     if kind not in ("readable", "writable"):  # these are this user's, so they may go
@@ -181,77 +181,77 @@ def test_a_file_is_written_anew_whatever_stood_in_its_place(tmp_path: Path) -> N
 
 def test_a_lock_has_one_holder_and_its_file_goes_with_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    assert not private_files.is_held(path)
-    held = OwnerLock.acquire(path)
+    assert not file_lock.is_held(path)
+    held = FileLock.acquire(path)
     assert held is not None
-    assert private_files.is_held(path)
-    assert private_files.holds(os.getpid(), path)
-    assert OwnerLock.acquire(path) is None
-    assert private_files.is_held(path), "looking does not take it away"
+    assert file_lock.is_held(path)
+    assert file_lock.holds(os.getpid(), path)
+    assert FileLock.acquire(path) is None
+    assert file_lock.is_held(path), "looking does not take it away"
     held.release()
     assert not path.exists()
-    assert not private_files.is_held(path)
+    assert not file_lock.is_held(path)
 
 
 def test_a_lock_on_a_file_that_was_removed_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, set_lock = tmp_path / "lock", private_files._set_lock
+    path, set_lock = tmp_path / "lock", file_lock._set_lock
 
     def removed_meanwhile(descriptor: int) -> bool:
-        monkeypatch.setattr(private_files, "_set_lock", set_lock)
+        monkeypatch.setattr(file_lock, "_set_lock", set_lock)
         path.unlink()
         return set_lock(descriptor)
 
-    monkeypatch.setattr(private_files, "_set_lock", removed_meanwhile)
-    held = OwnerLock.acquire(path)
+    monkeypatch.setattr(file_lock, "_set_lock", removed_meanwhile)
+    held = FileLock.acquire(path)
     assert held is not None
-    assert private_files.is_held(path), "the file that others see is the one that is locked"
+    assert file_lock.is_held(path), "the file that others see is the one that is locked"
     held.release()
 
 
 def test_the_kernel_releases_the_lock_of_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    child, _ = a_process("private_files.OwnerLock.acquire(Path(sys.argv[1]))", str(path))
-    assert OwnerLock.acquire(path) is None
-    assert private_files.holds(child.pid, path)
-    assert not private_files.holds(os.getpid(), path)
+    child, _ = a_process("file_lock.FileLock.acquire(Path(sys.argv[1]))", str(path))
+    assert FileLock.acquire(path) is None
+    assert file_lock.holds(child.pid, path)
+    assert not file_lock.holds(os.getpid(), path)
     end(child)
-    assert not private_files.is_held(path)
-    assert not private_files.holds(child.pid, path)
-    held = OwnerLock.acquire(path)
+    assert not file_lock.is_held(path)
+    assert not file_lock.holds(child.pid, path)
+    held = FileLock.acquire(path)
     assert held is not None
     held.release()
 
 
 def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
     home = private_files.folder(tmp_path)
-    before, children = [private_files.make_folder("kind", tmp_path)], []
+    before, children = [owned_folders.make_folder("kind", tmp_path)], []
     for _ in range(2):
-        child, made = a_process("private_files.make_folder('kind', sys.argv[1])", str(tmp_path))
+        child, made = a_process("owned_folders.make_folder('kind', sys.argv[1])", str(tmp_path))
         children.append(child)
         before.append(Path(made))
     (before[1] / "weights").write_bytes(b"x" * 100)
     assert all(path.is_dir() for path in before)
     end(children[0])
-    after = private_files.make_folder("other", tmp_path)
+    after = owned_folders.make_folder("other", tmp_path)
     assert [path.exists() for path in before] == [True, False, True]
     for path in (before[0], after):
-        private_files.remove_folder(path)
+        owned_folders.remove_folder(path)
     end(children[1])
-    assert private_files.remove_orphans(home) == [before[2]]
+    assert owned_folders.remove_orphans(home) == [before[2]]
     assert list(home.iterdir()) == []
 
 
 def test_a_child_that_inherits_the_lock_keeps_the_folder(tmp_path: Path) -> None:
-    made = private_files.make_folder("kind", tmp_path)
+    made = owned_folders.make_folder("kind", tmp_path)
     child = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[private_files.lock_descriptor(made)]
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[owned_folders.lock_descriptor(made)]
     )
-    private_files.disown(made)
-    assert private_files.remove_orphans(made.parent) == []
+    owned_folders.disown(made)
+    assert owned_folders.remove_orphans(made.parent) == []
     assert child.stdin is not None
     child.stdin.close()
     child.wait(20)
-    assert private_files.remove_orphans(made.parent) == [made]
+    assert owned_folders.remove_orphans(made.parent) == [made]
 
 
 def test_what_others_call_like_a_lock_is_left(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_what_others_call_like_a_lock_is_left(tmp_path: Path) -> None:
     os.mkfifo(home / f"kind-{'0' * 16}.folder.lock")
     (home / f"kind-{'1' * 16}.folder.lock").symlink_to(a_file(tmp_path / "target"))
     (home / "anything").mkdir()
-    made = private_files.make_folder("kind", tmp_path)
-    private_files.remove_folder(made)
+    made = owned_folders.make_folder("kind", tmp_path)
+    owned_folders.remove_folder(made)
     assert len(list(home.iterdir())) == 3
     assert (tmp_path / "target").read_bytes() == b"x"
 
@@ -271,7 +271,7 @@ def test_folders_leave_no_descriptor_open(tmp_path: Path) -> None:
 
     before = num_open()
     for _ in range(5):
-        private_files.remove_folder(private_files.make_folder("kind", tmp_path))
+        owned_folders.remove_folder(owned_folders.make_folder("kind", tmp_path))
     assert num_open() == before
 
 

@@ -105,7 +105,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         os._exit(0)
     os.read(ready, 1)
     try:
-        unlock_file(lock._file)  # as at the parent's death: the descriptor is closed, and the file stays
+        unlock_file(lock._lock)  # as at the parent's death: the descriptor is closed, and the file stays
         RunLock(tmp_path / "run.lock", what=tmp_path).release()
     finally:
         os.close(end)

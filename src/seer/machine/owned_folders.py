@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that live as long as the process which made them, even if it is killed: the next process removes them.
+
+They lie in this user's private folder (private_files.py). Beside each lies a lock file that its owner holds
+(file_lock.py).
+
+Invariant: a folder is removed only while the lock of its owner is free or this process's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from seer.errors import InputError
+from seer.machine.file_lock import FileLock
+from seer.machine.private_files import folder, make_private, remove
+
+log = logging.getLogger(__name__)
+
+_FOLDER = re.compile(r"[a-z][a-z-]*-[0-9a-f]{16}")
+"""Names that `make_folder` gives: their kind, then a random part."""
+_LOCK_SUFFIX = ".folder.lock"
+_held: dict[Path, FileLock] = {}  # locks of the folders that this process made
+
+
+def make_folder(kind: str, base: Path | str) -> Path:
+    """A new folder for this process; the next process that calls this removes it if this one is killed."""
+    home = folder(base)
+    remove_orphans(home)
+    while True:
+        path = home / f"{kind}-{secrets.token_hex(8)}"
+        assert _FOLDER.fullmatch(path.name), f"{kind!r} is not made of small letters and dashes"
+        # Locked before it exists, so that no other process takes it for an orphan.
+        lock = FileLock.acquire(_lock_of(path))
+        if lock is not None:
+            break
+    _held[path] = lock
+    make_private(path)
+    return path
+
+
+def lock_descriptor(path: Path) -> int:
+    """The descriptor that keeps a folder of this process; a child that inherits it keeps the folder too."""
+    return _held[path].descriptor
+
+
+def disown(path: Path) -> None:
+    """Give up a folder without removing it: it lives as long as a child that inherited its descriptor."""
+    lock = _held.pop(path, None)
+    if lock is not None:
+        lock.release(remove_file=False)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that `make_folder` made, here or in the process that left it to this one."""
+    shutil.rmtree(path, ignore_errors=True)
+    lock = _held.pop(path, None)
+    if lock is not None:
+        lock.release()
+    elif _FOLDER.fullmatch(path.name):
+        remove(_lock_of(path))
+
+
+def remove_orphans(home: Path) -> list[Path]:
+    """Remove the folders whose owner is gone; returns them."""
+    gone = []
+    for name in sorted(os.listdir(home)):
+        path = home / name.removesuffix(_LOCK_SUFFIX)
+        if not (name.endswith(_LOCK_SUFFIX) and _FOLDER.fullmatch(path.name)):
+            continue
+        try:
+            lock = FileLock.acquire(_lock_of(path))
+        except (OSError, InputError) as error:
+            log.warning("%s is left: %s", path, error)
+            continue
+        if lock is None:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            log.warning("removing %s: its process is gone", path)
+            shutil.rmtree(path, ignore_errors=True)
+            gone.append(path)
+        lock.release()
+    return gone
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + _LOCK_SUFFIX)
