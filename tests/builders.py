@@ -176,7 +176,7 @@ def roll_out(
     context = Context()
     progress = GroupProgress()
     run = Run(workload)
-    model = SpeculationModel(spec.drafts == "grouped") if drafts and spec.drafts != "none" else None
+    model = SpeculationModel(spec.drafts == "grouped", spec.budget_rule) if drafts and spec.drafts != "none" else None
 
     def emit(event: Event) -> None:
         assert not run.events or event.t_s >= run.events[-1].t_s, f"{event} before {run.events[-1]}"

@@ -25,6 +25,9 @@ from seer.errors import ConfigError
 DraftMode = Literal["none", "own", "grouped"]
 """What a request may be drafted from: nothing, its own tokens, or those of its whole group."""
 
+BudgetRule = Literal["seer", "paper", "threshold"]
+"""How it is decided how much to draft: the rules of `seer.speculation.budget`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides how much to draft, from measured step costs and measured acceptance.
+"""Decides how much to draft: the budget of seer.speculation with measured step costs and measured acceptance.
 
 Invariants
   1. Where drafting does not pay, nothing is drafted except a trial of TRIAL_TOKENS for TRIAL_STEPS steps now and then,
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from seer.drafting.base import Allowance
 from seer.drafting.grouped_drafter import GroupedDrafter
-from seer.speculation.budget import best_depth, time_per_token_s
+from seer.speculation.budget import allot
 from seer.speculation.step_cost import MeasuredCost
 from seer.speculation.step_report import StepReport
+from seer.speculation.throughput import MAX_DEPTH, Acceptance, BatchClass, DraftLimits
 
 TRIAL_TOKENS, TRIAL_STEPS = 2, 2
 """Size and length of a trial: the least that shows whether drafts have started to pay."""
@@ -38,12 +39,9 @@ class MeasuredBudget:
         max_paths: int = 1,
     ) -> None:
         self._drafter = drafter
-        self._depths = depths
-        """For engines that pad a step's drafts to one of these depths."""
         self._max_paths = max_paths
         """Most paths of a draft tree."""
-        self._only_depth = only_depth
-        """For engines whose steps cost the same for every draft up to this depth."""
+        self._limits = _limits(only_depth, depths, max_paths)
         self._cost = MeasuredCost()
         self._num_idle = 0  # steps since drafts were last asked for
         self._patience_steps = FIRST_PATIENCE_STEPS
@@ -77,8 +75,13 @@ class MeasuredBudget:
         return max(FIRST_PATIENCE_STEPS, math.ceil(lost_steps / TRIAL_SHARE))
 
     def _best_depth(self, num_running: int) -> int:
-        survival = self._drafter.acceptance.survival()
-        if self._only_depth is None:
-            return best_depth(self._cost, num_running, survival, depths=self._depths)
-        on_s, off_s = (time_per_token_s(self._cost, num_running, survival, d) for d in (self._only_depth, 0))
-        return self._only_depth if on_s < off_s else 0
+        acceptance = Acceptance({self._max_paths: self._drafter.acceptance.survival()})
+        return allot("seer", self._cost, [BatchClass(num_running, acceptance)], self._limits)[0].tokens
+
+
+def _limits(only_depth: int | None, depths: Sequence[int] | None, max_paths: int) -> DraftLimits:
+    """`only_depth` is for engines whose steps cost the same for every draft up to it, `depths` for those that pad."""
+    if only_depth is not None:
+        return DraftLimits((0, only_depth), max_paths, is_uniform=True)
+    choices = range(MAX_DEPTH + 1) if depths is None else depths
+    return DraftLimits(tuple(choice for choice in choices if choice <= MAX_DEPTH), max_paths, depths is not None)

@@ -16,7 +16,8 @@
 | seer-oracle     | chunks of fitted size| true lengths, longest remaining first        | -            |
 
 `oracle` is the paper's: it knows the true lengths but has chunks of a fixed size. It is not a bound on throughput.
-`seer` and `seer-oracle` choose the size of their chunks and may be faster.
+`seer` and `seer-oracle` choose the size of their chunks and may be faster. How much is drafted is decided by the rule
+`seer` of seer.speculation.budget for `seer`, and by the paper's for all others.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from seer.scheduling.divided import Divided
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import LEVEL_RATIO
 from seer.scheduling.seer import EarliestFinishPlacement, Seer
-from seer.types import DraftMode
+from seer.types import BudgetRule, DraftMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class SchedulerSpec:
     oversample: int = 1
     """Groups started for each group wanted. Above 1, short responses are preferred: the result is off-policy."""
     needs_true_lengths: bool = False
+    budget_rule: BudgetRule = "paper"
+    """How much is drafted."""
 
     @property
     def off_policy(self) -> bool:
@@ -152,7 +155,8 @@ def parse_scheduler(name: str) -> SchedulerSpec:
         raise ConfigError(f"unknown scheduler {name!r}", hint=hint)
     drafts: DraftMode = "grouped" if base in _GROUPED else ("own" if plus else "none")
     oversample = 2 if base == "partial" else 1
-    return SchedulerSpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES)
+    budget_rule: BudgetRule = "seer" if base == "seer" else "paper"
+    return SchedulerSpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES, budget_rule=budget_rule)
 
 
 def make_scheduler(

@@ -18,8 +18,8 @@ from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
-from seer.speculation.budget import Rule
 from seer.transfer import TransferEstimate
+from seer.types import BudgetRule
 
 Speculation = Literal["auto", "off"]
 
@@ -42,7 +42,7 @@ def simulate(
     *,
     speculation: Speculation = "auto",
     settings: SchedulerSettings | None = None,
-    budget_rule: Rule = "marginal",
+    budget_rule: BudgetRule | None = None,
     curve: AcceptanceCurve | None = None,
     length_hints: Mapping[str, int] | None = None,
     events: EventSink | None = None,
@@ -50,6 +50,7 @@ def simulate(
 ) -> SimulationResult:
     """Roll the workload out to the end; `events` receives every event.
 
+    `budget_rule` takes the place of the scheduler's own.
     `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
     """
     workload.check()
@@ -62,7 +63,8 @@ def simulate(
     emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
     model: SpeculationModel | None = None
     if speculation == "auto" and spec.drafts != "none":
-        model = SpeculationModel(spec.drafts == "grouped", budget_rule, curve or AcceptanceCurve())
+        rule = budget_rule or spec.budget_rule
+        model = SpeculationModel(spec.drafts == "grouped", rule, curve or AcceptanceCurve())
     settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seer.speculation.budget import MAX_DEPTH
+from seer.speculation.throughput import MAX_DEPTH
 
 
 class AcceptanceTracker:

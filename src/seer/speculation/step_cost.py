@@ -35,7 +35,7 @@ Step = tuple[float, float, float, float, int]
 
 
 class MeasuredCost:
-    """A least-squares fit over recent steps. Implements `seer.speculation.budget.StepCost`."""
+    """A least-squares fit over recent steps. Implements `seer.speculation.throughput.StepCost`."""
 
     def __init__(self) -> None:
         self._plain: deque[Step] = deque(maxlen=WINDOW_REPORTS)

@@ -33,7 +33,7 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """Measured step costs of one model on one device. Implements `seer.speculation.budget.StepCost`."""
+    """Measured step costs of one model on one device. Implements `seer.speculation.throughput.StepCost`."""
 
     model: str
     device: str
