@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from seer.errors import ConfigError
+from seer.ranges import Count, CountOrZero, Probability, Share, Temperature, TokenId, check_fields
 
 DraftMode = Literal["none", "own", "grouped"]
 """What a request may be drafted from: nothing, its own tokens, or those of its whole group."""
@@ -33,33 +34,28 @@ BudgetRule = Literal["seer", "paper", "threshold"]
 class Sampling:
     """How the tokens of a request are sampled. The defaults sample from the model's own distribution."""
 
-    max_tokens: int
+    max_tokens: Count
     """The most tokens a response may have, its stop token included."""
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    min_tokens: int = 0
+    top_p: Share = 1.0
+    top_k: Count | None = None
+    """None: all tokens."""
+    min_p: Probability = 0.0
+    min_tokens: CountOrZero = 0
     """Stop tokens are not sampled before this many tokens."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     """Tokens that end a response, beside the model's own end-of-sequence tokens."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence tokens (`stop_token_ids` still stop)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible settings before anything expensive starts."""
-        checks: tuple[tuple[bool, str, object, str], ...] = (
-            (self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1"),
-            (self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more"),
-            (0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1"),
-            (self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1, or None for off"),
-            (0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1"),
-            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "0 to max_tokens"),
-        )
-        for holds, name, got, limit in checks:
-            if not holds:
-                raise ConfigError(f"{name}={got} is out of range", hint=f"use {limit}")
+        check_fields(self)
+        if self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens={self.min_tokens} is out of range", hint=f"use 0 to max_tokens, {self.max_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

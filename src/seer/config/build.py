@@ -23,6 +23,7 @@ from seer.config.rollout import RolloutConfig
 from seer.config.run import RunConfig
 from seer.errors import ConfigError
 from seer.machine.sizes import parse_size
+from seer.ranges import check
 
 C = TypeVar("C")
 Values = Mapping[str, Any]
@@ -33,7 +34,7 @@ def build(kind: type[C], values: Values, *, base: C | None = None, where: str = 
 
     `where` is the key of this section and `source` the file, for messages.
     """
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     known = [field.name for field in dataclasses.fields(cast(Any, kind)) if field.init]
     given: dict[str, Any] = {}
     for key, value in values.items():
@@ -116,13 +117,8 @@ def _leaf(value: Any, hint: Any, path: str, source: str) -> Any:
         return value  # the dataclass knows a better word than "enum value" for it
     if path.endswith("_bytes") and isinstance(value, str):
         return parse_size(value)
-    if float in _options(hint) and type(value) is int:
-        return float(value)
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        reason = str(error).split(" - at ")[0]
-        raise ConfigError(f"{_at(source)}{path}={value!r}: {reason[:1].lower()}{reason[1:]}") from None
+    check(value, hint, f"{_at(source)}{path}")
+    return msgspec.convert(value, hint)
 
 
 def _at(source: str) -> str:

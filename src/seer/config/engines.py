@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from seer.errors import ConfigError
+from seer.ranges import Count, CountOrZero, NumBytes, SecondsOrZero, Share, Threads, check_fields
 
 EngineName = Literal["local", "vllm", "fake"]
 Padding = Literal["none", "drafted", "always"]
 PADDINGS = ("none", "drafted", "always")
 DraftPlace = Literal["scheduler", "gpu"]
 DRAFT_PLACES = ("scheduler", "gpu")
+DraftTokens = Annotated[int, Meta(ge=1, le=128)]
+"""vLLM verifies at most 128 tokens of a request in a step."""
 GPU_DRAFT_UP_TO_REQUESTS = 64
 """Steps with more requests do not draft. On an H200 four draft tokens gained 1.04x to 1.24x at 64 requests, and lost at
 128 in one of two runs: verifying five tokens for each is then bound by arithmetic."""
@@ -22,33 +27,28 @@ GPU_DRAFT_UP_TO_REQUESTS = 64
 class LocalEngineConfig:
     """The embedded engine."""
 
-    max_step_tokens: int | None = None
+    max_step_tokens: Count | None = None
     """Most batched tokens of a step; longer contexts are computed in pieces. None: 512 on a CPU, 8192 on a GPU."""
-    max_waiting: int = 1024
+    max_waiting: Count = 1024
     """Requests an instance queues beyond those it runs."""
-    stream_tokens: int = 16
+    stream_tokens: Count = 16
     """Tokens of a request between two outputs."""
-    threads: int = 1
+    threads: Threads = 1
     """CPU threads of an instance."""
-    memory_share: float | None = None
+    memory_share: Share | None = None
     """Share of the device's free memory for an instance's KV where `kv` gives no size. None: 0.6 of a GPU, divided by
     the number of instances."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        at_least_one("engine_settings.max_step_tokens", self.max_step_tokens)
-        at_least_one("engine_settings.max_waiting", self.max_waiting)
-        at_least_one("engine_settings.stream_tokens", self.stream_tokens)
-        at_least_one("engine_settings.threads", self.threads)
-        if self.memory_share is not None and not 0 < self.memory_share <= 1:
-            raise ConfigError(f"engine_settings.memory_share={self.memory_share:g}", hint="above 0 and at most 1")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSpeculation:
     """Grouped drafts inside vLLM."""
 
-    max_draft_tokens: int = 8
+    max_draft_tokens: DraftTokens = 8
     """Most draft tokens per request and step: vLLM reserves lookahead slots and captures graphs for this many."""
     padding: Padding = "none"
     """Fill drafts up to `max_draft_tokens`, so that all requests of a step are equally long and full CUDA graphs apply:
@@ -56,19 +56,18 @@ class VllmSpeculation:
     place: DraftPlace = "scheduler"
     """Where drafts are made: in the scheduler's process, from the group's tokens on all instances, on vLLM's older
     runner without asynchronous scheduling; or on the GPU, from the tokens that this instance has seen, with both."""
-    draft_up_to_requests: int = GPU_DRAFT_UP_TO_REQUESTS
+    draft_up_to_requests: CountOrZero = GPU_DRAFT_UP_TO_REQUESTS
     """On the GPU: steps with more running requests than this verify no drafts."""
-    arena_tokens: int | None = None
+    arena_tokens: Count | None = None
     """On the GPU: tokens that the store of drafts holds. None: the store's own default."""
-    table_entries: int | None = None
+    table_entries: Count | None = None
     """On the GPU: entries of the store's hash table. None: the store's own default."""
-    fixed_tokens: int | None = None
+    fixed_tokens: DraftTokens | None = None
     """Always draft this many tokens, instead of the measured budget; for benchmarks."""
 
     def __post_init__(self) -> None:
-        """vLLM verifies at most 128 tokens of a request in a step."""
-        if not 1 <= self.max_draft_tokens <= 128:
-            raise ConfigError(f"max_draft_tokens={self.max_draft_tokens}", hint="1 to 128")
+        """Refuse what cannot run."""
+        check_fields(self)
         if self.place not in DRAFT_PLACES:
             raise ConfigError(f"place={self.place!r}", hint="scheduler or gpu")
         if self.padding not in PADDINGS:
@@ -79,34 +78,38 @@ class VllmSpeculation:
 class TransferOptions:
     """How KV blocks move between vLLM and the pool."""
 
-    buffer_bytes: int = 64 << 20
+    buffer_bytes: NumBytes = 64 << 20
     """Size of a pinned buffer on a GPU, an eighth of it on a CPU; at least one block."""
-    num_save_buffers: int = 4
+    num_save_buffers: Threads = 4
     """Pinned buffers for saving."""
-    num_load_buffers: int = 2
+    num_load_buffers: Threads = 2
     """Pinned buffers for loading."""
-    load_threads: int = 8
+    load_threads: Threads = 8
     """Threads that read the pool at once: one thread checks and copies no more than a few GB/s."""
     load_async: bool = False
     """Let other requests compute while a request's blocks are loaded. It costs the request three more steps, and made
     no difference to a rollout on four GPU engines (docs/log.md)."""
-    flush_blocks: int = 128
+    flush_blocks: Count = 128
     """Save when this many blocks are pending ..."""
-    flush_steps: int = 32
+    flush_steps: Count = 32
     """... or when the oldest has waited this many steps."""
-    save_wait_s: float = 0.02
+    save_wait_s: SecondsOrZero = 0.02
     """How long a step may wait for a free buffer."""
-    near_deadline_s: float = 0.1
+    near_deadline_s: SecondsOrZero = 0.1
     """How long a request waits for the last blocks of its context, which another instance is still saving."""
-    ask_again_s: float = 0.002
+    ask_again_s: SecondsOrZero = 0.002
     """Between two lookups of such a request: vLLM asks at every step, and a lookup takes time of the scheduler."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmEngineConfig:
     """Stock vLLM."""
 
-    stream_tokens: int = 16
+    stream_tokens: Count = 16
     """Tokens of a request between two outputs."""
     speculation: VllmSpeculation | None = None
     """Grouped drafts. None: in the scheduler on a CPU, off on a GPU; there `place = "gpu"` with `max_draft_tokens = 4`
@@ -118,15 +121,19 @@ class VllmEngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        at_least_one("engine_settings.stream_tokens", self.stream_tokens)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeEngineConfig:
     """The engine without a model, for tests."""
 
-    step_s: float = 0.0
+    step_s: SecondsOrZero = 0.0
     """Duration of a step."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        check_fields(self)
 
 
 EngineConfig = LocalEngineConfig | VllmEngineConfig | FakeEngineConfig
@@ -136,9 +143,3 @@ ENGINE_CONFIGS: dict[str, type[LocalEngineConfig] | type[VllmEngineConfig] | typ
     "fake": FakeEngineConfig,
 }
 ENGINES = tuple(ENGINE_CONFIGS)
-
-
-def at_least_one(name: str, value: int | None) -> None:
-    """Refuse a count below 1; None is left to the device."""
-    if value is not None and value < 1:
-        raise ConfigError(f"{name}={value}", hint="use at least 1")

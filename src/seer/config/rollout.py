@@ -8,9 +8,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from seer.config.engines import ENGINE_CONFIGS, ENGINES, EngineConfig, EngineName, at_least_one
+from seer.config.engines import ENGINE_CONFIGS, ENGINES, EngineConfig, EngineName
 from seer.config.nearest import nearest
 from seer.errors import ConfigError
+from seer.ranges import (
+    BlockSize,
+    Count,
+    CountOrZero,
+    Instances,
+    NumBytes,
+    NumBytesOrZero,
+    Seconds,
+    SecondsOrZero,
+    SequenceSlots,
+    check_fields,
+)
 from seer.scheduling.registry import parse_scheduler
 
 PoolBackend = Literal["local", "mooncake", "none"]
@@ -35,18 +47,16 @@ GPU_SILENCE_S = 60.0
 class KvConfig:
     """The KV memory of each instance."""
 
-    memory_bytes: int | None = None
+    memory_bytes: NumBytes | None = None
     """Its size. None: 1 GiB on a CPU; on a GPU the instances share 60% of what is free (vLLM: 90% of the GPU)."""
-    blocks: int | None = None
+    blocks: Count | None = None
     """Its size in blocks, instead of `memory_bytes`."""
-    block_size: int = 16
+    block_size: BlockSize = 16
     """Tokens of a KV block. vLLM on a CPU rounds it up to a multiple of 32."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        at_least_one("kv.memory_bytes", self.memory_bytes)
-        at_least_one("kv.blocks", self.blocks)
-        at_least_one("kv.block_size", self.block_size)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,7 @@ class PoolConfig:
 
     backend: PoolBackend = "local"
     """`local`: shared memory of this machine; `mooncake`: a store that `seer pool up` started; `none`."""
-    memory_bytes: int | None = None
+    memory_bytes: NumBytesOrZero | None = None
     """Size of the local pool; 0 is no pool. None: twice the KV memory of all instances, at most half of what is
     free."""
     name: str = "default"
@@ -65,8 +75,7 @@ class PoolConfig:
         """Refuse what cannot run."""
         if self.backend not in POOL_BACKENDS:
             raise ConfigError(f"unknown pool {self.backend!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
-        if self.memory_bytes is not None and self.memory_bytes < 0:
-            raise ConfigError(f"pool.memory_bytes={self.memory_bytes}", hint="0 (no pool) or more")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,37 +84,37 @@ class HostingConfig:
 
     pin_cores: bool | None = None
     """Keep each instance on one CPU core, round robin, with one thread. None: yes on a CPU, no on a GPU."""
-    start_deadline_s: float = 300.0
+    start_deadline_s: Seconds = 300.0
     """From launch to ready: imports and weights."""
-    call_deadline_s: float = 300.0
+    call_deadline_s: Seconds = 300.0
     """A weight update, pause or resume."""
-    close_deadline_s: float = 10.0
+    close_deadline_s: Seconds = 10.0
     """A process that has not exited by then is killed."""
-    heartbeat_s: float = 0.5
+    heartbeat_s: Seconds = 0.5
     """Between two heartbeats of a process."""
-    silence_deadline_s: float | None = None
+    silence_deadline_s: Seconds | None = None
     """A process that sends nothing for this long has hung. None: 10 s on a CPU, 60 s on a GPU."""
-    progress_deadline_s: float = 60.0
+    progress_deadline_s: Seconds = 60.0
     """An instance that has requests and makes no step for this long has hung, even if its process sends heartbeats."""
-    flush_s: float = 0.05
+    flush_s: SecondsOrZero = 0.05
     """Tokens are sent to the driver after this time ..."""
-    flush_tokens: int = 16
+    flush_tokens: Count = 16
     """... or this number; the death of a process loses no more than that per request."""
     weights_in_place: bool = True
     """New weights that are on a GPU stay there, and the instances map them; otherwise they go through shared memory."""
-    max_restarts: int = 3
+    max_restarts: CountOrZero = 3
     """Per instance, and of the draft server, over its life."""
     log_dir: Path | None = None
     """Folder for the output of each instance, as instance-N.log; None keeps it in a temporary file."""
 
     def __post_init__(self) -> None:
         """Heartbeats must come several times within the silence they disprove."""
+        check_fields(self)
         if self.silence_deadline_s is not None and self.silence_deadline_s < 3 * self.heartbeat_s:
             raise ConfigError(
                 f"silence_deadline_s={self.silence_deadline_s:g}, heartbeat_s={self.heartbeat_s:g}",
                 hint=f"use at least {3 * self.heartbeat_s:g}",
             )
-        at_least_one("hosting.flush_tokens", self.flush_tokens)
 
     def fitted(self, device: str) -> HostingConfig:
         """The same with every None filled in for the device."""
@@ -124,7 +133,7 @@ class RolloutConfig:
 
     model: str
     """A folder, a Hugging Face id (`org/name`), or a name that `seer model get` knows (`smollm2`)."""
-    instances: int = 1
+    instances: Instances = 1
     """Processes, each with one engine. Today all of them use the same device."""
     engine: EngineName = "local"
     """`local`, the embedded engine; `vllm`, stock vLLM; `fake`, without a model, for tests."""
@@ -132,15 +141,15 @@ class RolloutConfig:
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: str = "auto"
     """`float32`, `bfloat16`, `float16` or `auto`: float32 on a CPU; on a GPU bfloat16 (vLLM: the model's own)."""
-    max_num_seqs: int | None = None
+    max_num_seqs: SequenceSlots | None = None
     """Requests an instance runs at once. None: 16 on a CPU, 256 on a GPU."""
-    max_model_len: int | None = None
+    max_model_len: Count | None = None
     """Longest context in tokens, prompt included. None: the model's own."""
     scheduler: str = "seer"
     """`seer simulate --help` lists the schedulers."""
     speculation: SpeculationMode = "auto"
     """`auto`: grouped drafts as the scheduler says, where they pay; `off`: none."""
-    chunk_tokens: int | None = None
+    chunk_tokens: Count | None = None
     """Tokens a request may generate before it is placed anew. None: an eighth of the longest response."""
     kv: KvConfig = field(default_factory=KvConfig)
     """The KV memory of each instance."""
@@ -161,10 +170,7 @@ class RolloutConfig:
                 f"engine_settings is a {type(self.engine_settings).__name__}, and engine is {self.engine!r}",
                 hint=f"use {wanted.__name__}, or leave engine_settings out",
             )
-        at_least_one("instances", self.instances)
-        at_least_one("max_num_seqs", self.max_num_seqs)
-        at_least_one("max_model_len", self.max_model_len)
-        at_least_one("chunk_tokens", self.chunk_tokens)
+        check_fields(self)
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device!r}", hint="cpu, cuda or cuda:N")
         if self.dtype not in DTYPES:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from seer.config.engines import at_least_one
 from seer.config.rollout import RolloutConfig
 from seer.errors import ConfigError
+from seer.ranges import Count, Repeats, Responses, Seed, Share, check_fields
 from seer.scheduling.registry import parse_scheduler
 from seer.types import Sampling
 
@@ -21,7 +21,7 @@ class CompareConfig:
 
     schedulers: tuple[str, ...] = ("verl-sync", "verl", "seer")
     """Schedulers to compare; speedups are relative to the first."""
-    repeat: int = 1
+    repeat: Repeats = 1
     """Runs of each scheduler."""
     lengths: str = NATURAL_LENGTHS
     """`natural`, or the folder of a recorded run whose response lengths are repeated."""
@@ -30,7 +30,7 @@ class CompareConfig:
         """Refuse what cannot run."""
         if not self.schedulers:
             raise ConfigError("compare.schedulers is empty", hint="name at least one")
-        at_least_one("compare.repeat", self.repeat)
+        check_fields(self)
         for scheduler in self.schedulers:
             parse_scheduler(scheduler)
 
@@ -49,15 +49,15 @@ class RunConfig:
 
     prompts: Path | None = None
     """A JSONL file of texts, chat messages or token ids."""
-    n: int = 8
+    n: Responses = 8
     """Responses per prompt."""
-    limit: int | None = None
+    limit: Count | None = None
     """Only the first prompts. None: all."""
     skip_bad: bool = False
     """List prompts that cannot run and go on without them."""
-    seed: int = 0
+    seed: Seed = 0
     """Equal seeds give equal tokens."""
-    verify: float | None = None
+    verify: Share | None = None
     """Share of the responses to score again during the run. None: none."""
     out: Path | None = None
     """Results file. None: results.jsonl in the run's folder."""
@@ -72,10 +72,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        at_least_one("n", self.n)
-        at_least_one("limit", self.limit)
-        if self.verify is not None and not 0 < self.verify <= 1:
-            raise ConfigError(f"verify={self.verify:g}", hint="a share of the responses: above 0 and at most 1")
+        check_fields(self)
 
     def fitted(self) -> RunConfig:
         """The same with the defaults of the device filled in."""

@@ -69,7 +69,7 @@ def test_every_option_sets_a_key_that_exists() -> None:
         (["--set", "rollout.kv.bloks=1"], "--set: unknown key rollout.kv.bloks", "did you mean blocks?"),
         (["--set", "n="], "--set n= has no value", "--set rollout.kv.blocks=512"),
         (["--config", "absent.toml"], "absent.toml cannot be read: No such file or directory", None),
-        (["--instances", "0"], "instances=0", "use at least 1"),
+        (["--instances", "0"], "instances=0 is out of range", "use 1 to 1,024"),
         (["--scheduler", "sear"], "unknown scheduler", "did you mean seer?"),
     ],
 )

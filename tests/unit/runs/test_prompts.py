@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seer.errors import InputError
+from seer.errors import ConfigError, InputError
 from seer.runs.prompts import Prompt, as_prompts, encode, read_prompts
 from seer.types import Sampling
 
@@ -65,8 +65,15 @@ def test_the_three_kinds_are_read(tmp_path: Path) -> None:
         ({"prompt_token_ids": [True]}, "whole numbers"),
         ({"prompt": "a", "n": 0}, "n=0"),
         ({"prompt": "a", "temperature": -1}, "temperature=-1"),
-        ({"prompt": "a", "temperature": "hot"}, "`$.temperature`"),
-        ({"prompt": "a", "id": []}, "id is a list"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature='hot': expected `float`"),
+        ({"prompt": "a", "id": []}, "id=[]: expected `int | str | null`"),
+        ({"prompt": "a", "seed": 2**63}, "seed=9223372036854775808 is out of range; use 0 to"),
+        ({"prompt": "a", "n": 50_000_000}, "n=50000000 is out of range; use 1 to 65,536"),
+        ({"prompt_token_ids": [2**31]}, "whole numbers from 0 to 2,147,483,647"),
+        ('{"prompt": "a", "temperature": NaN}', "not JSON"),
+        ('{"prompt": "a", "temperature": 1e400}', "not JSON"),
+        ('{"prompt": "\\ud83d half"}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_a_bad_line_is_reported_by_number_and_the_others_are_kept(tmp_path: Path, line: object, why: str) -> None:
@@ -86,10 +93,22 @@ def test_an_unreadable_or_empty_file_is_refused(tmp_path: Path) -> None:
         read_prompts(tmp_path / "absent")
     with pytest.raises(InputError, match="no prompt"):
         read_prompts(a_file(tmp_path, ""))
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot be read"):
-        read_prompts(binary)
+        read_prompts(tmp_path)
+
+
+def test_a_line_that_is_not_utf_8_is_one_bad_line(tmp_path: Path) -> None:
+    file = tmp_path / "binary"
+    file.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff\xfe"}\n')
+    good, bad = read_prompts(file)
+    assert [p.text for p in good] == ["a"]
+    assert [b.where for b in bad] == ["line 2"]
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    text = "a\u2028b\u2029c\x85d"
+    good, bad = read_prompts(a_file(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False)))
+    assert ([p.text for p in good], bad) == ([text], [])
 
 
 def test_prompts_of_python_are_told_apart_and_all_problems_come_at_once() -> None:
@@ -97,6 +116,30 @@ def test_prompts_of_python_are_told_apart_and_all_problems_come_at_once() -> Non
     assert [p.id for p in prompts] == ["0", "1", "2", "mine"]
     with pytest.raises(InputError, match=r"2 bad prompts: prompt 0: .*; prompt 2: "):
         as_prompts(["", "fine", []])
+
+
+def test_half_a_character_is_refused_before_anything_is_generated() -> None:
+    with pytest.raises(InputError, match="half a character"):
+        as_prompts(["fine", "not \ud800"])
+    with pytest.raises(InputError, match="half a character"):
+        as_prompts([[{"role": "user", "content": "\udfff"}]])
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    prompts = [
+        *as_prompts([[1, 9], [1, 10]]),
+        Prompt(token_ids=(1,), id="stop", sampling={"stop_token_ids": (3, 10)}),
+    ]
+    good, bad = encode(prompts, None, n=1, sampling=Sampling(max_tokens=1), max_model_len=9, vocab_size=10)
+    assert [g.token_ids for g in good] == [(1, 9)]
+    assert [b.why for b in bad] == ["token id 10 is outside the model's vocabulary of 10 tokens"] * 2
+
+
+def test_numbers_of_python_are_within_their_ranges() -> None:
+    with pytest.raises(ConfigError, match="n=0 is out of range"):
+        Prompt(text="a", id="0", n=0)
+    with pytest.raises(ConfigError, match="n=50000000 is out of range"):
+        encode(as_prompts(["a"]), Letters(), n=50_000_000, sampling=Sampling(max_tokens=1), max_model_len=9)
 
 
 def test_encoding_finds_what_is_too_long_and_settles_sampling() -> None:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that Seer takes from outside: each kind is a type that carries its range, and msgspec refuses the rest.
+
+Fields of the configuration, columns of files and options of the command line are declared with these types. Nothing
+else checks the range of a single number, so a new field is checked as soon as it has a type.
+
+Invariants
+  1. Every range has two ends. NaN, infinities and integers beyond 64 bits are therefore outside all of them.
+  2. A value that is refused is named with its range: `n=0 is out of range`, `use 1 to 65,536`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+import types
+import typing
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from seer.errors import ConfigError
+
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+YEAR_S = 31_536_000
+
+Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+CountOrZero = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Seed = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+"""0 lets the system choose."""
+NumBytes = Annotated[int, Meta(ge=1, le=1 << 50)]
+"""Up to 1 PiB."""
+NumBytesOrZero = Annotated[int, Meta(ge=0, le=1 << 50)]
+Responses = Annotated[int, Meta(ge=1, le=65_536)]
+"""To one prompt: a group is held in memory until its last response has ended."""
+Instances = Annotated[int, Meta(ge=1, le=1024)]
+"""Processes of one machine."""
+Threads = Annotated[int, Meta(ge=1, le=1024)]
+SequenceSlots = Annotated[int, Meta(ge=1, le=1 << 20)]
+BlockSize = Annotated[int, Meta(ge=1, le=65_536)]
+Repeats = Annotated[int, Meta(ge=1, le=100_000)]
+"""How often a measurement or a run is made again."""
+Seconds = Annotated[float, Meta(gt=0, le=YEAR_S)]
+SecondsOrZero = Annotated[float, Meta(ge=0, le=YEAR_S)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=1000)]
+"""0 is greedy."""
+
+
+def check(value: Any, kind: Any, name: str) -> None:
+    """Refuse a value that is not of this kind; `name` is how its user knows it."""
+    try:
+        msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}={_refusal(value, kind, error)}", hint=f"use {describe(kind)}") from None
+
+
+def check_fields(owner: Any) -> None:
+    """For `__post_init__` of a dataclass: refuse a field that is not within the range of its type."""
+    cls: type = type(owner)
+    for name, kind in _ranged_fields(cls):
+        check(getattr(owner, name), kind, name)
+
+
+def describe(kind: Any) -> str:
+    """The range of a kind in words: `1 to 65,536`, `above 0 and at most 1`."""
+    meta = _meta(kind)
+    if meta is None:
+        return f"a value of type {getattr(kind, '__name__', kind)}"
+    if meta.gt is not None:
+        return f"above {meta.gt:,} and at most {meta.le:,}"
+    return f"{meta.ge:,} to {meta.le:,}"
+
+
+def has_range(kind: Any) -> bool:
+    """Whether a kind is a number with a range, such a number or None, or a tuple of such numbers."""
+    return _meta(kind) is not None
+
+
+def base_type(kind: Any) -> Any:
+    """`int` or `float` of a kind of number, without its range and without None."""
+    for option in _options(kind):
+        if option is not type(None):
+            return typing.get_args(option)[0] if typing.get_origin(option) is Annotated else option
+    return kind
+
+
+def _refusal(value: Any, kind: Any, error: msgspec.ValidationError) -> str:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and _meta(kind) is not None and (base_type(kind) is float or isinstance(value, int)):
+        return f"{shown} is out of range"
+    reason = str(error).split(" - at ")[0]
+    return f"{shown}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, because msgspec knows only those."""
+    if isinstance(value, bool | int | float) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+@functools.cache
+def _ranged_fields(owner: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(owner, include_extras=True)
+    names = [field.name for field in dataclasses.fields(owner)]
+    return tuple((name, hints[name]) for name in names if has_range(hints[name]))
+
+
+def _meta(kind: Any) -> Meta | None:
+    for option in _options(kind):
+        if typing.get_origin(option) is Annotated:
+            return next((one for one in typing.get_args(option)[1:] if isinstance(one, Meta)), None)
+        if typing.get_origin(option) is tuple:
+            return _meta(typing.get_args(option)[0])
+    return None
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    return typing.get_args(kind) if is_union else (kind,)

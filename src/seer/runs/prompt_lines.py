@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One prompt as somebody gave it, in a line of a file or in Python, checked into a `Prompt`.
+
+Invariants
+  1. Texts can be written as UTF-8, token ids fit 32 bits, and every number is within the range of its field: those of
+     `Prompt` and of `seer.types.Sampling`.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from seer.errors import ConfigError, InputError
+from seer.ranges import INT32_MAX, Responses, Seed, TokenId, check, check_fields
+from seer.types import Sampling
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+"""The roles that chat templates know. Others are refused: a template may leave them out without an error."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt as the user gave it; one of the first three is set."""
+
+    text: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    id: str
+    n: Responses | None = None
+    """Responses wanted; None takes the run's number."""
+    seed: Seed | None = None
+    sampling: Mapping[str, Any] | None = None
+    """Settings that differ from the run's."""
+    line: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        check_fields(self)
+
+    def sampling_over(self, default: Sampling) -> Sampling:
+        """The run's sampling with this prompt's own settings on top."""
+        return replace(default, **self.sampling) if self.sampling else default
+
+
+_OWN: dict[str, Any] = {"id": str | int | None, "n": Responses | None, "seed": Seed | None}
+"""What a line may say beside its prompt and its sampling settings. An id that is None is the number of the line."""
+_SAMPLING = {
+    name: kind
+    for name, kind in typing.get_type_hints(Sampling, include_extras=True).items()
+    if name in {field.name for field in fields(Sampling)}
+}
+
+
+def read_line(line: bytes, number: int) -> Prompt:
+    """The prompt in a line of a file; InputError says what is wrong with it."""
+    value = _decode(line)
+    kinds = [kind for kind in _CONTENTS if kind in value]
+    if len(kinds) != 1:
+        got = " and ".join(kinds) or "none"
+        raise InputError(f"needs exactly one of {', '.join(_CONTENTS)}, got {got}")
+    content = _CONTENTS[kinds[0]](value[kinds[0]], "")
+    try:
+        own = {key: _checked(value[key], kind, key) for key, kind in _OWN.items() if key in value}
+        sampling = {key: _checked(value[key], kind, key) for key, kind in _SAMPLING.items() if key in value}
+    except ConfigError as error:
+        raise InputError(f"{error}; {error.hint}") from None
+    name = own.pop("id", None)
+    return replace(content, id=str(number if name is None else name), sampling=sampling or None, line=number, **own)
+
+
+def from_value(item: str | Messages | Sequence[int], id: str) -> Prompt:
+    """A prompt given in Python: a text, messages or token ids."""
+    if isinstance(item, str):
+        return _from_text(item, id)
+    if isinstance(item, Sequence) and item and isinstance(item[0], Mapping):
+        return _from_messages(item, id)
+    return _from_ids(item, id)
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"a {type(value).__name__}, not an object")
+    known = (*_CONTENTS, *_OWN, *_SAMPLING)
+    unknown = [key for key in value if key not in known]
+    if unknown:
+        raise InputError(f"unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
+    return value
+
+
+def _checked(value: Any, kind: Any, name: str) -> Any:
+    check(value, kind, name)
+    return msgspec.convert(value, kind)
+
+
+def _from_text(text: Any, id: str) -> Prompt:
+    if not isinstance(text, str):
+        raise InputError(f"prompt is a {type(text).__name__}, not text")
+    if not text:
+        raise InputError("the prompt is empty")
+    _refuse_surrogates(text)
+    return Prompt(text=text, id=id)
+
+
+def _from_messages(messages: Any, id: str) -> Prompt:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InputError("messages is not a list of at least one message")
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InputError(f"message {position} is a {type(message).__name__}, not an object")
+        if message.get("role") not in ROLES:
+            raise InputError(f"message {position} has the unknown role {message.get('role')!r}; use {', '.join(ROLES)}")
+        if not isinstance(message.get("content"), str):
+            raise InputError(f"message {position} has no text content")
+        _refuse_surrogates(message["content"])
+    if not any(message["content"] for message in messages):
+        raise InputError("every message is empty")
+    return Prompt(messages=tuple(messages), id=id)
+
+
+def _from_ids(ids: Any, id: str) -> Prompt:
+    if not isinstance(ids, Sequence) or isinstance(ids, str) or not ids:
+        raise InputError("not text, not messages, and not a list of at least one token id")
+    try:
+        return Prompt(token_ids=tuple(msgspec.convert(ids, list[TokenId])), id=id)
+    except msgspec.ValidationError:
+        raise InputError(f"token ids must be whole numbers from 0 to {INT32_MAX:,}") from None
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Half of a character outside the first 65,536, which Python can hold and no file or tokenizer can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text has half a character (a lone surrogate) at position {error.start}") from None
+
+
+_CONTENTS: dict[str, Callable[[Any, str], Prompt]] = {
+    "prompt": _from_text,
+    "messages": _from_messages,
+    "prompt_token_ids": _from_ids,
+}
