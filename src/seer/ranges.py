@@ -43,12 +43,19 @@ Instances = Annotated[int, Meta(ge=1, le=1024)]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 SequenceSlots = Annotated[int, Meta(ge=1, le=1 << 20)]
 BlockSize = Annotated[int, Meta(ge=1, le=65_536)]
+DraftTokens = Annotated[int, Meta(ge=1, le=128)]
+"""Per request and step: vLLM verifies at most 128 tokens of a request in a step."""
 Repeats = Annotated[int, Meta(ge=1, le=100_000)]
 """How often a measurement or a run is made again."""
+SimulatedInstances = Annotated[int, Meta(ge=1, le=65_536)]
+SimulatedGpus = Annotated[int, Meta(ge=1, le=4096)]
+"""Of one instance."""
 Seconds = Annotated[float, Meta(gt=0, le=YEAR_S)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=YEAR_S)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
+LogSpread = Annotated[float, Meta(ge=0, le=5)]
+"""Standard deviation of the logarithm of a length; 0 makes all lengths equal."""
 Temperature = Annotated[float, Meta(ge=0, le=1000)]
 """0 is greedy."""
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seer.cli.profile import whole_numbers
+from seer.cli.number_option import NumberOption, number_list
 from seer.errors import ConfigError, MissingExtra
+from seer.ranges import Count, Repeats, SequenceSlots, Temperature, Threads
 
 if TYPE_CHECKING:
     from seer.engine.local.bench import Throughput
@@ -40,12 +41,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("model", nargs="?", default="smollm2", help="folder, Hugging Face id or name (%(default)s)")
     parser.add_argument("--batches", default="1,8,32", help="requests at once (%(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens of each prompt (%(default)s)")
-    parser.add_argument("--new-tokens", type=int, default=256, help="tokens to generate per request (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (%(default)s)")
+    parser.add_argument(
+        "--prompt-tokens", type=NumberOption(Count), default=64, help="tokens of each prompt (%(default)s)"
+    )
+    parser.add_argument(
+        "--new-tokens", type=NumberOption(Count), default=256, help="tokens to generate per request (%(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=NumberOption(Temperature), default=1.0, help="sampling temperature (%(default)s)"
+    )
     parser.add_argument("--peers", default="transformers", help="transformers, vllm, both or none (%(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each engine, in turn (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
+    parser.add_argument(
+        "--repeat", type=NumberOption(Repeats), default=3, help="runs of each engine, in turn (%(default)s)"
+    )
+    parser.add_argument("--threads", type=NumberOption(Threads), default=1, help="CPU threads (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--json", type=Path, help="also write every run to this file")
     parser.set_defaults(run=run)
@@ -53,6 +62,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Run every engine in turn and print the medians."""
+    batches = sorted({*number_list(args.batches, SequenceSlots, "--batches")})
     try:
         import torch
 
@@ -62,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
         raise MissingExtra(error.name or "torch", "local") from None
     torch.set_num_threads(args.threads)
     folder = find_model(args.model)
-    batches = whole_numbers(args.batches, "--batches")
     engines: dict[str, Generator] = {"seer": _local(folder, args, max(batches))}
     for peer in [] if args.peers == "none" else args.peers.split(","):
         if peer not in PEERS:

@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from seer.cli.number_option import NumberOption
 from seer.cli.size_option import size_option
 from seer.kvpool.bench import PoolSpeed, Spread, fresh_name, measure_pool
 from seer.kvpool.local import LocalPool
@@ -21,6 +22,7 @@ from seer.kvpool.local_files import LocalPoolConfig
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 from seer.machine.sizes import show_size
+from seer.ranges import Repeats, SequenceSlots
 
 EXAMPLES = """\
 examples:
@@ -46,8 +48,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="block sizes (256KiB 1MiB 4MiB)",
     )
     parser.add_argument("--round", type=size_option, default=256 << 20, help="bytes per round (256MiB)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds per block size (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="blocks per call (%(default)s)")
+    parser.add_argument("--rounds", type=NumberOption(Repeats), default=5, help="rounds per block size (%(default)s)")
+    parser.add_argument("--batch", type=NumberOption(SequenceSlots), default=16, help="blocks per call (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object per block size on stdout")
     parser.set_defaults(run=run)
 

@@ -9,11 +9,12 @@ import json
 import signal
 from pathlib import Path
 
+from seer.cli.number_option import NumberOption
 from seer.cli.size_option import size_option
 from seer.drafting.curve_keys import CLIENT_FILE, SERVER_FILE, read_server_keys, write_keys
 from seer.drafting.log import LogLimits
 from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig
-from seer.errors import ConfigError
+from seer.ranges import NumBytes, Seconds, check
 
 EXAMPLES = """\
 examples:
@@ -40,7 +41,9 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     access.add_argument("--open", action="store_true", help="serve without keys, to all who can reach the address")
     memory = "memory limit of the logs (8GiB)"
     parser.add_argument("--memory", type=size_option, default=8 << 30, metavar="SIZE", help=memory)
-    parser.add_argument("--ttl-s", type=float, default=3600.0, help="seconds an unused group is kept (%(default)s)")
+    parser.add_argument(
+        "--ttl-s", type=NumberOption(Seconds), default=3600.0, help="seconds an unused group is kept (%(default)s)"
+    )
     parser.add_argument(
         "--retain",
         action="store_true",
@@ -54,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
     if args.make_keys is not None:
         return _make_keys(args.make_keys, as_json=args.json)
-    if args.memory <= 0 or args.ttl_s <= 0:
-        raise ConfigError(f"--memory {args.memory} and --ttl-s {args.ttl_s:g} must be above 0")
+    check(args.memory, NumBytes, "--memory")
     limits = LogLimits(memory_bytes=args.memory, default_ttl_s=args.ttl_s, retain=args.retain)
     keys = read_server_keys(args.keys) if args.keys is not None else None
     server = DraftServer(ServerConfig(address=args.address, keys=keys, open_to_all=args.open, limits=limits))

@@ -13,10 +13,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from seer.cli.number_option import NumberOption, number_list
 from seer.drafting.index import DraftOptions
 from seer.drafting.offline_replay import ReplayResult, replay
 from seer.drafting.recording import read_groups
 from seer.errors import InputError
+from seer.ranges import CountOrZero, DraftTokens, Probability, Threads
 
 EXAMPLES = """\
 examples:
@@ -49,8 +51,20 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="K,...",
         help="children per fork: 1 is a linear draft, more a best-first tree (%(default)s)",
     )
-    parser.add_argument("--budget", type=int, default=8, metavar="TOKENS", help="draft tokens per step (%(default)s)")
-    parser.add_argument("--min-confidence", type=float, default=0.0, metavar="P", help="leave out less likely tokens")
+    parser.add_argument(
+        "--budget",
+        type=NumberOption(DraftTokens),
+        default=8,
+        metavar="TOKENS",
+        help="draft tokens per step (%(default)s)",
+    )
+    parser.add_argument(
+        "--min-confidence",
+        type=NumberOption(Probability),
+        default=0.0,
+        metavar="P",
+        help="leave out less likely tokens",
+    )
     parser.add_argument("--no-prompt", action="store_true", help="do not index the prompts of the recording")
     parser.add_argument("--json", action="store_true", help="print a list of results as JSON")
     parser.set_defaults(run=run_replay)
@@ -58,12 +72,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run_replay(args: argparse.Namespace) -> int:
     """Replay every combination asked for and print it."""
-    references = _numbers(args.references, "--references", least=0)
-    paths = _numbers(args.paths, "--paths", least=1)
-    if args.budget < 1:
-        raise InputError(f"--budget {args.budget} is below 1")
-    if not 0 <= args.min_confidence <= 1:
-        raise InputError(f"--min-confidence {args.min_confidence} is not within 0 and 1")
+    references = number_list(args.references, CountOrZero, "--references")
+    paths = number_list(args.paths, Threads, "--paths")
     groups = read_groups(args.file)
     if not groups:
         raise InputError(f"{args.file} holds no groups")
@@ -84,16 +94,6 @@ def run_replay(args: argparse.Namespace) -> int:
     else:
         _print_table(args.file.name, len(groups), args.budget, results)
     return 0
-
-
-def _numbers(text: str, option: str, *, least: int) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option} {text!r} is not a list of numbers", hint=f"try {option} 1,2,4") from None
-    if min(numbers) < least:
-        raise InputError(f"{option} {min(numbers)} is below {least}")
-    return numbers
 
 
 def _row(result: ReplayResult) -> dict[str, int | float]:

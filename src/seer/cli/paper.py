@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from seer.cli.number_option import NumberOption
 from seer.cli.seeds import parse_seeds
-from seer.errors import ConfigError
+from seer.ranges import Threads
 from seer.sim.paper import WORKLOADS, CellResult, Measure, Study, answer, claims, run_jobs
 
 EXAMPLES = """\
@@ -57,7 +58,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--json", action="store_true", help="print a list of cells instead of tables")
     parser.add_argument(
         "--processes",
-        type=int,
+        type=NumberOption(Threads),
         default=os.cpu_count() or 1,
         metavar="N",
         help="simulations at once (%(default)s)",
@@ -68,8 +69,6 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate what the tables need, and print them."""
     seeds = parse_seeds(args.seeds)
-    if args.processes < 1:
-        raise ConfigError(f"{args.processes} processes", hint="--processes 1 or more")
     wanted = claims()
     jobs = list(dict.fromkeys(job for claim in wanted for seed in seeds for job in claim.jobs(seed)))
     console = Console(stderr=True)

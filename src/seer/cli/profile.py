@@ -7,7 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from seer.errors import ConfigError, MissingExtra
+from seer.cli.number_option import NumberOption, number_list
+from seer.errors import MissingExtra
+from seer.ranges import Repeats, SequenceSlots
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +25,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--batches", default="1,4,16,32", help="requests per step (%(default)s)")
     parser.add_argument("--tokens", default="1,2,5,9", help="tokens per request: 1 is plain decoding (%(default)s)")
     parser.add_argument("--contexts", default="128,1024", help="context lengths in tokens (%(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="steps per shape (%(default)s)")
+    parser.add_argument("--steps", type=NumberOption(Repeats), default=10, help="steps per shape (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
     parser.add_argument("--out", type=Path, help="the file (profile-DEVICE.json beside the model)")
@@ -32,6 +34,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write the file."""
+    asked = {"--batches": args.batches, "--tokens": args.tokens, "--contexts": args.contexts}
+    shapes = {option: sorted({*number_list(text, SequenceSlots, option)}) for option, text in asked.items()}
     try:
         import torch
 
@@ -43,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     folder = find_model(args.model)
     measured = profile(
         folder,
-        batches=whole_numbers(args.batches, "--batches"),
-        tokens_per_request=whole_numbers(args.tokens, "--tokens"),
-        contexts=whole_numbers(args.contexts, "--contexts"),
+        batches=shapes["--batches"],
+        tokens_per_request=shapes["--tokens"],
+        contexts=shapes["--contexts"],
         num_steps=args.steps,
         device=args.device,
         dtype=args.dtype,
@@ -60,14 +64,3 @@ def run(args: argparse.Namespace) -> int:
         )
     sys.stdout.write(f"written to {out}\n")
     return 0
-
-
-def whole_numbers(text: str, option: str) -> list[int]:
-    """A comma-separated list of positive whole numbers."""
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise ConfigError(f"{option} {text} is not a list of whole numbers", hint=f"like {option} 1,8,32") from None
-    if numbers[0] < 1:
-        raise ConfigError(f"{option} {text} has a number below 1", hint=f"like {option} 1,8,32")
-    return numbers

@@ -18,10 +18,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from seer.cli.number_option import NumberOption
 from seer.cli.seeds import parse_seeds
 from seer.cli.simulate_table import Row, describe, make_row, print_means, print_table
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
+from seer.ranges import Count, LogSpread, Probability, Responses, SimulatedGpus, SimulatedInstances
 from seer.report.simulation_folder import SimulationFolder
 from seer.scheduling.registry import NAMES as SCHEDULER_NAMES
 from seer.scheduling.registry import parse_scheduler
@@ -75,10 +77,13 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         default="auto",
         help="auto: drafts as each scheduler says; off: no drafts (%(default)s)",
     )
-    parser.add_argument("--group-size", type=int, metavar="G", help="responses per prompt")
-    parser.add_argument("--instances", type=int, metavar="N", help="number of instances")
+    parser.add_argument("--group-size", type=NumberOption(Responses), metavar="G", help="responses per prompt")
+    parser.add_argument("--instances", type=NumberOption(SimulatedInstances), metavar="N", help="number of instances")
     parser.add_argument(
-        "--chunk-tokens", type=int, metavar="T", help="tokens a request may generate before it is placed anew"
+        "--chunk-tokens",
+        type=NumberOption(Count),
+        metavar="T",
+        help="tokens a request may generate before it is placed anew",
     )
     parser.add_argument(
         "--seeds",
@@ -109,11 +114,13 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
     cluster = parser.add_argument_group("for traces and synthetic lengths")
     cluster.add_argument("--model", metavar="NAME", help=f"one of {', '.join(MODELS)} (llama-8b)")
     cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (h200)")
-    cluster.add_argument("--num-gpus", type=int, metavar="N", help="GPUs per instance (1)")
-    cluster.add_argument("--prompt-tokens", type=int, metavar="N", help="length of prompts (as recorded, or 512)")
+    cluster.add_argument("--num-gpus", type=NumberOption(SimulatedGpus), metavar="N", help="GPUs per instance (1)")
+    cluster.add_argument(
+        "--prompt-tokens", type=NumberOption(Count), metavar="N", help="length of prompts (as recorded, or 512)"
+    )
     cluster.add_argument(
         "--max",
-        type=int,
+        type=NumberOption(Count),
         metavar="N",
         dest="maximum",
         help="longest response allowed (as recorded, or 32768)",
@@ -122,12 +129,18 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_shape_options(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_argument_group("for synthetic lengths")
-    shape.add_argument("--groups", type=int, metavar="N", help="number of prompts (64)")
-    shape.add_argument("--mean", type=int, metavar="N", help="mean length (4000)")
+    shape.add_argument("--groups", type=NumberOption(Count), metavar="N", help="number of prompts (64)")
+    shape.add_argument("--mean", type=NumberOption(Count), metavar="N", help="mean length (4000)")
     shape.add_argument(
-        "--sigma", "--shape", type=float, metavar="X", help="spread of the log of lengths (1.0); 0: all equal"
+        "--sigma",
+        "--shape",
+        type=NumberOption(LogSpread),
+        metavar="X",
+        help="spread of the log of lengths (1.0); 0: all equal",
     )
-    shape.add_argument("--correlation", type=float, metavar="X", help="share of the spread common to a group (0.7)")
+    shape.add_argument(
+        "--correlation", type=NumberOption(Probability), metavar="X", help="share of the spread common to a group (0.7)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

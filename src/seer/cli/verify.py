@@ -14,8 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seer.cli.number_option import NumberOption
 from seer.config import RolloutConfig, RunConfig, build_run
-from seer.errors import ConfigError, InputError, MissingExtra
+from seer.errors import InputError, MissingExtra
+from seer.ranges import Count, Seed, Share, check
 from seer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -38,10 +40,16 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--sample", type=int, default=16, metavar="N", help="responses to score (%(default)s)")
-    parser.add_argument("--share", type=float, metavar="P", help="share of the responses, instead of --sample")
+    parser.add_argument(
+        "--sample", type=NumberOption(Count), default=16, metavar="N", help="responses to score (%(default)s)"
+    )
+    parser.add_argument(
+        "--share", type=NumberOption(Share), metavar="P", help="share of the responses, instead of --sample"
+    )
     parser.add_argument("--model", metavar="DIR", help="weights to score with (the run's own)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed that chooses the sample (%(default)s)")
+    parser.add_argument(
+        "--seed", type=NumberOption(Seed), default=0, metavar="S", help="seed that chooses the sample (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the verification as JSON")
     parser.set_defaults(run=run)
 
@@ -73,8 +81,8 @@ def verify(
         from seer.verification.verify import verify as verify_responses
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
-    if share is not None and not 0 < share <= 1:
-        raise ConfigError(f"share {share:g} of the responses", hint="above 0 and at most 1")
+    check(share, Share | None, "share")
+    check(num_sampled, Count, "sample")
     manifest = folder.read_manifest()
     if "config" not in manifest:
         raise InputError(f"{folder.manifest} holds no configuration", hint="verify a folder of `seer rollout`")

@@ -13,6 +13,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from seer.errors import ConfigError
+from seer.machine.memory import total_memory_bytes
+from seer.ranges import (
+    Count,
+    LogSpread,
+    Probability,
+    Responses,
+    Seed,
+    SimulatedGpus,
+    SimulatedInstances,
+    check_fields,
+)
 from seer.sim.costs import GPUS, MODELS, InstanceCost
 from seer.sim.recorded import read_lengths
 from seer.sim.workloads import PAPER, LengthModel, Workload, paper_workload
@@ -27,31 +38,35 @@ NAMES = (*PAPER, SYNTHETIC, f"{TRACE_PREFIX}FILE")
 class WorkloadOptions:
     """Options of a workload. None means the workload's own value, or the default given here."""
 
-    seed: int = 0
-    group_size: int | None = None
+    seed: Seed = 0
+    group_size: Responses | None = None
     """Responses per group. Traces: the first ones of each group, default all. Synthetic: 8."""
-    instances: int | None = None
+    instances: SimulatedInstances | None = None
     """Traces and synthetic: 8."""
-    chunk_tokens: int | None = None
+    chunk_tokens: Count | None = None
     """The paper's workloads: 8,192. Others: an eighth of the maximum, between 256 and 8,192."""
     model: str | None = None
     """Traces and synthetic: llama-8b."""
     gpu: str | None = None
     """Traces and synthetic: h200."""
-    num_gpus: int | None = None
+    num_gpus: SimulatedGpus | None = None
     """GPUs per instance. Traces and synthetic: 1."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     """Traces: as recorded, else 512. Synthetic: 512."""
-    maximum: int | None = None
+    maximum: Count | None = None
     """Longest response allowed. Traces: as recorded. Synthetic: 32,768."""
-    mean: int | None = None
+    mean: Count | None = None
     """Synthetic: 4,000."""
-    sigma: float | None = None
+    sigma: LogSpread | None = None
     """Synthetic: standard deviation of the logarithm of the length, 1.0; 0 makes all lengths equal."""
-    correlation: float | None = None
+    correlation: Probability | None = None
     """Synthetic: share of the variance of the logarithm that is common to a group, 0.7."""
-    groups: int | None = None
+    groups: Count | None = None
     """Synthetic: 64."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        check_fields(self)
 
 
 _CLUSTER = ("model", "gpu", "num_gpus", "prompt_tokens", "maximum")
@@ -61,18 +76,15 @@ _SHAPE = ("mean", "sigma", "correlation", "groups")
 _FLAGS = {"num_gpus": "--num-gpus", "prompt_tokens": "--prompt-tokens", "maximum": "--max"}
 """Options whose flag is not `--` and their name."""
 
+REQUEST_BYTES = 2048
+"""Of main memory for one simulated request: 40,000 of them took 1,768 bytes each, without drafts and events."""
+
 T = TypeVar("T")
 
 
 def load_workload(name: str, options: WorkloadOptions | None = None) -> Workload:
     """The workload of this name with these options; raises if it cannot run."""
     options = options or WorkloadOptions()
-    if options.seed < 0:
-        raise ConfigError(f"seed {options.seed}", hint="--seed 0 or more")
-    if options.group_size is not None and options.group_size < 1:
-        raise ConfigError(f"group size {options.group_size}", hint="--group-size 1 or more")
-    if options.chunk_tokens is not None and options.chunk_tokens < 1:
-        raise ConfigError(f"chunks of {options.chunk_tokens} tokens", hint="--chunk-tokens 1 or more")
     if name in PAPER:
         workload = _paper(name, options)
     elif name == SYNTHETIC:
@@ -95,17 +107,26 @@ def _synthetic(options: WorkloadOptions) -> Workload:
     mean, maximum = _or(options.mean, 4000), _or(options.maximum, 32_768)
     sigma, correlation = _or(options.sigma, 1.0), _or(options.correlation, 0.7)
     num_groups = _or(options.groups, 64)
-    for holds, got, limit in (
-        (num_groups >= 1, f"{num_groups} groups", "--groups 1 or more"),
-        (1 <= mean <= maximum, f"mean length {mean}", f"--mean 1 to the maximum, {maximum}"),
-        (0 <= sigma <= 5, f"sigma {sigma:g}", "--sigma 0 (equal lengths) to 5"),
-        (0 <= correlation <= 1, f"correlation {correlation:g}", "--correlation 0 to 1"),
-    ):
-        if not holds:
-            raise ConfigError(f"{SYNTHETIC}: {got} is out of range", hint=limit)
+    if mean > maximum:
+        raise ConfigError(
+            f"{SYNTHETIC}: mean length {mean} is out of range", hint=f"--mean 1 to the maximum, {maximum}"
+        )
+    group_size = _or(options.group_size, 8)
+    _refuse_too_many(num_groups, group_size)
     shape = LengthModel(mean=mean, maximum=maximum, sigma=sigma, correlation=correlation)
-    lengths = shape.sample(num_groups, _or(options.group_size, 8), options.seed)
+    lengths = shape.sample(num_groups, group_size, options.seed)
     return _on_stated_cluster(SYNTHETIC, tuple(map(tuple, lengths)), maximum, None, options)
+
+
+def _refuse_too_many(num_groups: int, group_size: int) -> None:
+    """Refuse what this machine cannot hold, before any length is sampled."""
+    most = total_memory_bytes() // REQUEST_BYTES
+    if num_groups * group_size > most:
+        raise ConfigError(
+            f"{SYNTHETIC}: {num_groups:,} groups of {group_size:,} are {num_groups * group_size:,} requests, "
+            f"and this machine can simulate about {most:,}",
+            hint=f"--groups {max(1, most // group_size):,} or less",
+        )
 
 
 def _trace(name: str, options: WorkloadOptions) -> Workload:
@@ -137,10 +158,6 @@ def _on_stated_cluster(
 ) -> Workload:
     prompt_tokens = _or(options.prompt_tokens, _or(recorded_prompt_tokens, 512))
     num_gpus = _or(options.num_gpus, 1)
-    if prompt_tokens < 1:
-        raise ConfigError(f"prompts of {prompt_tokens} tokens", hint="--prompt-tokens 1 or more")
-    if num_gpus < 1:
-        raise ConfigError(f"{num_gpus} GPUs per instance", hint="--num-gpus 1 or more")
     return Workload(
         name=name,
         lengths=lengths,
