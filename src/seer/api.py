@@ -108,6 +108,7 @@ class Rollout:
             n=n,
             sampling=sampling or Sampling(max_tokens=256),
             max_model_len=self.engine.max_model_len,
+            vocab_size=self.engine.vocab_size,
         )
         refuse(bad)
         return good

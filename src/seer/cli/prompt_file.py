@@ -23,7 +23,12 @@ def load_prompts(config: RunConfig, engine: PreparedEngine) -> list[EncodedPromp
         raise ConfigError("there are no prompts", hint="--prompts FILE.jsonl, or `prompts` in the --config file")
     prompts, bad = read_prompts(path)
     encoded, unfit = encode(
-        prompts, engine.codec, n=config.n, sampling=config.sampling, max_model_len=engine.max_model_len
+        prompts,
+        engine.codec,
+        n=config.n,
+        sampling=config.sampling,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
     )
     report_bad([*bad, *unfit], path, skip_bad=config.skip_bad)
     if not encoded:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import TextCodec
-from seer.errors import InputError, MissingExtra
+from seer.errors import MissingExtra
 
 if TYPE_CHECKING:
     from seer.engine.vllm.model_folder import ModelFolder
@@ -50,6 +50,8 @@ class PreparedEngine:
     model_dir: Path | None
     block_bytes: int | None
     """Of one KV block, where a pool can hold it."""
+    vocab_size: int | None
+    """Token ids are below it; None where the engine has no model."""
     value_bytes: int | None
     """Of one number in the type that the engine computes in."""
     can_draft: bool
@@ -90,6 +92,7 @@ def _prepare_local(config: RolloutConfig, engine: LocalEngineConfig) -> Prepared
         max_model_len=_fits(context, config),
         model_dir=folder,
         block_bytes=2 * model.num_layers * model.num_kv_heads * model.head_dim * config.kv.block_size * value_bytes,
+        vocab_size=model.vocab_size,
         value_bytes=value_bytes,
         can_draft=True,
         shares_matrices=config.on_cpu,
@@ -119,6 +122,7 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
         max_model_len=_fits(resolved.max_model_len, resolved),
         model_dir=folder.path,
         block_bytes=folder.block_bytes(resolved.kv.block_size, value_bytes),
+        vocab_size=folder.vocab_size,
         value_bytes=value_bytes,
         can_draft=resolved.engine_settings.speculation is not None,
     )
@@ -154,6 +158,7 @@ def _prepare_fake(config: RolloutConfig) -> PreparedEngine:
         max_model_len=_fits(context, config),
         model_dir=None,
         block_bytes=None,
+        vocab_size=None,
         value_bytes=None,
         can_draft=False,
     )
@@ -163,10 +168,7 @@ def _read_codec(folder: Path) -> TextCodec | None:
     """The model's tokenizer. Without one, prompts come as token ids and responses have no text."""
     from seer.engine.local.tokenizer import Tokenizer
 
-    try:
-        return Tokenizer(folder)
-    except InputError:
-        return None
+    return Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
 
 
 def _fits(context: int, config: RolloutConfig) -> int:

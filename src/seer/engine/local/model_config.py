@@ -11,12 +11,23 @@ Invariants
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from seer.engine.hub_files import (
+    Llama3Scaling,
+    LocalDecoderFields,
+    RopeBase,
+    end_tokens,
+    generation_end_tokens,
+    read_config_object,
+)
 from seer.errors import InputError
+from seer.machine.json_files import parse_struct
+from seer.ranges import check
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Values of `model_type` that model.py can compute."""
@@ -69,20 +80,8 @@ class ModelConfig:
 
 def read_config(folder: Path) -> ModelConfig:
     """Read and check a folder's config.json."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise InputError(f"there is no model folder at {folder}", hint="`seer model get smollm2` downloads one")
-    if not path.is_file():
-        raise InputError(
-            f"{folder} holds no config.json", hint="a Hugging Face folder has config.json and *.safetensors"
-        )
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} holds {type(raw).__name__}, not an object")
-    return config_from_dict(raw, source=str(path), eos=_generation_eos(folder))
+    raw = read_config_object(folder)
+    return config_from_dict(raw, source=str(folder / "config.json"), eos=generation_end_tokens(folder))
 
 
 def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] = ()) -> ModelConfig:
@@ -90,77 +89,56 @@ def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] =
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise InputError(f"{source}: model_type={family!r} is not supported", hint=f"one of {', '.join(FAMILIES)}")
-    _refuse_unsupported(raw, source)
-    heads = _whole(raw, "num_attention_heads", source)
-    hidden = _whole(raw, "hidden_size", source)
-    rope = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or ({k: v for k, v in rope.items() if k != "rope_theta"} or None)
+    if raw.get("quantization_config"):
+        raise InputError(f"{source}: quantized weights are not supported", hint="use a bf16, fp16 or fp32 folder")
+    read = parse_struct(raw, LocalDecoderFields, source=source)
+    _refuse_unsupported(read, source)
+    rope = read.rope_parameters or {}
+    scaling = read.rope_scaling or {key: value for key, value in rope.items() if key != "rope_theta"}
+    theta = read.rope_theta or rope.get("rope_theta") or 10_000.0
+    check(theta, RopeBase, f"{source}: rope_theta")
     return ModelConfig(
         family=family,
-        vocab_size=_whole(raw, "vocab_size", source),
-        hidden_size=hidden,
-        intermediate_size=_whole(raw, "intermediate_size", source),
-        num_layers=_whole(raw, "num_hidden_layers", source),
-        num_heads=heads,
-        num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or hidden // heads,
-        rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_model_len=_whole(raw, "max_position_embeddings", source),
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        vocab_size=read.vocab_size,
+        hidden_size=read.hidden_size,
+        intermediate_size=read.intermediate_size,
+        num_layers=read.num_hidden_layers,
+        num_heads=read.num_attention_heads,
+        num_kv_heads=read.num_key_value_heads or read.num_attention_heads,
+        head_dim=read.head_width(source),
+        rope_theta=float(theta),
+        rms_norm_eps=read.rms_norm_eps,
+        max_model_len=read.max_position_embeddings,
+        tied_head=bool(read.tie_word_embeddings),
         # Qwen2 always has the bias, but its config.json does not say so.
-        qkv_bias=family == "qwen2" or bool(raw.get("attention_bias", False)),
+        qkv_bias=family == "qwen2" or bool(read.attention_bias),
         qk_norm=family == "qwen3",
         rope_scaling=_rope_scaling(scaling, source),
-        eos_token_ids=tuple(sorted({*_ids(raw.get("eos_token_id")), *eos})),
-        stored_dtype=str(raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"),
+        eos_token_ids=tuple(sorted({*end_tokens(read.eos_token_id), *eos})),
+        stored_dtype=read.torch_dtype or read.dtype or "bfloat16",
     )
 
 
-def _refuse_unsupported(raw: dict[str, Any], source: str) -> None:
-    quantized = raw.get("quantization_config")
-    if quantized:
-        raise InputError(f"{source}: quantized weights are not supported", hint="use a bf16, fp16 or fp32 folder")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise InputError(f"{source}: hidden_act={raw['hidden_act']!r} is not supported", hint="only silu is")
-    if raw.get("mlp_bias"):
+def _refuse_unsupported(read: LocalDecoderFields, source: str) -> None:
+    if read.hidden_act != "silu":
+        raise InputError(f"{source}: hidden_act={read.hidden_act!r} is not supported", hint="only silu is")
+    if read.mlp_bias:
         raise InputError(f"{source}: mlp_bias is not supported")
-    if raw.get("use_sliding_window"):
+    if read.use_sliding_window:
         raise InputError(f"{source}: sliding-window attention is not supported")
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or ()):
+    if any(kind != "full_attention" for kind in read.layer_types or ()):
         raise InputError(f"{source}: layer_types other than full_attention are not supported")
-    if raw.get("num_experts") or raw.get("num_local_experts"):
+    if read.num_experts or read.num_local_experts:
         raise InputError(f"{source}: mixture-of-experts models are not supported")
 
 
-def _rope_scaling(scaling: Any, source: str) -> dict[str, Any] | None:
-    kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type") or "default"
+def _rope_scaling(scaling: dict[str, Any], source: str) -> dict[str, Any] | None:
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return None
     if kind != "llama3":
         raise InputError(f"{source}: rope scaling {kind!r} is not supported", hint="default or llama3")
-    return dict(scaling)
-
-
-def _whole(raw: dict[str, Any], key: str, source: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise InputError(f"{source}: {key}={value!r} must be an integer of at least 1")
-    return value
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _generation_eos(folder: Path) -> tuple[int, ...]:
-    """End tokens that only generation_config.json names (chat models end turns with another token)."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return ()
-    try:
-        return _ids(json.loads(path.read_text()).get("eos_token_id"))
-    except (ValueError, AttributeError):
-        raise InputError(f"{path} is not a JSON object") from None
+    read = parse_struct(scaling, Llama3Scaling, source=f"{source}, rope scaling")
+    if read.low_freq_factor == read.high_freq_factor:
+        raise InputError(f"{source}: low_freq_factor and high_freq_factor of the rope scaling are equal")
+    return msgspec.structs.asdict(read)

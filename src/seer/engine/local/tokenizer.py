@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
+from seer.engine.hub_files import NamedTemplate, SpecialToken, TokenizerFields
 from seer.errors import InputError
+from seer.machine.json_files import read_struct
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -24,11 +25,11 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise InputError(f"{folder} has no tokenizer.json", hint="give prompts as token ids instead")
-        self._tokenizer = FastTokenizer.from_file(str(path))
-        settings = _read_json(folder / "tokenizer_config.json")
-        self._special = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-        template = folder / "chat_template.jinja"
-        self._template = template.read_text() if template.is_file() else settings.get("chat_template")
+        self._tokenizer = _read_tokenizer(path)
+        settings_file = folder / "tokenizer_config.json"
+        read = read_struct(settings_file, TokenizerFields) if settings_file.is_file() else TokenizerFields()
+        self._special = {key: _content(getattr(read, key)) for key in ("bos_token", "eos_token", "pad_token")}
+        self._template = _read_template(folder, read.chat_template)
         self._folder = folder
 
     @property
@@ -55,7 +56,7 @@ class Tokenizer:
         try:
             template = environment.from_string(self._template)
             return template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program: it can fail in any way
             raise InputError(f"the chat template of {self._folder} failed on the messages: {error}") from None
 
     def chat(self, messages: Messages) -> list[int]:
@@ -67,13 +68,28 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    read: dict[str, Any] = json.loads(path.read_text())
-    return read
+def _read_tokenizer(path: Path) -> FastTokenizer:
+    try:
+        return FastTokenizer.from_file(str(path))
+    except BaseException as error:  # the Rust library raises plain exceptions, and panics that are none
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise InputError(f"{path} is not a tokenizer: {error}", hint="download the folder again") from None
 
 
-def _content(token: Any) -> str | None:
+def _read_template(folder: Path, configured: str | list[NamedTemplate] | None) -> str | None:
+    """chat_template.jinja, or what tokenizer_config.json says; of several templates the default one."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from None
+    if isinstance(configured, list):
+        return next((one.template for one in configured if one.name == "default"), None)
+    return configured
+
+
+def _content(token: str | SpecialToken | None) -> str | None:
     """A special token is given as a string, or as an object with `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+    return token.content if isinstance(token, SpecialToken) else token

@@ -12,7 +12,6 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from seer.engine.gpu_handles import SUFFIX, open_handles
+from seer.engine.hub_files import weight_files
 from seer.engine.local.model_config import ModelConfig
 from seer.errors import InputError
 
@@ -71,14 +71,9 @@ def open_weights(source: Path | Mapping[str, torch.Tensor]) -> Mapping[str, torc
         return open_handles(source)
     if source.is_file():
         return TensorFiles([source])
-    index = source / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        missing = [name for name in names if not (source / name).is_file()]
-        if missing:
-            raise InputError(f"{source} lacks {missing[0]}, listed in its index", hint="download the folder again")
-        return TensorFiles([source / name for name in names])
-    paths = sorted(source.glob("*.safetensors"))
+    paths = weight_files(source)
+    if paths is None:
+        paths = sorted(source.glob("*.safetensors"))
     if not paths:
         raise InputError(f"{source} has no *.safetensors files")
     return TensorFiles(paths)

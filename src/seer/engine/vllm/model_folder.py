@@ -7,13 +7,16 @@ It refuses no architecture: vLLM decides which models it can run.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from seer.engine.hub_files import DecoderFields, EndTokens, end_tokens, generation_end_tokens, read_config_object
 from seer.errors import InputError
+from seer.machine.json_files import parse_struct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +41,35 @@ class ModelFolder:
 
 def read_folder(path: Path) -> ModelFolder:
     """Read config.json and, where there is one, generation_config.json."""
-    raw = _read_object(path / "config.json")
-    if raw is None:
-        raise InputError(f"{path} holds no config.json", hint="a Hugging Face folder has config.json and *.safetensors")
+    raw = read_config_object(path)
+    source = str(path / "config.json")
     text = raw.get("text_config") or raw
-    try:
-        heads: int = text["num_attention_heads"]
-        head_dim = text.get("head_dim") or text["hidden_size"] // heads
-        folder = ModelFolder(
-            path=path,
-            num_layers=text["num_hidden_layers"],
-            num_kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=head_dim,
-            vocab_size=text["vocab_size"],
-            max_model_len=text["max_position_embeddings"],
-            eos_token_ids=tuple(
-                sorted({*_ids(raw), *_ids(text), *_ids(_read_object(path / "generation_config.json") or {})})
-            ),
-            stored_dtype=str(raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"),
-            tied_head=bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
-        )
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path / 'config.json'} does not describe a decoder: {error}") from None
-    return folder
+    if not isinstance(text, dict):
+        raise InputError(f"{source}: text_config holds {type(text).__name__}, not an object")
+    read = parse_struct(text, DecoderFields, source=source)
+    outer = parse_struct(raw, _OuterFields, source=source)
+    tied = outer.tie_word_embeddings if read.tie_word_embeddings is None else read.tie_word_embeddings
+    eos = {*end_tokens(outer.eos_token_id), *end_tokens(read.eos_token_id), *generation_end_tokens(path)}
+    return ModelFolder(
+        path=path,
+        num_layers=read.num_hidden_layers,
+        num_kv_heads=read.num_key_value_heads or read.num_attention_heads,
+        head_dim=read.head_width(source),
+        vocab_size=read.vocab_size,
+        max_model_len=read.max_position_embeddings,
+        eos_token_ids=tuple(sorted(eos)),
+        stored_dtype=outer.torch_dtype or outer.dtype or "bfloat16",
+        tied_head=bool(tied),
+    )
+
+
+class _OuterFields(msgspec.Struct, kw_only=True):
+    """What models with images and text have outside of `text_config`."""
+
+    eos_token_id: EndTokens = None
+    tie_word_embeddings: bool | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
 
 
 def weights_identity(folder: Path, tensors: Mapping[str, Any] | None) -> str:
@@ -70,22 +79,3 @@ def weights_identity(folder: Path, tensors: Mapping[str, Any] | None) -> str:
     config = (folder / "config.json").read_bytes()
     sample = fingerprint(tensors) if tensors is not None else "dummy"
     return hashlib.blake2b(config + sample.encode(), digest_size=16).hexdigest()
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} holds {type(raw).__name__}, not an object")
-    return raw
-
-
-def _ids(raw: dict[str, Any]) -> tuple[int, ...]:
-    value = raw.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
