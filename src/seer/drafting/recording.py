@@ -9,14 +9,15 @@ responses) may stand in for `group_sizes`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seer.errors import InputError
+from seer.machine.npz_files import read_integers
 
 Tokens = NDArray[np.int32]
+_ARRAYS = ("lengths", "group_sizes", "tokens", "prompt_lengths", "prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +30,14 @@ class RecordedGroup:
 
 def read_groups(path: Path) -> list[RecordedGroup]:
     """Read every group of a recording; InputError if the file is not one."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return _groups({name: file[name] for name in file.files}, path)
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except (OSError, ValueError, BadZipFile) as problem:
-        raise InputError(
-            f"{path} is not a recording: {problem}",
-            hint="expected an .npz with group_sizes, lengths and tokens",
-        ) from None
+    return _groups(read_integers(path, _ARRAYS, hint="expected an .npz with group_sizes, lengths and tokens"), path)
 
 
-def _groups(arrays: Mapping[str, NDArray[np.int64]], path: Path) -> list[RecordedGroup]:
+def _groups(arrays: dict[str, NDArray[np.int64]], path: Path) -> list[RecordedGroup]:
     lengths = _array(arrays, "lengths", path)
     square = lengths.ndim == 2
     sizes = np.full(len(lengths), lengths.shape[1]) if square else _array(arrays, "group_sizes", path)
+    _refuse_shapes(arrays | {"group_sizes": sizes}, path)
     responses = _split(_array(arrays, "tokens", path), lengths.ravel(), "tokens", path)
     if sizes.sum() != len(responses):
         raise InputError(f"{path}: group_sizes add up to {sizes.sum()}, but there are {len(responses)} lengths")
@@ -59,6 +52,15 @@ def _groups(arrays: Mapping[str, NDArray[np.int64]], path: Path) -> list[Recorde
     ]
 
 
+def _refuse_shapes(arrays: Mapping[str, NDArray[np.int64]], path: Path) -> None:
+    for name, array in arrays.items():
+        if array.ndim != 1 and not (name == "lengths" and array.ndim == 2):
+            raise InputError(f"{path}: {name} has {array.ndim} dimensions", hint="expected 1, or 2 for lengths")
+    sizes = arrays["group_sizes"]
+    if sizes.size and (sizes.min() < 0 or sizes.max() > arrays["lengths"].size):
+        raise InputError(f"{path}: a group size is negative or beyond the {arrays['lengths'].size} responses")
+
+
 def _array(arrays: Mapping[str, NDArray[np.int64]], name: str, path: Path) -> NDArray[np.int64]:
     if name not in arrays:
         raise InputError(f"{path} has no array {name!r}", hint=f"it has {', '.join(sorted(arrays)) or 'none'}")
@@ -66,8 +68,8 @@ def _array(arrays: Mapping[str, NDArray[np.int64]], name: str, path: Path) -> ND
 
 
 def _split(flat: NDArray[np.int64], lengths: NDArray[np.int64], name: str, path: Path) -> list[Tokens]:
-    if lengths.size and lengths.min() < 0:
-        raise InputError(f"{path}: a length is negative")
+    if lengths.size and (lengths.min() < 0 or lengths.max() > len(flat)):  # so that their sum cannot overflow
+        raise InputError(f"{path}: a length of {name} is negative or beyond its {len(flat)} entries")
     if lengths.sum() != len(flat):
         raise InputError(f"{path}: lengths of {name} add up to {lengths.sum()}, but it has {len(flat)} entries")
     if flat.size and (flat.min() < 0 or flat.max() > np.iinfo(np.int32).max):

@@ -11,25 +11,28 @@ Every number is checked here, so that a broken file gives one clear error and no
 from __future__ import annotations
 
 import gzip
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from seer.errors import InputError
-
-_Length = Annotated[int, msgspec.Meta(ge=1)]
+from seer.machine.npz_files import read_integers
+from seer.machine.sizes import show_size
+from seer.ranges import INT32_MAX, Count
 
 
 class _JsonLengths(msgspec.Struct):
-    groups: list[list[_Length]]
-    max_tokens: _Length | None = None
-    prompt_tokens: _Length | None = None
+    groups: list[list[Count]]
+    max_tokens: Count | None = None
+    prompt_tokens: Count | None = None
+
+
+MAX_BYTES = 1 << 30
+"""Of an unpacked .json.gz: hundreds of millions of lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +63,9 @@ def read_lengths(path: Path) -> RecordedLengths:
 
 def _read_json(path: Path) -> RecordedLengths:
     try:
-        raw = path.read_bytes()
-        if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
+        raw = _read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
         content = msgspec.json.decode(raw, type=_JsonLengths)
-    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(
             f"{path}: {error}", hint='expected {"groups": [[1200, 900], [300, 450]], "max_tokens": 16384}'
         ) from error
@@ -75,12 +76,22 @@ def _read_json(path: Path) -> RecordedLengths:
     )
 
 
+def _read_gzip(path: Path) -> bytes:
+    """Unpacked, up to a limit: a small file can unpack to more than the machine holds."""
+    with gzip.open(path) as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path} unpacks to more than {show_size(MAX_BYTES)}", hint="give a smaller trace")
+    return raw
+
+
 def _read_npz(path: Path) -> RecordedLengths:
     arrays = _load_arrays(path)
     lengths = arrays["lengths"]
     if "group_sizes" in arrays:
         sizes = arrays["group_sizes"]
-        if lengths.ndim != 1 or sizes.ndim != 1 or int(sizes.sum()) != lengths.size or sizes.min(initial=1) < 1:
+        in_range = sizes.min(initial=1) >= 1 and sizes.max(initial=1) <= lengths.size
+        if lengths.ndim != 1 or sizes.ndim != 1 or not in_range or int(sizes.sum()) != lengths.size:
             raise InputError(
                 f"{path}: group_sizes (sum {int(sizes.sum())}) do not divide lengths (shape {lengths.shape})",
                 hint="lengths holds one number per response, group after group",
@@ -104,21 +115,11 @@ def _read_npz(path: Path) -> RecordedLengths:
     )
 
 
-def _load_arrays(path: Path) -> dict[str, npt.NDArray[np.integer]]:
-    """The arrays that are read, checked to be integers."""
+def _load_arrays(path: Path) -> dict[str, npt.NDArray[np.int64]]:
     known = ("lengths", "group_sizes", "prompt_lengths", "max_tokens")
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is not an .npz archive", hint="write it with numpy.savez")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in known if name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is damaged: {error}", hint="write it with numpy.savez") from error
+    arrays = read_integers(path, known, hint="write it with numpy.savez")
     if "lengths" not in arrays:
         raise InputError(f"{path} has no array `lengths`", hint="expected lengths, of shape (groups, samples)")
-    for name, array in arrays.items():
-        if array.dtype.kind not in "iu":
-            raise InputError(f"{path}: {name} holds {array.dtype}, not integers", hint="save it as int32")
     return arrays
 
 
@@ -132,6 +133,10 @@ def _check(path: Path, recorded: RecordedLengths) -> None:
             raise InputError(
                 f"{path}: group {number} has a response of {min(row)} tokens",
                 hint="every response has at least 1 token",
+            )
+        if max(row) > INT32_MAX:
+            raise InputError(
+                f"{path}: group {number} has a response of {max(row)} tokens", hint=f"at most {INT32_MAX:,}"
             )
         if max(row) > recorded.max_tokens:
             raise InputError(
