@@ -16,11 +16,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.failures import Failures
 from seer.cli.rollout_options import add_config_options, add_key, add_prompt_options, add_rollout_options, names_of
 from seer.cli.run_config import carry_out, read_run, recorded
+from seer.cli.run_status import status_of_failure
+from seer.cli.signals import exit_code, signals_cancel
 from seer.config import RunConfig
 from seer.config.run import NATURAL_LENGTHS
 from seer.runs.run_folder import RunFolder, machine
@@ -44,7 +47,7 @@ exit codes:
   0    every response ended by itself
   1    a response failed, or the comparison failed
   2    wrong arguments or files; nothing was started
-  130  interrupted
+  130  interrupted with Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
 """
 
 EXIT_FAILED = 1
@@ -96,6 +99,8 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     folder.create(config.prompts)
     recorder = _Recorder(folder, config, rollout, forced=lengths is not None, quiet=args.quiet)
     comparison = asyncio.run(_compare(rollout, prompts, config, lengths=lengths, recorder=recorder))
+    if isinstance(comparison, int):
+        return exit_code(comparison)
     rows = [row | {"num_failed": recorder.num_failed[row["scheduler"]]} for row in comparison.rows()]
     folder.write_manifest(
         {
@@ -123,21 +128,28 @@ async def _compare(
     *,
     lengths: list[list[int]] | None,
     recorder: _Recorder,
-) -> Comparison:
+) -> Comparison | int:
+    """All runs; the number of a signal if that ended them."""
     from seer.analysis.comparison import compare
 
-    with recorder:
-        async with rollout:
-            return await compare(
-                rollout,
-                prompts,
-                list(config.compare.schedulers),
-                repetitions=config.compare.repeat,
-                seed=config.seed,
-                lengths=lengths,
-                began=recorder.began,
-                ended=recorder.ended,
-            )
+    with signals_cancel(rollout, keeps_run=False) as interruption:
+        try:
+            with recorder:
+                async with rollout:
+                    return await compare(
+                        rollout,
+                        prompts,
+                        list(config.compare.schedulers),
+                        repetitions=config.compare.repeat,
+                        seed=config.seed,
+                        lengths=lengths,
+                        began=recorder.began,
+                        ended=recorder.ended,
+                    )
+        except asyncio.CancelledError:
+            if interruption.number is None or not interruption.swallow():
+                raise
+            return interruption.number
 
 
 class _Recorder:
@@ -160,8 +172,10 @@ class _Recorder:
         self._say("starting the instances")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
 
     def began(self, repetition: int, scheduler: str) -> Callable[[Event], None]:
         """A run begins: the sink of its events."""
@@ -183,6 +197,7 @@ class _Recorder:
                 "forced_lengths": self._forced,
             }
         )
+        self._open.enter_context(status_of_failure(self._run))
         self._log = self._open.enter_context(EventLog(self._run.events, {"source": "compare", **asked["options"]}))
         self._say(f"run {repetition + 1} of {self._config.compare.repeat}, {scheduler}")
         return self._log

@@ -7,19 +7,22 @@ A verb is a module of this package with `register(subparsers)`, which adds its p
 Rules
   1. `seer --help` works wherever the core is installed: verbs import anything heavy inside `run`.
   2. Errors go to stderr as `error: ...` and, where there is advice, `hint: ...`; only results go to stdout.
-  3. Exit codes: 0 done, 1 failed, 2 wrong or impossible arguments, 130 interrupted.
+  3. Exit codes: 0 done, 1 failed, 2 wrong or impossible arguments, 128 + N ended by signal N (130: Ctrl-C).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from seer.cli.signals import Interrupted, exit_code, signals_raise
 from seer.errors import ConfigError, InputError, MissingExtra, SeerError
 
 VERBS = (
@@ -39,7 +42,7 @@ VERBS = (
 )
 BENCHES = ("bench_engine", "bench_pool")
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 EXAMPLES = """\
 examples:
@@ -116,12 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"unknown argument {' '.join(unknown)}", f"see `seer {args.verb} --help`")
         return EXIT_USAGE
     try:
-        return int(args.run(args))
-    except KeyboardInterrupt:
+        with signals_raise():
+            return int(args.run(args))
+    except KeyboardInterrupt as interruption:
         if debug:
             raise
-        _complain("interrupted")
-        return EXIT_INTERRUPTED
+        number = interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT
+        _complain(f"interrupted by {signal.Signals(number).name}")
+        return exit_code(number)
     except BrokenPipeError:
         # The reader of our output has gone (`seer ... | head`): leave nothing to flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -139,9 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str, hint: str | None = None) -> None:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
-    if hint:
-        sys.stderr.write(f"hint: {hint}\n")
+    with contextlib.suppress(OSError):  # no terminal is left after SIGHUP
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")
+        if hint:
+            sys.stderr.write(f"hint: {hint}\n")
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 Order of work: lock the run's folder, read and check all prompts, check that nothing is lost, start the instances, roll
 out. Results are written as groups complete, chunks are journalled as they end, so an interruption of any kind keeps
-what was finished: Ctrl-C ends the run and keeps its results, and `--resume RUN` continues one that was killed.
+what was finished: Ctrl-C and SIGTERM end the run and keep its results, and `--resume RUN` continues one that was
+killed.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import argparse
 import asyncio
 import contextlib
 import json
-import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.rollout_options import add_config_options, add_key, add_prompt_options, add_rollout_options
 from seer.cli.run_config import carry_out, read_run, recorded
+from seer.cli.run_status import status_of_failure
+from seer.cli.signals import exit_code, signals_cancel
 from seer.config import RunConfig, build_run
 from seer.errors import InputError
 from seer.runs.run_folder import RunFolder, machine
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from seer.runs.prompts import EncodedPrompt
     from seer.runs.results import ResultsFile
 
-EXIT_INTERRUPTED = 130
 EXIT_FAILED = 1
 
 EXAMPLES = """\
@@ -51,7 +51,7 @@ exit codes:
   0    every response ended by itself
   1    a response failed, --verify found a difference, or the run failed
   2    wrong arguments or files; nothing was started
-  130  interrupted
+  130  interrupted with Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
 """
 
 
@@ -107,8 +107,9 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
             # Before run.json: a folder with run.json can be resumed, however early the run was killed.
             Journal.create(folder.journal, identity).close()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
-        was_cut, failures = asyncio.run(_roll_out(rollout, prompts, config, folder, results, quiet=args.quiet))
-    status = "interrupted" if was_cut else "finished"
+        with status_of_failure(folder):
+            signal, failures = asyncio.run(_roll_out(rollout, prompts, config, folder, results, quiet=args.quiet))
+    status = "finished" if signal is None else "interrupted"
     summary = rollout.summary
     numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
     outcome = {
@@ -127,8 +128,8 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     else:
         _print_summary(config, folder, out, outcome)
     failures.report(hint=f"seer rollout --resume {folder.path} tries them again")
-    if was_cut:
-        return EXIT_INTERRUPTED
+    if signal is not None:
+        return exit_code(signal)
     is_clean = verification is None or verification["is_clean"]
     return EXIT_FAILED if failures.num_failed or not is_clean else 0
 
@@ -188,8 +189,8 @@ async def _roll_out(
     results: ResultsFile,
     *,
     quiet: bool,
-) -> tuple[bool, Failures]:
-    """Write results as they come; returns whether the run was cut short, and the failures."""
+) -> tuple[int | None, Failures]:
+    """Write results as they come; returns the signal that cut the run short, if one did, and the failures."""
     from seer.cli.failures import Failures
     from seer.cli.progress import Progress
     from seer.metrics.jsonl import EventLog
@@ -197,13 +198,11 @@ async def _roll_out(
     failures = Failures()
     progress = Progress(rollout, quiet=quiet)
     metadata = {"source": "rollout", **recorded(config)["options"]}
-    with EventLog(folder.events, metadata) as log, _interruptible(rollout) as interrupted:
+    with EventLog(folder.events, metadata) as log, signals_cancel(rollout) as interruption:
         progress.start()
         try:
             async with rollout:
                 _describe_fleet(rollout, folder)
-                if interrupted:
-                    return True, failures
 
                 def events(event: Any) -> None:
                     log(event)
@@ -220,9 +219,12 @@ async def _roll_out(
                 async for group in groups:
                     results.write(group.responses)
                     failures.count(group.responses)
+        except asyncio.CancelledError:
+            if not interruption.swallow():
+                raise
         finally:
             await progress.stop()
-    return bool(interrupted), failures
+    return interruption.number, failures
 
 
 def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
@@ -231,25 +233,6 @@ def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
     manifest["limits"] = asdict(limits)
     manifest["model_dir"] = str(rollout.engine.model_dir)
     folder.write_manifest(manifest)
-
-
-@contextlib.contextmanager
-def _interruptible(rollout: Rollout) -> Iterator[list[int]]:
-    """The first Ctrl-C cancels the run and keeps what there is; the second is the usual one."""
-    interrupted: list[int] = []
-    loop = asyncio.get_running_loop()
-
-    def interrupt() -> None:
-        interrupted.append(1)
-        sys.stderr.write("\nstopping; what was generated is kept (again to stop at once)\n")
-        loop.remove_signal_handler(signal.SIGINT)
-        rollout.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    try:
-        yield interrupted
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _print_json(folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:

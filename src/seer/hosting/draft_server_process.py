@@ -76,6 +76,13 @@ class DraftServerProcess:
         """Wait until it serves again after a death; the caller sets the deadline."""
         await self._is_up.wait()
 
+    def kill(self) -> None:
+        """End the process now and do not restart it."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._child is not None:
+            self._child.kill()
+
     async def close(self) -> None:
         """End the process; it holds nothing that a later run needs."""
         if self._watcher is not None:

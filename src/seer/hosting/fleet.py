@@ -6,13 +6,16 @@ Lives as long as the user's `Rollout`; the rollout loops of successive runs are 
 Invariants
   1. At most one loop is attached. Outputs and losses go to that loop, and are dropped while there is none.
   2. An attached loop knows every instance that is down.
-  3. After `close` no process, socket or shared memory of this fleet is left, except a Mooncake store it joined.
+  3. After `close` no process, socket or shared memory of this fleet is left, except a Mooncake store it joined. The
+     same holds after a start that failed or was cancelled, and when the interpreter exits without `close`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -86,9 +89,19 @@ class HostedFleet:
         self.weights_version = 0
         self.num_lost = 0
         """Instances lost so far; one that was lost twice counts twice."""
+        self._pid = os.getpid()
 
     async def start(self) -> None:
         """Launch every instance at once and wait until all are ready; none is left if one fails."""
+        atexit.register(self._abandon)
+        try:
+            await self._start()
+        except BaseException:
+            self.kill()
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
         if self.pool is not None:
             self.pool.start()
         if self._wants_drafts:
@@ -114,7 +127,6 @@ class HostedFleet:
         )
         failures = [result for result in started if isinstance(result, BaseException)]
         if failures:
-            await self.close()
             raise failures[0]
 
     def attach(
@@ -187,12 +199,31 @@ class HostedFleet:
             self._instance_returned.clear()
             await self._instance_returned.wait()
 
+    def kill(self) -> None:
+        """Kill every process now and restart none. `close` then waits for nothing that hangs."""
+        self._supervisor.stop()
+        for instance in self.instances:
+            instance.kill()
+        if self.draft_server is not None:
+            self.draft_server.kill()
+
     async def close(self) -> None:
         """End every process and free the shared memory."""
         await self._supervisor.close()
         await asyncio.gather(*(instance.close() for instance in self.instances))
         if self.draft_server is not None:
             await self.draft_server.close()
+        self._free_memory()
+        atexit.unregister(self._abandon)
+
+    def _abandon(self) -> None:
+        """At the interpreter's exit: do what `close` has not done, without an event loop."""
+        if os.getpid() == self._pid:  # a forked child shares the processes and the memory, and must leave them
+            for instance in self.instances:
+                instance.kill()
+            self._free_memory()
+
+    def _free_memory(self) -> None:
         self._staged.discard()
         if self._matrices is not None:
             remove_shared_folder(self._matrices)

@@ -202,6 +202,11 @@ class ProcessInstance:
 
     # Beyond the protocol
 
+    def kill(self) -> None:
+        """End the process now; what follows is as after its death."""
+        if self._child is not None:
+            self._child.kill()
+
     @property
     def is_up(self) -> bool:
         """Whether it accepts chunks now."""

@@ -62,13 +62,16 @@ class Supervisor:
         if not self._is_over:
             self._restarting[instance] = asyncio.create_task(self._restart(instance, reason))
 
-    async def close(self) -> None:
-        """Stop restarting instances."""
+    def stop(self) -> None:
+        """Restart no more instances."""
         self._is_over = True
-        tasks = list(self._restarting.values())
-        for task in tasks:
+        for task in self._restarting.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop, and wait until no restart is going on."""
+        self.stop()
+        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
 
     async def _restart(self, instance: int, reason: str) -> None:
         is_back = False

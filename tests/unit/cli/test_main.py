@@ -40,7 +40,7 @@ def run_that(effect: BaseException | int, monkeypatch: pytest.MonkeyPatch) -> No
         ),
         (InstanceError("it died"), 1, "error: it died\n"),
         (InstanceError("two\nlines"), 1, "error: two lines\n"),
-        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted by SIGINT\n"),
     ],
 )
 def test_errors_become_a_line_and_an_exit_code(

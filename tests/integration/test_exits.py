@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a command is ended, the exit code says by what, and it leaves no process, shared memory or lock file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import a_command, assert_nothing_left, num_lines, results, shared_files, wait_until
+
+pytest.importorskip("torch")
+
+from seer.engine.local.tiny import make_tiny_model
+
+DEADLINE_S = 120
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt_token_ids": [3 + i, 7, 11]}) + "\n" for i in range(40)))
+    return path
+
+
+def words(verb: str, model: Path, prompts: Path, run_dir: Path, *more: str) -> list[str]:
+    sizes = ["--kv-memory", "8MiB", "--pool-memory", "8MiB", "--max-tokens", "500", "--n", "4"]
+    return [
+        verb,
+        *["--model", str(model), "--prompts", str(prompts), "--run-dir", str(run_dir), "--instances", "2"],
+        *[*sizes, "--no-pin", "--quiet", *more],
+    ]
+
+
+def end(process: subprocess.Popen[str], *numbers: int) -> str:
+    for number in numbers:
+        process.send_signal(number)
+    out, printed = process.communicate(timeout=DEADLINE_S)
+    assert "Traceback" not in printed, printed
+    return out + printed
+
+
+def status(run_dir: Path) -> str:
+    return str(json.loads((run_dir / "run.json").read_text())["status"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_rollout_cleanly_and_it_can_be_resumed(
+    model: Path, prompts: Path, tmp_path: Path, number: int
+) -> None:
+    run_dir = tmp_path / "run"
+    process = a_command(*words("rollout", model, prompts, run_dir))
+    wait_until(lambda: num_lines(run_dir / "journal.jsonl") > 5, "the run writes no journal", process)
+    files = shared_files(process.pid)
+    printed = end(process, number)
+    assert process.returncode == 128 + number, printed
+    assert files
+    assert_nothing_left(run_dir, files)
+    assert status(run_dir) == "interrupted"
+    assert len(results(run_dir)) == 160
+    if number == signal.SIGTERM:
+        again = a_command("rollout", "--resume", str(run_dir), "--quiet")
+        printed = end(again)
+        assert again.returncode == 0, printed
+        assert len(results(run_dir)) == 160
+        assert status(run_dir) == "finished"
+
+
+def test_a_second_signal_ends_a_rollout_whose_instances_hang(model: Path, prompts: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = a_command(*words("rollout", model, prompts, run_dir, "--set", "rollout.hosting.silence_deadline_s=600"))
+    wait_until(lambda: num_lines(run_dir / "journal.jsonl") > 5, "the run writes no journal", process)
+    files = shared_files(process.pid)
+    stop_children(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert any("again to stop at once" in line for line in iter(process.stderr.readline, ""))
+    printed = end(process, signal.SIGINT)
+    assert process.returncode == 128 + signal.SIGINT, printed
+    assert_nothing_left(run_dir, files)
+    assert status(run_dir) == "interrupted"
+    results(run_dir)
+
+
+def stop_children(pid: int) -> None:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGSTOP)
+
+
+def test_a_signal_ends_a_start(model: Path, prompts: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = a_command(*words("rollout", model, prompts, run_dir))
+    wait_until((run_dir / "instance-1.log").exists, "no instance is started", process)
+    files = shared_files(process.pid)
+    printed = end(process, signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    assert files
+    assert_nothing_left(run_dir, files)
+    assert status(run_dir) == "interrupted"
+
+
+def test_a_signal_ends_a_comparison(model: Path, prompts: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = a_command(*words("compare", model, prompts, run_dir, "--schedulers", "verl,seer"))
+    wait_until((run_dir / "verl-0" / "run.json").exists, "no run begins", process)
+    files = shared_files(process.pid)
+    printed = end(process, signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    assert files
+    assert_nothing_left(run_dir, files)
+    assert status(run_dir / "verl-0") == "interrupted"
+
+
+def test_a_program_that_forgets_its_rollout_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from seer import HostingConfig, SyncRollout
+hosting = HostingConfig(pin_cores=False, log_dir=Path({str(tmp_path)!r}))
+rollout = SyncRollout({str(model)!r}, instances=2, kv_blocks=64, pool_bytes=8 << 20, hosting=hosting)
+rollout.__enter__()
+print("up", flush=True)
+sys.stdin.readline()
+sys.exit(3)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    files = shared_files(process.pid)
+    process.communicate("\n", timeout=DEADLINE_S)
+    assert process.returncode == 3
+    assert files
+    assert_nothing_left(tmp_path, files)
