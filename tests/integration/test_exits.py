@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -93,8 +94,12 @@ def test_a_second_signal_ends_a_rollout_whose_instances_hang(model: Path, prompt
 
 
 def stop_children(pid: int) -> None:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGSTOP)
+    for child in children(pid):
+        os.kill(child, signal.SIGSTOP)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_signal_ends_a_start(model: Path, prompts: Path, tmp_path: Path) -> None:
@@ -143,3 +148,21 @@ sys.exit(3)
     assert process.returncode == 3
     assert files
     assert_nothing_left(tmp_path, files)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_of_a_simulation_end_with_it(number: int) -> None:
+    process = a_command("paper", "--processes", "2", "--json")
+    wait_until(lambda: len(children(process.pid)) == 2, "no worker is started", process)
+    workers = [os.pidfd_open(pid) for pid in children(process.pid)]
+    end(process, number)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    for worker in workers:
+        assert has_ended(worker), "a worker outlives its parent"
+        os.close(worker)
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(1000 * DEADLINE_S))

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from seer.machine.workers import worker_processes
 from seer.metrics.summary import Summary
 from seer.scheduling.registry import parse_scheduler
 from seer.sim.cluster import Speculation, simulate
@@ -237,7 +237,7 @@ def run_jobs(
             if progress is not None:
                 progress(job)
         return results
-    with ProcessPoolExecutor(num_processes) as pool:
+    with worker_processes(num_processes) as pool:
         for job, summary in zip(unique, pool.map(_simulate, unique), strict=True):
             results[job] = summary
             if progress is not None:
