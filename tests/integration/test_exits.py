@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -17,6 +18,7 @@ from commands import a_command, assert_nothing_left, num_lines, results, shared_
 
 pytest.importorskip("torch")
 
+from seer.cli.system_errors import explain
 from seer.engine.local.tiny import make_tiny_model
 
 DEADLINE_S = 120
@@ -166,3 +168,55 @@ def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(1000 * DEADLINE_S))
+
+
+def a_small_disk(folder: Path, size: str, *command: str) -> subprocess.Popen[str]:
+    """A command in a namespace of its own, in which a folder is a file system of this size."""
+    script = f'mount -t tmpfs -o size={size} none {folder} && "$@"; code=$?; cp -r {folder}/. {folder}.seen; exit $code'
+    wrapped = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script, "bash", *command]
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(wrapped, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture
+def small_disks(tmp_path: Path) -> None:
+    (tmp_path / "probe").mkdir()
+    probe = a_small_disk(tmp_path / "probe", "1m", "true")
+    probe.communicate()
+    if probe.returncode:
+        pytest.skip("needs a kernel that lets users mount in a namespace of theirs")
+
+
+@pytest.mark.usefixtures("small_disks")
+def test_a_full_disk_ends_a_rollout_at_once_and_what_was_written_is_whole(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = words("rollout", model, prompts, disk / "run", "--json")
+    process = a_small_disk(disk, "400k", sys.executable, "-m", "seer.cli.main", *run)
+    printed = end(process)
+    assert process.returncode == 1, printed
+    assert "No space left on device" in printed
+    assert "hint: " in printed
+    assert "was lost" not in printed, "no instance is to blame"
+    run_dir = tmp_path / "disk.seen" / "run"
+    assert_nothing_left(run_dir, set())
+    results(run_dir)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG])
+def test_errors_of_the_system_are_not_called_bugs(number: int) -> None:
+    explanation = explain(OSError(number, os.strerror(number), "/some/file"))
+    assert explanation is not None
+    assert explanation.message == f"/some/file: {os.strerror(number)}"
+    assert explanation.exit_code == (1 if number == errno.ENOSPC else 2)
+
+
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
+    command = [sys.executable, "-m", "seer.cli.main", "doctor", "--json"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: No space left on device\nhint: ")
+    assert ran.stderr.count("\n") == 2

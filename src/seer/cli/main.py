@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from seer.cli.signals import Interrupted, exit_code, signals_raise
+from seer.cli.system_errors import explain
 from seer.errors import ConfigError, InputError, MissingExtra, SeerError
 
 VERBS = (
@@ -120,27 +121,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         with signals_raise():
-            return int(args.run(args))
-    except KeyboardInterrupt as interruption:
-        if debug:
+            code = int(args.run(args))
+            sys.stdout.flush()  # here, where an error has an exit code
+            return code
+    except (Exception, KeyboardInterrupt) as error:
+        _drop_output()
+        if debug and not isinstance(error, BrokenPipeError):
             raise
-        number = interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT
+        return _report(error)
+
+
+def _report(error: BaseException) -> int:
+    """Write an error in one line, with a hint; returns the exit code."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone (`seer ... | head`)
+        return EXIT_FAILED
+    if isinstance(error, KeyboardInterrupt):
+        number = error.number if isinstance(error, Interrupted) else signal.SIGINT
         _complain(f"interrupted by {signal.Signals(number).name}")
         return exit_code(number)
-    except BrokenPipeError:
-        # The reader of our output has gone (`seer ... | head`): leave nothing to flush into it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    except SeerError as error:
-        if debug:
-            raise
+    if isinstance(error, SeerError):
         _complain(str(error), error.hint)
         return EXIT_USAGE if isinstance(error, ConfigError | InputError | MissingExtra) else EXIT_FAILED
-    except Exception as error:
-        if debug:
-            raise
-        _complain(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it came from")
-        return EXIT_FAILED
+    explanation = explain(error)
+    if explanation is not None:
+        _complain(explanation.message, explanation.hint)
+        return explanation.exit_code
+    _complain(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it came from")
+    return EXIT_FAILED
+
+
+def _drop_output() -> None:
+    """Write out what stdout can still take, and leave nothing that the interpreter would fail to write at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, hint: str | None = None) -> None:

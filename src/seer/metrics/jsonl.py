@@ -57,8 +57,8 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._flush()
-        self._file.close()
+        with self._file:  # closed also when the disk is full
+            self._flush()
 
     def _flush(self) -> None:
         self._file.write(self._encoder.encode_lines(self._pending))

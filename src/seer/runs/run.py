@@ -24,7 +24,7 @@ from seer.context import Context
 from seer.engine.base import Instance
 from seer.engine.forced import ForcedLengths
 from seer.engine.text_codec import TextCodec
-from seer.errors import ConfigError, SeerError
+from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
 from seer.metrics.events import Ended, Event, EventSink, PoolErrors, Stepped, Stopped, discard
@@ -101,7 +101,7 @@ class Run:
         self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
         self._deliveries: set[asyncio.Task[None]] = set()
         self._rewards = RewardCalls(options.reward, deadline_s=options.reward_deadline_s) if options.reward else None
-        self._failure: SeerError | None = None
+        self._failure: Exception | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._began_s = 0.0
         self._pool_before: PoolStats | None = None
@@ -229,12 +229,20 @@ class Run:
     def _pool_stats(self) -> PoolStats | None:
         return self._fleet.pool.stats() if self._fleet.pool is not None else None
 
-    def _fail(self, error: SeerError) -> None:
-        self._failure = error
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
         if self._pump_task is not None:
             self._pump_task.cancel()
 
     def _on_event(self, event: Event) -> None:
+        if self._failure is not None:
+            return
+        try:
+            self._take_event(event)
+        except Exception as error:  # the disk is full, for example: the run ends, and its consumer gets the error
+            self._fail(error)
+
+    def _take_event(self, event: Event) -> None:
         self._summarizer(event)
         self._options.events(event)
         if isinstance(event, Stepped):

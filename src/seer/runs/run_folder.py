@@ -126,8 +126,12 @@ class RunFolder:
     def write_manifest(self, content: dict[str, Any]) -> None:
         """Write run.json and move it into place, so that a reader never sees half of it."""
         partial = self.manifest.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-        partial.replace(self.manifest)
+        try:
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+            partial.replace(self.manifest)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     def read_manifest(self) -> dict[str, Any]:
         """What run.json says."""
