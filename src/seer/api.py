@@ -27,7 +27,8 @@ from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.memory_plan import pool_bytes
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
-from seer.runs.journal import Journal, run_identity
+from seer.runs.identity import RunIdentity, run_identity
+from seer.runs.journal import Journal
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
 from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
@@ -113,6 +114,20 @@ class Rollout:
         refuse(bad)
         return good
 
+    def identity(
+        self, prompts: Sequence[EncodedPrompt], *, seed: int = 0, lengths: Lengths | None = None
+    ) -> RunIdentity:
+        """What tells a run of these prompts from others, in its journal. Reads the weights, or a sample of them."""
+        weights = self._fleet.weights if self.engine.model_dir is not None else None
+        return run_identity(
+            prompts,
+            engine=self.config.engine,
+            dtype=self.config.dtype,
+            weights=weights or self.engine.model_dir,
+            seed=seed,
+            lengths=lengths,
+        )
+
     async def run(
         self,
         prompts: Iterable[PromptInput] | Sequence[EncodedPrompt],
@@ -166,7 +181,10 @@ class Rollout:
             verifier=verifier,
         )
         refuse_impossible(options, encoded)  # first: opening a journal replaces what was there, and locks it
-        book = self._open_journal(journal, encoded, seed, resume)
+        book = None
+        if journal is not None:
+            identity = self.identity(encoded, seed=seed, lengths=lengths)
+            book = Journal.resume(journal, identity) if resume else Journal.create(journal, identity)
         self._run = run = Run(self._fleet, encoded, self.engine.codec, replace(options, journal=book))
         groups = run.groups()
         try:
@@ -217,14 +235,6 @@ class Rollout:
             ends_ignored=ends_ignored,
             seed=seed,
         )
-
-    def _open_journal(
-        self, path: Path | None, prompts: Sequence[EncodedPrompt], seed: int, resume: bool
-    ) -> Journal | None:
-        if path is None:
-            return None
-        identity = run_identity(self.config.model, prompts, seed)
-        return Journal.resume(path, identity) if resume else Journal.create(path, identity)
 
 
 class SyncRollout:

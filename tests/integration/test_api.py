@@ -26,7 +26,7 @@ from seer import (
 )
 from seer.errors import ConfigError, InputError, InstanceError
 from seer.metrics.events import Decoding, Ended, Event, Stopped
-from seer.runs.journal import Journal, run_identity
+from seer.runs.journal import Journal
 
 PROMPTS = [[1, 2, 3 + i] for i in range(8)]
 SAMPLING = Sampling(max_tokens=120)
@@ -350,9 +350,8 @@ def test_a_journal_that_another_run_writes_is_refused_and_so_is_what_cannot_run(
         async with a_rollout() as rollout:
             await rolled_out(rollout, journal=tmp_path / "j")
             whole = (tmp_path / "j").read_bytes()
-            other = Journal.resume(
-                tmp_path / "j", run_identity("none", rollout.encode(PROMPTS, n=4, sampling=SAMPLING), 0)
-            )
+            encoded = rollout.encode(PROMPTS, n=4, sampling=SAMPLING)
+            other = Journal.resume(tmp_path / "j", rollout.identity(encoded))
             with pytest.raises(InputError, match="in use"):
                 await rolled_out(rollout, journal=tmp_path / "j")
             other.close()

@@ -213,7 +213,7 @@ def test_resuming_with_other_prompts_is_refused(tmp_path: Path, capsys: pytest.C
     assert main(arguments(a_prompt_file(tmp_path), run_dir)) == 0
     (run_dir / "prompts.jsonl").write_text('{"prompt_token_ids": [9]}\n')
     assert main(["rollout", "--resume", str(run_dir), "--quiet"]) == 2
-    assert "another model, prompts" in capsys.readouterr().err
+    assert "another engine, prompts" in capsys.readouterr().err
     assert main(["rollout", "--resume", str(tmp_path / "absent")]) == 2
 
 

@@ -29,6 +29,7 @@ from seer.runs.run_folder import RunFolder, machine
 if TYPE_CHECKING:
     from seer.api import Rollout
     from seer.cli.failures import Failures
+    from seer.runs.identity import RunIdentity
     from seer.runs.prompts import EncodedPrompt
     from seer.runs.results import ResultsFile
 
@@ -92,12 +93,12 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     """Run in a folder that no other driver writes to."""
     from seer.api import Rollout
     from seer.cli.prompt_file import load_prompts
-    from seer.runs.journal import Journal, run_identity
+    from seer.runs.journal import Journal
     from seer.runs.results import ResultsFile
 
     rollout = Rollout(config.rollout)
     prompts = load_prompts(config, rollout.engine)
-    identity = run_identity(rollout.config.model, prompts, config.seed)
+    identity = rollout.identity(prompts, seed=config.seed)
     out = config.out or folder.results
     is_new = args.resume is None
     _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
@@ -134,7 +135,9 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     return EXIT_FAILED if failures.num_failed or not is_clean else 0
 
 
-def _refuse_loss(folder: RunFolder, out: Path, config: RunConfig, identity: str, *, is_new: bool, force: bool) -> None:
+def _refuse_loss(
+    folder: RunFolder, out: Path, config: RunConfig, identity: RunIdentity, *, is_new: bool, force: bool
+) -> None:
     """Refuse what would lose an earlier run, other results or the prompts; nothing has been written yet."""
     from seer.runs.journal import Journal
     from seer.runs.overwriting import (

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from seer.errors import InputError
+from seer.runs.identity import RunIdentity
 from seer.runs.journal import Journal
 from seer.runs.run_folder import RunFolder
 from seer.runs.run_lock import RunLock, unlock_file
 
+ME, YOU = RunIdentity(settings="me", weights=""), RunIdentity(settings="you", weights="")
 HOLD = "import sys; from pathlib import Path; from seer.runs.run_folder import RunFolder; "
 HOLD += "lock = RunFolder(Path(sys.argv[1])).held(); lock.__enter__(); print('held', flush=True); sys.stdin.read()"
 
@@ -116,16 +118,16 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 def test_a_journal_has_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    first = Journal.create(path, "me")
+    first = Journal.create(path, ME)
     before = path.read_bytes()
     for open_again in (Journal.create, Journal.resume):
         with pytest.raises(InputError, match="in use"):
-            open_again(path, "me")
+            open_again(path, ME)
     assert path.read_bytes() == before
-    Journal.create(tmp_path / "other.jsonl", "me").close()
+    Journal.create(tmp_path / "other.jsonl", ME).close()
     first.close()
     assert sorted(os.listdir(tmp_path)) == ["journal.jsonl", "other.jsonl"]
-    with pytest.raises(InputError, match="another model"):
-        Journal.resume(path, "you")
-    Journal.resume(path, "me").close()
+    with pytest.raises(InputError, match="another engine"):
+        Journal.resume(path, YOU)
+    Journal.resume(path, ME).close()
     assert sorted(os.listdir(tmp_path)) == ["journal.jsonl", "other.jsonl"]
