@@ -315,6 +315,7 @@ bool Arena::promote_one(const uint8_t* key) {
 uint32_t Arena::promote(const uint8_t* keys, size_t num) {
   uint32_t promoted = 0;
   for (size_t i = 0; i < num; ++i) promoted += promote_one(keys + i * kKeyBytes);
+  index_.count(kPrefetched, promoted);
   return promoted;
 }
 

@@ -123,9 +123,9 @@ nb::dict describe(const Config& config) {
 
 nb::dict stats(Arena& arena) {
   const Header& h = *arena.file().header();
-  static const char* kNames[] = {"put",      "duplicate", "refused",    "hit_dram",  "hit_ssd",  "miss",
-                                 "corrupt",  "spilled",   "promoted",   "evicted",   "freed",    "failed",
-                                 "repaired", "reaped",    "wrong_size", "bytes_put", "bytes_got"};
+  static const char* kNames[] = {"put",     "duplicate", "refused",  "hit_dram",   "hit_ssd",   "miss",
+                                 "corrupt", "spilled",   "promoted", "prefetched", "evicted",   "freed",
+                                 "failed",  "repaired",  "reaped",   "wrong_size", "bytes_put", "bytes_got"};
   static_assert(sizeof(kNames) / sizeof(char*) == kNumCounters);
   nb::dict d;
   for (uint32_t i = 0; i < kNumCounters; ++i) d[kNames[i]] = h.counters[i].load();

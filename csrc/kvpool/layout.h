@@ -29,7 +29,7 @@ constexpr uint32_t kKeyBytes = 32;
 constexpr uint32_t kMaxClients = 128;
 constexpr uint32_t kMaxDropped = 256;
 constexpr uint32_t kPage = 4096;
-constexpr char kMagic[8] = {'s', 'e', 'e', 'r', 'p', 'o', 'l', '1'};
+constexpr char kMagic[8] = {'s', 'e', 'e', 'r', 'p', 'o', 'l', '2'};
 
 enum class State : uint32_t {
   kFree = 0,
@@ -162,6 +162,7 @@ enum Counter : uint32_t {
   kCorrupt,
   kSpilled,
   kPromoted,
+  kPrefetched,
   kEvicted,
   kFreed,
   kFailed,

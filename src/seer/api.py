@@ -24,7 +24,7 @@ from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import ConfigError, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.fleet_pool import FleetPool
-from seer.hosting.memory_plan import pool_bytes
+from seer.hosting.memory_plan import pool_bytes, pool_ssd
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.runs.identity import RunIdentity, run_identity
@@ -351,4 +351,9 @@ def _make_pool(engine: PreparedEngine) -> FleetPool | None:
         return None
     if num_bytes is None:
         return FleetPool.mooncake(config.pool.name, block_bytes=engine.block_bytes, block_size=config.kv.block_size)
-    return FleetPool.local(block_bytes=engine.block_bytes, block_size=config.kv.block_size, dram_bytes=num_bytes)
+    return FleetPool.local(
+        block_bytes=engine.block_bytes,
+        block_size=config.kv.block_size,
+        dram_bytes=num_bytes,
+        ssd=pool_ssd(engine),
+    )

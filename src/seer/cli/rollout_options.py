@@ -56,6 +56,10 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     add("--pool", "rollout.pool.backend", choices=POOL_BACKENDS, help="where instances share KV")
     pool = "size of the local pool (twice the KV memory, at most half of what is free)"
     add("--pool-memory", "rollout.pool.memory_bytes", type=size_option, metavar="SIZE", help=pool)
+    ssd = "folder for the pool's SSD tier, used while its DRAM is nearly full (none)"
+    add("--pool-ssd", "rollout.pool.ssd_dir", type=Path, metavar="DIR", help=ssd)
+    ssd = "size of the SSD tier (four times the pool's DRAM, at most half of what is free there)"
+    add("--pool-ssd-bytes", "rollout.pool.ssd_bytes", type=size_option, metavar="SIZE", help=ssd)
     add("--pool-name", "rollout.pool.name", metavar="NAME", help="Mooncake store that `seer pool up` started")
     drafts = "grouped drafts: auto, where they pay, or off"
     add("--speculation", "rollout.speculation", choices=SPECULATION_MODES, help=drafts)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypedDict
 
 from seer.config.engines import EngineConfig, EngineName
@@ -15,6 +16,8 @@ SHORT_NAMES = {
     "pool": ("pool", "backend"),  # where it is a string; a PoolConfig is the whole section
     "pool_bytes": ("pool", "memory_bytes"),
     "pool_name": ("pool", "name"),
+    "pool_ssd_dir": ("pool", "ssd_dir"),
+    "pool_ssd_bytes": ("pool", "ssd_bytes"),
 }
 """Short name -> section and field."""
 
@@ -40,3 +43,5 @@ class RolloutKeywords(TypedDict, total=False):
     block_size: int
     pool_bytes: int | None
     pool_name: str
+    pool_ssd_dir: Path | None
+    pool_ssd_bytes: int | None

@@ -61,7 +61,7 @@ class KvConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """The KV pool that instances share; one instance has no pool."""
+    """The KV pool that instances share; one instance has no pool unless it has an SSD tier."""
 
     backend: PoolBackend = "local"
     """`local`: shared memory of this machine; `mooncake`: a store that `seer pool up` started; `none`."""
@@ -70,9 +70,23 @@ class PoolConfig:
     free."""
     name: str = "default"
     """Which Mooncake store."""
+    ssd_dir: Path | None = None
+    """Folder for the SSD tier of the local pool. KV of paused requests goes there while DRAM is nearly full. With it,
+    one instance has a pool too. None: no SSD tier."""
+    ssd_bytes: int | None = None
+    """Size of the SSD tier. None: four times the DRAM of the pool, at most half of what is free in `ssd_dir`."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
+        if self.ssd_bytes is not None and self.ssd_dir is None:
+            raise ConfigError("pool.ssd_bytes is set and pool.ssd_dir is not", hint="name a folder on a local SSD")
+        if self.ssd_dir is not None and (self.backend != "local" or self.memory_bytes == 0):
+            pool = "is off" if self.backend == "none" or self.memory_bytes == 0 else f"is {self.backend!r}"
+            raise ConfigError(
+                f"pool.ssd_dir={str(self.ssd_dir)!r}, and the pool {pool}",
+                hint="only the local pool has an SSD tier here; `seer pool up --ssd` gives one to Mooncake",
+            )
+        at_least_one("pool.ssd_bytes", self.ssd_bytes)
         if self.backend not in POOL_BACKENDS:
             raise ConfigError(f"unknown pool {self.backend!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
         check_fields(self)

@@ -22,13 +22,15 @@ import logging
 import os
 import secrets
 import shutil
+from pathlib import Path
 from typing import Any
 
 from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
+from seer.hosting.pool_ssd import SsdTier
 from seer.kvpool.base import Pool, PoolStats
 from seer.kvpool.open_pool import open_pool
-from seer.machine import file_lock
+from seer.machine import file_lock, owned_folders
 from seer.transfer import TransferCosts, TransferEstimate
 
 log = logging.getLogger(__name__)
@@ -63,18 +65,22 @@ def default_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
 class FleetPool:
     """One pool; it opens before the instances start and closes after they end."""
 
-    def __init__(self, settings: dict[str, Any], *, bytes_per_token: int, is_ours: bool) -> None:
+    def __init__(
+        self, settings: dict[str, Any], *, bytes_per_token: int, is_ours: bool, ssd: SsdTier | None = None
+    ) -> None:
         self.settings = settings
         """For `open_pool` in every process."""
         self._is_ours = is_ours
+        self._ssd = ssd
+        self._ssd_folder: Path | None = None
         self._handle: Pool | None = None
         self._owner: file_lock.FileLock | None = None
         self.transfer = TransferEstimate(TransferCosts(bytes_per_token=bytes_per_token))
         """Measured costs of moving KV through the pool and of computing it instead."""
 
     @classmethod
-    def local(cls, *, block_bytes: int, block_size: int, dram_bytes: int) -> FleetPool:
-        """A new pool in shared memory, for this fleet alone."""
+    def local(cls, *, block_bytes: int, block_size: int, dram_bytes: int, ssd: SsdTier | None = None) -> FleetPool:
+        """A new pool in shared memory, over an SSD tier where one is given, for this fleet alone."""
         settings = {
             "name": f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}",
             "block_bytes": block_bytes,
@@ -82,7 +88,7 @@ class FleetPool:
             "deadline_s": DEADLINE_S,
             "populate": False,
         }
-        return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=True)
+        return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=True, ssd=ssd)
 
     @classmethod
     def mooncake(cls, name: str, *, block_bytes: int, block_size: int) -> FleetPool:
@@ -113,6 +119,9 @@ class FleetPool:
             self._owner = file_lock.FileLock.acquire(PoolFiles.named(self.settings["name"], DRAM_DIR).owner)
             assert self._owner is not None, "a pool's name is unique"
             try:
+                if self._ssd is not None:
+                    self._ssd_folder = self._ssd.open()
+                    self.settings |= {"ssd_dir": str(self._ssd_folder), "ssd_bytes": self._ssd.num_bytes}
                 self._handle = open_pool(self.settings | {"keeper": False})  # the instances run the keeper
             except BaseException:
                 self.close()
@@ -150,6 +159,9 @@ class FleetPool:
             self._handle = None
         if self._is_ours:
             _remove(self.settings["name"])
+        if self._ssd_folder is not None:
+            owned_folders.remove_folder(self._ssd_folder)
+            self._ssd_folder = None
         if self._owner is not None:
             self._owner.release()
             self._owner = None

@@ -19,6 +19,7 @@ from seer.engine.free_memory import free_memory_bytes
 from seer.engine.gpu_memory import free_gpu_bytes
 from seer.engine.prepare import PreparedEngine
 from seer.hosting.fleet_pool import default_pool_bytes
+from seer.hosting.pool_ssd import SsdTier, ssd_tier
 from seer.machine.sizes import show_size
 
 
@@ -36,6 +37,8 @@ class MemoryPlan:
     kv_tokens_per_instance: int | None
     pool_bytes: int | None
     """In main memory; 0 is no pool."""
+    pool_ssd_bytes: int
+    """On SSD; 0 is no SSD tier."""
     free_device_bytes: int | None
     free_host_bytes: int
 
@@ -81,6 +84,7 @@ class MemoryPlan:
             f"KV per instance   {_show(self.kv_bytes_per_instance)}{tokens}",
             f"weights and KV    {_show(self.device_bytes)} of {device}, {_show(self.free_device_bytes)} free",
             f"pool              {pool} of main memory, {_show(self.free_host_bytes)} free",
+            *([f"pool on SSD       {_show(self.pool_ssd_bytes)}"] if self.pool_ssd_bytes else []),
             *(f"note: {note}" for note in self.notes()),
         ]
 
@@ -92,8 +96,9 @@ def _show(num_bytes: int | None) -> str:
 def pool_bytes(engine: PreparedEngine) -> int | None:
     """The size of the pool; 0 is no pool, None a pool whose size is its own (Mooncake)."""
     config = engine.config
-    # One instance has nothing to share KV with, and an engine without blocks nothing to share.
-    if not engine.block_bytes or config.instances == 1 or config.pool.backend == "none":
+    # One instance has nothing to share KV with, unless paused KV is to go to an SSD. An engine without blocks has none.
+    is_shared = config.instances > 1 or config.pool.ssd_dir is not None
+    if not engine.block_bytes or not is_shared or config.pool.backend == "none":
         return 0
     if config.pool.backend == "mooncake" and config.pool.memory_bytes != 0:
         return None
@@ -103,6 +108,11 @@ def pool_bytes(engine: PreparedEngine) -> int | None:
     return default_pool_bytes(kv_bytes, config.instances)
 
 
+def pool_ssd(engine: PreparedEngine) -> SsdTier | None:
+    """The SSD tier of the pool; None for none."""
+    return ssd_tier(engine.config.pool, pool_bytes(engine) or 0)
+
+
 def plan_memory(engine: PreparedEngine) -> MemoryPlan:
     """The plan for a prepared engine on this machine, now."""
     config = engine.config
@@ -110,6 +120,7 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
     free_device = free_host if config.on_cpu else free_gpu_bytes(config.device)
     kv_blocks = _kv_blocks(engine, free_device)
     kv_bytes = None if kv_blocks is None or engine.block_bytes is None else kv_blocks * engine.block_bytes
+    ssd = pool_ssd(engine)
     is_shared = engine.shares_matrices and config.instances > 1
     return MemoryPlan(
         device=config.device,
@@ -119,6 +130,7 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
         kv_bytes_per_instance=kv_bytes,
         kv_tokens_per_instance=None if kv_blocks is None else kv_blocks * config.kv.block_size,
         pool_bytes=pool_bytes(engine),
+        pool_ssd_bytes=0 if ssd is None else ssd.num_bytes,
         free_device_bytes=free_device,
         free_host_bytes=free_host,
     )

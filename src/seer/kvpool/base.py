@@ -66,6 +66,8 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool holds and has done; `local` counts the calls of all its processes, `mooncake` those of this one."""
 
     backend: str
+    block_bytes: int = 0
+    """Size of a slot; 0 where blocks have no common size."""
     num_blocks: int = 0
     num_pinned_blocks: int = 0
     dram_bytes: int = 0
@@ -91,6 +93,8 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks copied from DRAM to SSD."""
     num_promoted: int = 0
     """Blocks copied from SSD to DRAM."""
+    num_prefetched: int = 0
+    """Of these, blocks that `prefetch` asked for; the others were kept in DRAM after a hit."""
     num_evicted: int = 0
     """Blocks dropped to make room; never a pinned one."""
     num_freed: int = 0

@@ -157,6 +157,7 @@ class LocalPool:
         counts = self._open_arena().stats()
         return PoolStats(
             backend=self.name,
+            block_bytes=self.config.block_bytes,
             num_blocks=counts["num_held"],
             num_pinned_blocks=counts["num_pinned"],
             dram_bytes=counts["dram_bytes"],
@@ -172,6 +173,7 @@ class LocalPool:
             num_corrupt=counts["corrupt"],
             num_spilled=counts["spilled"],
             num_promoted=counts["promoted"],
+            num_prefetched=counts["prefetched"],
             num_evicted=counts["evicted"],
             num_freed=counts["freed"],
             num_failed=counts["failed"] + self._num_failed,

@@ -136,7 +136,44 @@ class PoolErrors(_Event, frozen=True, gc=False):
     """Tokens computed again because of them."""
 
 
-Event = Queued | Started | Prefilling | Decoding | Preempted | Stopped | Ended | InstanceState | Stepped | PoolErrors
+class PoolUsed(_Event, frozen=True, gc=False):
+    """Blocks that the KV pool took, refused and moved between DRAM and SSD in a run, by all processes together."""
+
+    block_bytes: int
+    num_put: int
+    num_refused: int
+    """Not kept: both tiers were full of KV that is still needed."""
+    num_hit_dram: int
+    num_hit_ssd: int
+    num_spilled: int
+    """Written to SSD."""
+    num_prefetched: int
+    """Read from SSD to DRAM before their request needed them; `num_hit_ssd` were read when it did."""
+
+    @property
+    def ssd_written_bytes(self) -> int:
+        """KV written to SSD."""
+        return self.num_spilled * self.block_bytes
+
+    @property
+    def ssd_read_bytes(self) -> int:
+        """KV read from SSD."""
+        return (self.num_hit_ssd + self.num_prefetched) * self.block_bytes
+
+
+Event = (
+    Queued
+    | Started
+    | Prefilling
+    | Decoding
+    | Preempted
+    | Stopped
+    | Ended
+    | InstanceState
+    | Stepped
+    | PoolErrors
+    | PoolUsed
+)
 EventSink = Callable[[Event], None]
 
 

@@ -15,6 +15,8 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
     mean_accepted         tokens gained per request and step, weighted by request-steps' time share
     pool_failures         calls or blocks that the KV pool could not serve; pool_corrupt: blocks it found damaged;
                           pool_recomputed_tokens: computed again because of either
+    pool_ssd_*_bytes      KV written to the pool's SSD tier, and read from it; pool_refused_blocks: KV blocks that
+                          found no room in the pool
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from seer.metrics.events import (
     Event,
     InstanceState,
     PoolErrors,
+    PoolUsed,
     Preempted,
     Prefilling,
     Queued,
@@ -62,6 +65,9 @@ class Summary:
     pool_failures: int = 0
     pool_corrupt: int = 0
     pool_recomputed_tokens: int = 0
+    pool_ssd_written_bytes: int = 0
+    pool_ssd_read_bytes: int = 0
+    pool_refused_blocks: int = 0
 
 
 class Summarizer:
@@ -86,6 +92,7 @@ class Summarizer:
         self._request_seconds = 0.0
         self._accepted_request_seconds = 0.0
         self._pool_failures = self._pool_corrupt = self._pool_recomputed = 0
+        self._pool_used: list[PoolUsed] = []
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
@@ -117,10 +124,8 @@ class Summarizer:
             self._preemptions += 1
         elif type(event) is Stepped:
             self._preemptions += event.num_preempted
-        elif type(event) is PoolErrors:
-            self._pool_failures += event.num_failed
-            self._pool_corrupt += event.num_corrupt
-            self._pool_recomputed += event.num_recomputed
+        elif type(event) is PoolErrors or type(event) is PoolUsed:
+            self._note_pool(event)
 
     def summary(self) -> Summary:
         """The numbers of a finished run."""
@@ -154,7 +159,18 @@ class Summarizer:
             pool_failures=self._pool_failures,
             pool_corrupt=self._pool_corrupt,
             pool_recomputed_tokens=self._pool_recomputed,
+            pool_ssd_written_bytes=sum(one.ssd_written_bytes for one in self._pool_used),
+            pool_ssd_read_bytes=sum(one.ssd_read_bytes for one in self._pool_used),
+            pool_refused_blocks=sum(one.num_refused for one in self._pool_used),
         )
+
+    def _note_pool(self, event: PoolErrors | PoolUsed) -> None:
+        if isinstance(event, PoolUsed):
+            self._pool_used.append(event)
+            return
+        self._pool_failures += event.num_failed
+        self._pool_corrupt += event.num_corrupt
+        self._pool_recomputed += event.num_recomputed
 
     def _account(self, instance: int, now_s: float) -> None:
         elapsed_s = now_s - self._state_since_s[instance]

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from seer.machine.sizes import show_size
 from seer.report import charts
 from seer.report.run_data import RunData, read_run
 from seer.runs.run_folder import RunFolder
@@ -164,12 +165,23 @@ def _pool(run: RunData) -> str:
     corrupt = sum(one.num_corrupt for one in run.pool_errors)
     recomputed = sum(one.num_recomputed for one in run.pool_errors)
     moved = f"{run.num_loaded_tokens:,} tokens' KV loaded, {run.num_recomputed_tokens:,} tokens computed again"
+    moved += _ssd(run)
     if not run.pool_errors:
         return f'<p class="soft">{moved}; the pool never failed.</p>'
     return (
         f"<p>{moved}.</p><p><b>The pool failed:</b> {failed:,} calls or blocks not served, {corrupt:,} damaged blocks "
         f"found and dropped; {recomputed:,} tokens computed again because of that. No response was affected.</p>"
     )
+
+
+def _ssd(run: RunData) -> str:
+    """What the pool's SSD tier did, if it did anything."""
+    written, read = (
+        sum(getattr(one, name) for one in run.pool_used) for name in ("ssd_written_bytes", "ssd_read_bytes")
+    )
+    refused = sum(one.num_refused for one in run.pool_used)
+    said = f"; {show_size(written)} written to SSD, {show_size(read)} read from it" if written or read else ""
+    return said + (f"; {refused:,} blocks found no room in the pool" if refused else "")
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -21,6 +21,7 @@ from seer.metrics.events import (
     Event,
     InstanceState,
     PoolErrors,
+    PoolUsed,
     Prefilling,
     Queued,
     Started,
@@ -73,6 +74,7 @@ class RunData:
     num_recomputed_tokens: int = 0
     """Whose KV had been computed before."""
     pool_errors: list[PoolErrors] = field(default_factory=list)
+    pool_used: list[PoolUsed] = field(default_factory=list)
 
 
 def read_run(folder: RunFolder) -> RunData:
@@ -122,6 +124,8 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
             data.num_recomputed_tokens += event.num_recomputed
         elif isinstance(event, PoolErrors):
             data.pool_errors.append(event)
+        elif isinstance(event, PoolUsed):
+            data.pool_used.append(event)
     data.states = [[_shifted(one, first_s) for one in states] for states in data.states]
     data.steps = [[_shifted(one, first_s) for one in steps] for steps in data.steps]
     bars.end_open(max((event.t_s for event in events), default=first_s) - first_s)

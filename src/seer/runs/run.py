@@ -27,11 +27,12 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
-from seer.metrics.events import Ended, Event, EventSink, PoolErrors, Stepped, Stopped, discard
+from seer.metrics.events import Ended, Event, EventSink, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.runs.journal import Journal
+from seer.runs.pool_events import pool_events
 from seer.runs.prompts import EncodedPrompt
 from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
@@ -213,18 +214,9 @@ class Run:
             await asyncio.gather(pump, *self._deliveries, return_exceptions=True)
             if self._rewards is not None:
                 await self._rewards.close()
-            self._report_pool()
+            for event in pool_events(asyncio.get_running_loop().time(), self._pool_before, self._pool_stats()):
+                self._on_event(event)
             self._fleet.detach()
-
-    def _report_pool(self) -> None:
-        """Emit the pool's errors during this run, by the counts that all processes share."""
-        before, after = self._pool_before, self._pool_stats()
-        if before is None or after is None:
-            return
-        num_failed, num_corrupt = after.num_failed - before.num_failed, after.num_corrupt - before.num_corrupt
-        if num_failed or num_corrupt:
-            now_s = asyncio.get_running_loop().time()
-            self._on_event(PoolErrors(now_s, None, num_failed=num_failed, num_corrupt=num_corrupt))
 
     def _pool_stats(self) -> PoolStats | None:
         return self._fleet.pool.stats() if self._fleet.pool is not None else None

@@ -3,7 +3,17 @@
 
 import pytest
 
-from seer.metrics.events import Ended, InstanceState, PoolErrors, Preempted, Prefilling, Queued, Started, Stepped
+from seer.metrics.events import (
+    Ended,
+    InstanceState,
+    PoolErrors,
+    PoolUsed,
+    Preempted,
+    Prefilling,
+    Queued,
+    Started,
+    Stepped,
+)
 from seer.metrics.summary import Summarizer
 
 
@@ -43,6 +53,20 @@ def test_the_pool_s_failures_are_added_up_over_all_instances() -> None:
     summarizer(Ended(5.0, 0, 300, "stop"))
     summary = summarizer.summary()
     assert (summary.pool_failures, summary.pool_corrupt, summary.pool_recomputed_tokens) == (3, 3, 64)
+
+
+def pool_used(**counts: int) -> PoolUsed:
+    names = ("num_put", "num_refused", "num_hit_dram", "num_hit_ssd", "num_spilled", "num_prefetched")
+    return PoolUsed(4.0, block_bytes=10, **dict.fromkeys(names, 0) | counts)
+
+
+def test_what_the_pool_wrote_to_ssd_and_read_from_it_is_counted_in_bytes() -> None:
+    summarizer = Summarizer(2)
+    summarizer(Queued(0.0, 0, 0, 0, 10))
+    summarizer(pool_used(num_spilled=5, num_hit_ssd=2, num_prefetched=1, num_refused=4))
+    summarizer(Ended(5.0, 0, 300, "stop"))
+    summary = summarizer.summary()
+    assert (summary.pool_ssd_written_bytes, summary.pool_ssd_read_bytes, summary.pool_refused_blocks) == (50, 30, 4)
 
 
 def test_idle_time_and_acceptance_are_weighted_by_time() -> None:

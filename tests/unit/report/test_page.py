@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seer.metrics.events import Ended, Event, PoolErrors, Prefilling, Queued, Started, Stopped
+from seer.metrics.events import Ended, Event, PoolErrors, PoolUsed, Prefilling, Queued, Started, Stopped
 from seer.metrics.jsonl import EventLog
 from seer.report.page import render
 from seer.report.run_data import read_run
@@ -53,3 +53,10 @@ def test_a_pool_that_did_not_fail_is_not_accused(tmp_path: Path, pool: str, prin
     assert printed in page
     assert "The pool failed" not in page
     assert ("4,321 tokens" in page) == (pool == "local")
+
+
+def test_what_went_to_ssd_and_what_found_no_room_is_reported(tmp_path: Path) -> None:
+    used = PoolUsed(2.0, 1 << 20, 50, 7, 3, 2, num_spilled=5, num_prefetched=1)
+    page = a_page(tmp_path, used)
+    assert "5.0 MiB written to SSD, 3.0 MiB read from it; 7 blocks found no room in the pool" in page
+    assert "SSD" not in a_page(tmp_path / "other")
