@@ -73,7 +73,7 @@ class PoolConfig:
     ssd_dir: Path | None = None
     """Folder for the SSD tier of the local pool. KV of paused requests goes there while DRAM is nearly full. With it,
     one instance has a pool too. None: no SSD tier."""
-    ssd_bytes: int | None = None
+    ssd_bytes: NumBytes | None = None
     """Size of the SSD tier. None: four times the DRAM of the pool, at most half of what is free in `ssd_dir`."""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,6 @@ class PoolConfig:
                 f"pool.ssd_dir={str(self.ssd_dir)!r}, and the pool {pool}",
                 hint="only the local pool has an SSD tier here; `seer pool up --ssd` gives one to Mooncake",
             )
-        at_least_one("pool.ssd_bytes", self.ssd_bytes)
         if self.backend not in POOL_BACKENDS:
             raise ConfigError(f"unknown pool {self.backend!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
         check_fields(self)
