@@ -106,10 +106,17 @@ def test_the_verb_prints_json_cells(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert {"study", "row", "scheduler", "paper", "ours", "error", "calibrated", "within_goal"} <= set(cells[0])
 
 
-@pytest.mark.parametrize("arguments", [["--seeds", "x"], ["--seeds", "-1"], ["--processes", "0"]])
+@pytest.mark.parametrize("arguments", [["--seeds", "x"], ["--seeds", "-1"]])
 def test_invalid_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", *arguments]) == 2
     assert "hint:" in capsys.readouterr().err
+
+
+def test_a_number_of_processes_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["paper", "--processes", "0"])
+    assert ended.value.code == 2
+    assert "1 to 1,024" in capsys.readouterr().err
 
 
 def test_a_claim_of_the_oracle_is_relative_to_the_oracle() -> None:
