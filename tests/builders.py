@@ -18,7 +18,17 @@ from seer.sim.costs import Gpu, InstanceCost, ModelShape
 from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
-from seer.types import Chunk, ChunkEnd, ChunkOutput, Group, GroupResult, InstanceLimits, Sampling
+from seer.types import (
+    GROUP_DRAFTS,
+    Chunk,
+    ChunkEnd,
+    ChunkOutput,
+    Group,
+    GroupResult,
+    InstanceLimits,
+    Sampling,
+    budget_rule,
+)
 
 DIVIDING = ("divided", "context", "oracle", "seer-paper", "seer")
 """Schedulers that promise memory before they use it."""
@@ -176,7 +186,9 @@ def roll_out(
     context = Context()
     progress = GroupProgress()
     run = Run(workload)
-    model = SpeculationModel(spec.drafts == "grouped", spec.budget_rule) if drafts and spec.drafts != "none" else None
+    model = None
+    if drafts and spec.drafts != "none":
+        model = SpeculationModel(spec.drafts in GROUP_DRAFTS, budget_rule(spec.drafts))
 
     def emit(event: Event) -> None:
         assert not run.events or event.t_s >= run.events[-1].t_s, f"{event} before {run.events[-1]}"

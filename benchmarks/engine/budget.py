@@ -29,8 +29,7 @@ from recorded import VOCABULARY, Recording, recorded_engine
 from seer.drafting.base import Allowance, DraftBudget
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.live_budget import MeasuredBudget
-from seer.engine.local.graph_shapes import DEPTHS
-from seer.engine.local.hosted import TREE_PATHS
+from seer.engine.local.hosted import GPU_TREES
 from seer.engine.local.tiny import make_tiny_model
 from seer.speculation.step_report import StepReport
 from stamp import QWEN_MIX, take_stamp
@@ -89,11 +88,12 @@ def main() -> int:
         return 1e-6 * (args.base_us + args.row_us * num_batched_tokens)
 
     def allow(tokens: int, paths: int) -> Callable[[GroupedDrafter], DraftBudget]:
-        return lambda drafter: lambda num_running, mean_context: Allowance(tokens, paths)
+        return lambda drafter: lambda num_running, num_probes: Allowance(tokens, paths)
 
     budgets: dict[str, Callable[[GroupedDrafter], DraftBudget]] = {
         "no drafts": allow(0, 1), "2 tokens": allow(2, 1), "4 tokens": allow(4, 1), "8 tokens, 2 paths": allow(8, 2),
-        "default budget": lambda drafter: MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS),
+        "15 tokens, 4 paths": allow(15, 4),
+        "default budget": lambda drafter: MeasuredBudget(drafter, GPU_TREES),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as at:
         folder = make_tiny_model(Path(at) / "tiny", "qwen2", seed=1, vocab_size=VOCABULARY)

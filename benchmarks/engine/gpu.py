@@ -35,8 +35,7 @@ from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.bench import generate_batch, random_prompts
 from seer.engine.local.engine import Engine
-from seer.engine.local.graph_shapes import DEPTHS
-from seer.engine.local.hosted import TREE_PATHS
+from seer.engine.local.hosted import GPU_TREES
 from seer.engine.local.model_config import config_from_dict, read_config
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.local.tokenizer import Tokenizer
@@ -260,7 +259,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
             drafter = teach(GroupedDrafter((), None)) if depth else None
             if depth == BUDGETED:
                 assert drafter is not None, "a budget prices drafts"
-                measured = MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS)
+                measured = MeasuredBudget(drafter, GPU_TREES)
                 watch = partial(_tell, (steps.append, measured.on_step))
                 engine = an_engine(folder, batch, context, drafter=drafter, budget=measured, on_step=watch)
             else:

@@ -24,10 +24,10 @@ std::int64_t DraftBurst::num_live() const {
   return std::count_if(chunks_.begin(), chunks_.end(), [](const BurstChunk& chunk) { return chunk.live(); });
 }
 
-void DraftBurst::limit(std::int32_t most, std::int32_t* out) {
+void DraftBurst::limit(const std::int32_t* most, std::int32_t* out) {
   for (std::size_t i = 0; i < chunks_.size(); ++i) {
     BurstChunk& chunk = chunks_[i];
-    chunk.limit = chunk.live() ? static_cast<std::int32_t>(std::min<std::int64_t>(most, chunk.remaining - 1)) : 0;
+    chunk.limit = chunk.live() ? static_cast<std::int32_t>(std::min<std::int64_t>(most[i], chunk.remaining - 1)) : 0;
     out[i] = chunk.limit;
   }
 }
@@ -123,14 +123,12 @@ void DraftBurst::settle(const float* sampled, const BlockTables& tables, float n
       if (child.slot != own) moves_.emplace_back(child.slot, own);
       at = static_cast<std::int32_t>(node - first);
       row = 1 + at;
+      if (at < kMaxNodes) taken_[at] += 1;
       token = token_of(sampled + 4 * row);
       take();
     }
     const std::int64_t emitted = static_cast<std::int64_t>(chunk.tokens.size() - num_before);
-    for (std::int32_t position = 0; position < std::min<std::int32_t>(chunk.limit, kMaxNodes); ++position) {
-      tried_[position] += 1;
-      taken_[position] += position < emitted - 1;
-    }
+    for (std::int32_t node = 0; node < std::min<std::int32_t>(chunk.limit, kMaxNodes); ++node) tried_[node] += 1;
     chunk.drafted += static_cast<std::int64_t>(end - first);
     chunk.accepted += emitted - 1;
     chunk.root += emitted;

@@ -72,8 +72,9 @@ class DraftBurst {
   std::int64_t most_tokens() const { return num_live() + static_cast<std::int64_t>(nodes_.size()); }
   std::int64_t num_near_ties() const { return num_near_ties_; }
 
-  // How many nodes each chunk's tree may have: one fewer than it may still say, for the root's sample comes on top.
-  void limit(std::int32_t most, std::int32_t* out);
+  // How many nodes each chunk's tree may have, at most most[i]: one fewer than it may still say, for the root's sample
+  // comes on top.
+  void limit(const std::int32_t* most, std::int32_t* out);
 
   // Writes [6][num_chunks * tokens_per_chunk] rows and [2][max_moves] moves of KV that are due before the step; the rest of
   // them are -1. False, and nothing is handed out, where more moves are due than there is room for.
@@ -88,7 +89,8 @@ class DraftBurst {
   // Moves of KV that are due, sources and targets.
   std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> take_moves();
 
-  // How often a tree might have had this many nodes and one more, and how often more than this many were accepted.
+  // For each node, in the order in which they are drafted: how often a tree might have had it, and how often it was
+  // accepted.
   const std::array<std::int64_t, kMaxNodes>& tried() const { return tried_; }
   const std::array<std::int64_t, kMaxNodes>& taken() const { return taken_; }
 

@@ -112,11 +112,12 @@ NB_MODULE(_draft_burst, m) {
       .def_prop_ro("taken", &DraftBurst::taken)
       .def(
           "limit",
-          [](DraftBurst& self, std::int32_t most, Array<std::int32_t> out) {
-            require(static_cast<std::int64_t>(out.size()) == self.size(), "one limit per chunk");
-            self.limit(most, out.data());
+          [](DraftBurst& self, Array<const std::int32_t> most, Array<std::int32_t> out) {
+            const auto size = static_cast<std::size_t>(self.size());
+            require(most.size() == size && out.size() == size, "one limit per chunk");
+            self.limit(most.data(), out.data());
           },
-          nb::arg(), as_is)
+          as_is, as_is)
       .def("lay_out", &lay_out, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg(), as_is)
       .def("settle", &settle, as_is, as_is, nb::arg(), as_is, as_is)
       .def("take_moves", &DraftBurst::take_moves);

@@ -23,11 +23,20 @@ import msgspec
 from seer.errors import ConfigError
 from seer.ranges import Count, CountOrZero, Probability, Share, Temperature, TokenId, check_fields
 
-DraftMode = Literal["none", "own", "grouped"]
-"""What a request may be drafted from: nothing, its own tokens, or those of its whole group."""
+DraftMode = Literal["none", "own", "grouped", "grouped-paper"]
+"""What a request may be drafted from: nothing, its own tokens, or those of its whole group, by our budget or by the
+paper's."""
+
+GROUP_DRAFTS: frozenset[DraftMode] = frozenset({"grouped", "grouped-paper"})
+"""Modes in which siblings serve as drafts."""
 
 BudgetRule = Literal["seer", "paper", "threshold"]
 """How it is decided how much to draft: the rules of `seer.speculation.budget`."""
+
+
+def budget_rule(mode: DraftMode) -> BudgetRule:
+    """The rule that a mode drafts by."""
+    return "seer" if mode == "grouped" else "paper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class Twin:
     stopped: bool = False
     num_drafted: int = 0
     num_accepted: int = 0
+    limit: int = 0
 
     @property
     def num_computed(self) -> int:
@@ -93,7 +94,7 @@ def settle(
         if slots[node] != own:
             moves.append((slots[node], own))
     emitted = [tokens[row] for row in way.rows]
-    tally.append((min(MAX_NODES, twin.remaining - 1), way))
+    tally.append((twin.limit, way))
     twin.generated += [(tokens[row], sampled[row, 1], sampled[row, 2]) for row in way.rows]
     twin.tokens += emitted
     twin.remaining -= len(emitted)
@@ -127,8 +128,11 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
         assert burst.num_live == len(live)
         if not live:
             break
-        burst.limit(MAX_NODES, limits)
-        assert limits.tolist() == [min(MAX_NODES, twin.remaining - 1) if twin.live else 0 for twin in twins]
+        mosts = dice.integers(0, MAX_NODES + 1, len(twins), np.int32)
+        burst.limit(mosts, limits)
+        for most, twin in zip(mosts.tolist(), twins, strict=True):
+            twin.limit = min(most, twin.remaining - 1) if twin.live else 0
+        assert limits.tolist() == [twin.limit for twin in twins]
         trees = [a_tree(dice, int(most)) for most in limits]
         tokens, parents = np.zeros((2, len(twins), MAX_NODES), np.int32)
         for row, tree in enumerate(trees):
@@ -178,7 +182,7 @@ def test_steps_are_those_of_the_specification(twins: list[Twin], seed: int, num_
             twin.stopped, twin.num_drafted, twin.num_accepted,
         )  # fmt: skip
     assert list(burst.tried)[:MAX_NODES] == [sum(allowed > at for allowed, _ in tally) for at in range(MAX_NODES)]
-    assert list(burst.taken)[:MAX_NODES] == [sum(len(way.nodes) > at for _, way in tally) for at in range(MAX_NODES)]
+    assert list(burst.taken)[:MAX_NODES] == [sum(at in way.nodes for _, way in tally) for at in range(MAX_NODES)]
 
 
 def a_burst(remaining: int = 5) -> DraftBurst:

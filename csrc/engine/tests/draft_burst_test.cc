@@ -113,10 +113,12 @@ void steps_are_those_of_the_twin(std::mt19937& rng) {
     const auto num_live = std::count_if(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.live(); });
     CHECK(burst.num_live() == num_live);
     std::vector<std::int32_t> limits(chunks.size()), counts, tree_tokens, tree_parents;
-    burst.limit(kMostNodes, limits.data());
+    std::vector<std::int32_t> mosts(chunks.size());
+    for (std::int32_t& one : mosts) one = static_cast<std::int32_t>(rng() % (kMostNodes + 1));
+    burst.limit(mosts.data(), limits.data());
     std::vector<Tree> trees;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
-      const std::int64_t most = chunks[i].live() ? std::min<std::int64_t>(kMostNodes, chunks[i].remaining - 1) : 0;
+      const std::int64_t most = chunks[i].live() ? std::min<std::int64_t>(mosts[i], chunks[i].remaining - 1) : 0;
       CHECK(limits[i] == most);
       trees.push_back(random_tree(rng, limits[i]));
       counts.push_back(static_cast<std::int32_t>(trees[i].tokens.size()));
@@ -207,11 +209,9 @@ void steps_are_those_of_the_twin(std::mt19937& rng) {
           const std::int64_t now = node_slots[i][static_cast<std::size_t>(next)];
           if (now != own) due.emplace_back(now, own);
           at = next;
+          ++taken[static_cast<std::size_t>(at)];
         }
-        for (std::int32_t node = 0; node < limits[i]; ++node) {
-          ++tried[static_cast<std::size_t>(node)];
-          taken[static_cast<std::size_t>(node)] += node + 1 < static_cast<std::int32_t>(emitted.size());
-        }
+        for (std::int32_t node = 0; node < limits[i]; ++node) ++tried[static_cast<std::size_t>(node)];
         first_row += static_cast<std::size_t>(per_chunk);
         chunk.num_drafted += counts[i];
         chunk.num_accepted += static_cast<std::int64_t>(emitted.size()) - 1;

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -86,6 +86,28 @@ class Allowance:
     max_paths: int = 1
     max_steps: int | None = None
     """Steps it is valid for, where an engine makes several at once; None for any number."""
+    max_probe_tokens: int | None = None
+    """For probes; None: as for the others."""
+
+    @property
+    def most(self) -> int:
+        """Most tokens that any request may draft."""
+        return max(self.max_tokens, self.max_probe_tokens or 0)
+
+    def tokens_for(self, is_probe: bool) -> int:
+        """Most tokens for a probe or for another request."""
+        return self.max_probe_tokens if is_probe and self.max_probe_tokens is not None else self.max_tokens
+
+    def cut(self, most: int) -> Allowance:
+        """The same with at most so many tokens."""
+        if self.most <= most:
+            return self
+        probes = self.max_probe_tokens
+        return replace(
+            self,
+            max_tokens=min(self.max_tokens, most),
+            max_probe_tokens=None if probes is None else min(probes, most),
+        )
 
 
 class Drafter(Protocol):
@@ -127,7 +149,7 @@ class DraftSession(Protocol):
         """Request i continued with tokens[offsets[i]:offsets[i+1]], final tokens."""
 
     def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
-        """No more steps. For each number of tokens, how often more were allowed, and how often more were accepted."""
+        """No more steps. For each node, in the order drafted: how often it was allowed, and how often accepted."""
 
 
 @runtime_checkable
@@ -139,4 +161,4 @@ class OpensSessions(Protocol):
 
 
 DraftBudget = Callable[[int, int], Allowance]
-"""`budget(num_running, mean_context_tokens)`: asked once per step, answered from measured step costs."""
+"""`budget(num_running, num_probes)`: asked once per step, answered from measured step costs."""

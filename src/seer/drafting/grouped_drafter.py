@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -45,6 +45,20 @@ class _Held:
     tokens: list[int]
 
 
+class _Newest(NamedTuple):
+    """A request's newest draft."""
+
+    max_tokens: int
+    tree: DraftTree | None = None
+    """None for a line."""
+
+    def accepted(self, tokens: Sequence[int]) -> Iterable[int]:
+        """The accepted nodes, given the tokens that followed. The last of those was sampled, not drafted."""
+        if self.tree is None:
+            return range(min(self.max_tokens, len(tokens) - 1))
+        return _path(self.tree, tokens[:-1])
+
+
 class LinearAsk(NamedTuple):
     """A request that could use a linear draft now."""
 
@@ -63,7 +77,7 @@ class GroupedDrafter:
         self._run = ""
         self.mode: DraftMode = "none"
         self.acceptance = _fresh_acceptance()
-        self._allowed: dict[int, int] = {}  # request -> most tokens its newest draft could have
+        self._newest: dict[int, _Newest] = {}  # by request
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
 
@@ -75,7 +89,7 @@ class GroupedDrafter:
         )
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()
-        self._allowed.clear()
+        self._newest.clear()
         self._held.clear()
 
     def seed_from(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
@@ -89,9 +103,9 @@ class GroupedDrafter:
         """Index final tokens, and count how many of the last draft were accepted."""
         if self.mode == "none":
             return
-        allowed = self._allowed.pop(request, None)
-        if allowed:
-            self.acceptance.observe(allowed, min(allowed, len(tokens) - 1))  # the last token was sampled, not drafted
+        newest = self._newest.pop(request, None)
+        if newest is not None and newest.max_tokens:
+            self.acceptance.observe(newest.max_tokens, newest.accepted(tokens))
         self._hold(group, request, tokens, start)
 
     def draft(self, asks: Sequence[DraftAsk]) -> Sequence[DraftTree]:
@@ -109,7 +123,7 @@ class GroupedDrafter:
         for ask, tokens, parents, confidence, count in zip(asks, *rows, strict=True):
             parent_ids = [None if parent < 0 else parent for parent in parents[:count]]
             trees.append(DraftTree(tokens[:count], parent_ids, confidence[:count]))
-            self._allowed[ask.request] = ask.max_tokens
+            self._newest[ask.request] = _Newest(ask.max_tokens, trees[-1])
         return trees
 
     def draft_linear(self, asks: Sequence[LinearAsk]) -> list[list[int]]:
@@ -119,7 +133,7 @@ class GroupedDrafter:
         self.learn()
         keys = [self._key(ask.group, ask.request) for ask in asks]
         batch = self._client.draft(keys, [ask.max_tokens for ask in asks], options=LINEAR)
-        self._allowed.update((ask.request, ask.max_tokens) for ask in asks)
+        self._newest.update((ask.request, _Newest(ask.max_tokens)) for ask in asks)
         return [row[:count] for row, count in zip(batch.tokens.tolist(), batch.counts.tolist(), strict=True)]
 
     def open_session(self, asks: Sequence[DraftAsk]) -> DraftSession:
@@ -131,7 +145,7 @@ class GroupedDrafter:
 
     def forget(self, request: int) -> None:
         """The request left this instance; its tokens stay in the index for its siblings."""
-        self._allowed.pop(request, None)
+        self._newest.pop(request, None)
         self.learn()
 
     def learn(self) -> None:
@@ -172,7 +186,7 @@ class GroupedDrafter:
 
     def _name(self, group: int, request: int) -> str:
         # In mode "own" a request drafts from its own tokens only: it is a group of one.
-        return f"{self._run}/{group}" if self.mode == "grouped" else f"{self._run}/own/{request}"
+        return f"{self._run}/{group}" if self.mode != "own" else f"{self._run}/own/{request}"
 
 
 class _Session:
@@ -189,6 +203,17 @@ class _Session:
     def close(self, tried: Sequence[int], taken: Sequence[int]) -> None:
         self._index_session.close()
         self._acceptance.observe_many(tried, taken)
+
+
+def _path(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
+    """The nodes that spell these tokens, as far as there are any."""
+    path: list[int] = []
+    at: int | None = None
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if len(path) < len(tokens) and parent == at and token == tokens[len(path)]:
+            path.append(node)
+            at = node
+    return path
 
 
 def _options(asks: Sequence[DraftAsk]) -> DraftOptions:

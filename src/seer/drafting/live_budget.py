@@ -5,20 +5,27 @@ Invariants
   1. Where drafting does not pay, nothing is drafted except a trial of TRIAL_TOKENS for TRIAL_STEPS steps now and then,
      which keeps the measurement current and costs about TRIAL_SHARE of the time at most.
   2. As long as costs are unknown, steps with and without drafts alternate.
+  3. A decision for a batch is kept for REVIEW_STEPS steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from seer.drafting.base import Allowance
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.speculation.budget import allot
 from seer.speculation.step_cost import MeasuredCost
 from seer.speculation.step_report import StepReport
-from seer.speculation.throughput import MAX_DEPTH, Acceptance, BatchClass, DraftLimits
+from seer.speculation.throughput import MAX_DEPTH, MAX_PATHS, MAX_TOKENS, Acceptance, BatchClass, DraftLimits
+from seer.types import budget_rule
 
+LINES = DraftLimits(tuple(range(MAX_DEPTH + 1)))
+"""Of an engine that verifies one path."""
+TREES = DraftLimits(tuple(range(MAX_TOKENS + 1)), MAX_PATHS)
+"""Of an engine that verifies trees."""
+REVIEW_STEPS = 8
+"""Steps after which the size for a batch is chosen again: as often as costs are fitted again."""
 TRIAL_TOKENS, TRIAL_STEPS = 2, 2
 """Size and length of a trial: the least that shows whether drafts have started to pay."""
 FIRST_PATIENCE_STEPS = 8
@@ -30,41 +37,38 @@ TRIAL_SHARE = 0.01
 class MeasuredBudget:
     """A draft budget from measured step costs. Implements `DraftBudget`."""
 
-    def __init__(
-        self,
-        drafter: GroupedDrafter,
-        *,
-        only_depth: int | None = None,
-        depths: Sequence[int] | None = None,
-        max_paths: int = 1,
-    ) -> None:
+    def __init__(self, drafter: GroupedDrafter, limits: DraftLimits = LINES) -> None:
         self._drafter = drafter
-        self._max_paths = max_paths
-        """Most paths of a draft tree."""
-        self._limits = _limits(only_depth, depths, max_paths)
+        self._limits = limits
         self._cost = MeasuredCost()
         self._num_idle = 0  # steps since drafts were last asked for
         self._patience_steps = FIRST_PATIENCE_STEPS
+        self._chosen: dict[tuple[int, int], Allowance] = {}  # by number of requests and of probes
+        self._until_review = REVIEW_STEPS
 
-    def __call__(self, num_running: int, mean_context_tokens: int) -> Allowance:
+    def __call__(self, num_running: int, num_probes: int = 0) -> Allowance:
         """How much each request of the next step may draft."""
         if self._drafter.mode == "none":
             return Allowance(0)
-        depth = self._best_depth(num_running) if self._cost.is_known else 0
-        if depth:
+        best = self._best(num_running, num_probes) if self._cost.is_known else Allowance(0, self._paths)
+        if best.most:
             self._num_idle, self._patience_steps = 0, FIRST_PATIENCE_STEPS
-            return Allowance(depth, self._max_paths)
+            return best
         # Unknown costs: alternate steps with and without drafts.
         if self._num_idle < (self._patience_steps if self._cost.is_known else 1):
-            return Allowance(0, self._max_paths)
+            return best
         self._num_idle = 0
         if self._cost.is_known:
             self._patience_steps = min(2 * self._patience_steps, self._longest_patience_steps(num_running))
-        return Allowance(TRIAL_TOKENS, self._max_paths, TRIAL_STEPS)
+        return Allowance(TRIAL_TOKENS, self._paths, TRIAL_STEPS)
 
     def on_step(self, report: StepReport) -> None:
         """Take in what a step cost."""
         self._cost.learn(report)
+        self._until_review -= report.num_steps
+        if self._until_review <= 0:
+            self._until_review = REVIEW_STEPS
+            self._chosen.clear()
         if not report.num_drafted:
             self._num_idle += report.num_steps
 
@@ -74,14 +78,23 @@ class MeasuredBudget:
         lost_steps = TRIAL_STEPS * (with_s / self._cost.step_s(num_running, 1) - 1.0)
         return max(FIRST_PATIENCE_STEPS, math.ceil(lost_steps / TRIAL_SHARE))
 
-    def _best_depth(self, num_running: int) -> int:
-        acceptance = Acceptance({self._max_paths: self._drafter.acceptance.survival()})
-        return allot("seer", self._cost, [BatchClass(num_running, acceptance)], self._limits)[0].tokens
+    @property
+    def _paths(self) -> int:
+        return self._limits.max_paths if self._drafter.mode == "grouped" else 1  # the paper's rule drafts one path
 
+    def _best(self, num_running: int, num_probes: int) -> Allowance:
+        known = self._chosen.get((num_running, num_probes))
+        if known is None:
+            known = self._chosen[num_running, num_probes] = self._choose(num_running, num_probes)
+        return known
 
-def _limits(only_depth: int | None, depths: Sequence[int] | None, max_paths: int) -> DraftLimits:
-    """`only_depth` is for engines whose steps cost the same for every draft up to it, `depths` for those that pad."""
-    if only_depth is not None:
-        return DraftLimits((0, only_depth), max_paths, is_uniform=True)
-    choices = range(MAX_DEPTH + 1) if depths is None else depths
-    return DraftLimits(tuple(choice for choice in choices if choice <= MAX_DEPTH), max_paths, depths is not None)
+    def _choose(self, num_running: int, num_probes: int) -> Allowance:
+        acceptance = Acceptance({self._paths: self._drafter.acceptance.survival()})
+        classes = [
+            BatchClass(num_probes, acceptance, is_probe=True),
+            BatchClass(num_running - num_probes, acceptance),
+        ]
+        if self._drafter.mode == "own":  # plain speculation knows no probes
+            classes = [BatchClass(num_running, acceptance)]
+        sizes = allot(budget_rule(self._drafter.mode), self._cost, classes, self._limits)
+        return Allowance(sizes[-1].tokens, self._paths, max_probe_tokens=sizes[0].tokens)

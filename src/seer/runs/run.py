@@ -38,7 +38,7 @@ from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.transfer import TransferEstimate
-from seer.types import Group, GroupResult, InstanceLimits
+from seer.types import GROUP_DRAFTS, Group, GroupResult, InstanceLimits
 
 if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
@@ -118,7 +118,7 @@ class Run:
             for group in self.groups_asked
             if group.key is not None and group.key in self._options.past_responses
         }
-        await self._fleet.begin_run(secrets.token_hex(8), drafts, past if drafts == "grouped" else {})
+        await self._fleet.begin_run(secrets.token_hex(8), drafts, past if drafts in GROUP_DRAFTS else {})
         self._pool_before = self._pool_stats()
         self.loop = loop = self._make_loop()
         self._began_s = asyncio.get_running_loop().time()

@@ -37,7 +37,7 @@ from seer.scheduling.divided import Divided
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import LEVEL_RATIO
 from seer.scheduling.seer import EarliestFinishPlacement, Seer
-from seer.types import BudgetRule, DraftMode
+from seer.types import DraftMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,6 @@ class SchedulerSpec:
     oversample: int = 1
     """Groups started for each group wanted. Above 1, short responses are preferred: the result is off-policy."""
     needs_true_lengths: bool = False
-    budget_rule: BudgetRule = "paper"
-    """How much is drafted."""
 
     @property
     def off_policy(self) -> bool:
@@ -140,7 +138,7 @@ _FACTORIES: dict[str, Factory] = {
 }
 NAMES = tuple(_FACTORIES)
 """In the order of the table above."""
-_GROUPED = ("seer", "seer-paper")
+_GROUPED: dict[str, DraftMode] = {"seer": "grouped", "seer-paper": "grouped-paper"}
 """Draft from siblings."""
 _ORACLES = ("oracle", "seer-oracle", "streamrl-oracle")
 """Need the true lengths: in a simulation, or where lengths are forced."""
@@ -153,10 +151,9 @@ def parse_scheduler(name: str) -> SchedulerSpec:
         close = difflib.get_close_matches(base, NAMES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}; +sd adds plain speculation"
         raise ConfigError(f"unknown scheduler {name!r}", hint=hint)
-    drafts: DraftMode = "grouped" if base in _GROUPED else ("own" if plus else "none")
+    drafts: DraftMode = _GROUPED.get(base, "own" if plus else "none")
     oversample = 2 if base == "partial" else 1
-    budget_rule: BudgetRule = "seer" if base == "seer" else "paper"
-    return SchedulerSpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES, budget_rule=budget_rule)
+    return SchedulerSpec(name, drafts, oversample, needs_true_lengths=base in _ORACLES)
 
 
 def make_scheduler(

@@ -19,7 +19,8 @@ from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
 from seer.transfer import TransferEstimate
-from seer.types import BudgetRule
+from seer.types import GROUP_DRAFTS, BudgetRule
+from seer.types import budget_rule as rule_of
 
 Speculation = Literal["auto", "off"]
 
@@ -63,8 +64,8 @@ def simulate(
     emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
     model: SpeculationModel | None = None
     if speculation == "auto" and spec.drafts != "none":
-        rule = budget_rule or spec.budget_rule
-        model = SpeculationModel(spec.drafts == "grouped", rule, curve or AcceptanceCurve())
+        rule = budget_rule or rule_of(spec.drafts)
+        model = SpeculationModel(spec.drafts in GROUP_DRAFTS, rule, curve or AcceptanceCurve())
     settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),

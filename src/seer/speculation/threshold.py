@@ -3,8 +3,8 @@
 
     depth = min(tokens per request, tokens per batch // B)
 
-The limits are fixed beforehand for an architecture, dense or mixture of experts. The paper prints no values: these are
-ours.
+The limits are fixed beforehand for an architecture, dense or mixture of experts. The paper prints no values. These are
+the best powers of two for `seer-paper` in the simulator (docs/log.md).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Thresholds:
     per_batch: int
 
 
-DENSE = Thresholds(per_request=MAX_DEPTH, per_batch=512)
-MIXTURE = Thresholds(per_request=MAX_DEPTH, per_batch=256)
-"""Of experts: each further token of a small batch reads more of them."""
+DENSE = Thresholds(per_request=MAX_DEPTH, per_batch=256)
+MIXTURE = Thresholds(per_request=MAX_DEPTH, per_batch=512)
+"""Of experts."""
 
 
 def threshold(classes: Sequence[BatchClass], limits: DraftLimits, thresholds: Thresholds) -> list[DraftSize]:

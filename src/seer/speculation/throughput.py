@@ -97,22 +97,22 @@ class DraftLimits:
     """What an engine can verify."""
 
     choices: tuple[int, ...] = tuple(range(MAX_DEPTH + 1))
-    """Draft tokens per request to choose from, in rising order and with 0: engines pad others up to one of them."""
+    """Draft tokens per request to choose from, in rising order: engines pad others up to one of them."""
     max_paths: int = 1
     is_uniform: bool = False
     """Every request of a step gets the same number of tokens, by padding."""
 
     def __post_init__(self) -> None:
         """Check the choices."""
-        assert self.choices[0] == 0, f"choices {self.choices} must start with 0: no speculation"
+        assert self.choices == tuple(sorted(set(self.choices))) != (), f"choices {self.choices} must rise"
 
     def up_to(self, max_tokens: int) -> list[int]:
         """The choices of at most so many tokens."""
         return [tokens for tokens in self.choices if tokens <= max_tokens]
 
     def at_most(self, num_tokens: int) -> int:
-        """The largest choice of at most so many tokens."""
-        return self.up_to(num_tokens)[-1]
+        """The largest choice of at most so many tokens; the smallest where all are larger."""
+        return max(self.up_to(num_tokens), default=self.choices[0])
 
 
 def geometric_survival(acceptance: float, max_depth: int = MAX_DEPTH) -> list[float]:

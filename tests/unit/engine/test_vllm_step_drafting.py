@@ -63,6 +63,7 @@ class Steps:
             "weights_version": 0,
             "group": 0,
             "request": number,
+            "is_probe": False,
             "num_prompt_tokens": 3,
         }
         self.drafting.track(request, facts)  # type: ignore[arg-type]

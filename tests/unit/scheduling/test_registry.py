@@ -30,7 +30,8 @@ def test_every_promised_scheduler_exists_and_can_be_made() -> None:
 def test_sd_after_a_name_adds_plain_drafts() -> None:
     assert parse_scheduler("verl-sync").drafts == "none"
     assert parse_scheduler("verl-sync+sd").drafts == "own"
-    assert parse_scheduler("seer").drafts == parse_scheduler("seer-paper").drafts == "grouped"
+    assert parse_scheduler("seer").drafts == "grouped"
+    assert parse_scheduler("seer-paper").drafts == "grouped-paper"
 
 
 def test_only_partial_is_off_policy_and_only_oracles_know_lengths() -> None:

@@ -19,7 +19,7 @@ class DraftBurst:
     num_near_ties: int
     tried: list[int]
     taken: list[int]
-    def limit(self, most: int, out: NDArray[np.int32]) -> None: ...
+    def limit(self, most: NDArray[np.int32], out: NDArray[np.int32]) -> None: ...
     def lay_out(
         self,
         tokens: NDArray[np.int32],

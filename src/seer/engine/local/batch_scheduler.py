@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -163,14 +163,13 @@ class BatchScheduler:
         """Draft tokens allowed per chunk: the budget's, cut to the room in the step."""
         if self.drafter is None or not works:
             return NO_ALLOWANCE
-        mean_context = sum(len(work.active.tokens) for work in works) // len(works)
-        allowance = self.budget(len(works), mean_context) if self.budget else DEFAULT_ALLOWANCE
-        room = (self.max_step_tokens - len(works)) // len(works)
-        return allowance if allowance.max_tokens <= room else replace(allowance, max_tokens=max(0, room))
+        num_probes = sum(work.active.chunk.is_probe for work in works)
+        allowance = self.budget(len(works), num_probes) if self.budget else DEFAULT_ALLOWANCE
+        return allowance.cut(max(0, (self.max_step_tokens - len(works)) // len(works)))
 
     def draft(self, works: Sequence[Work], allowance: Allowance) -> None:
         """Ask the drafter for one tree per chunk."""
-        if self.drafter is None or allowance.max_tokens < 1:
+        if self.drafter is None or allowance.most < 1:
             return
         try:
             trees = self.drafter.draft(draft_asks(works, allowance))
@@ -179,7 +178,8 @@ class BatchScheduler:
             return
         for work, tree in zip(works, trees, strict=True):
             # The root's own sample is one of the remaining tokens; the tree may add the others.
-            kept = tree.pruned(allowance.max_tokens, work.active.num_remaining - 1)
+            most = allowance.tokens_for(work.active.chunk.is_probe)
+            kept = tree.pruned(most, work.active.num_remaining - 1)
             work.tree = kept if kept.tokens else None
 
     # Prefilling
@@ -225,7 +225,7 @@ def draft_asks(works: Sequence[Work], allowance: Allowance) -> list[DraftAsk]:
             active.chunk.request,
             active.tokens,
             active.chunk.num_prompt_tokens,
-            min(allowance.max_tokens, active.num_remaining - 1),
+            min(allowance.tokens_for(active.chunk.is_probe), active.num_remaining - 1),
             allowance.max_paths,
         )
         for active in (work.active for work in works)

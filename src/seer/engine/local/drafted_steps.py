@@ -69,12 +69,12 @@ def run_drafted_steps(
             stop_ids=list(active.stop_ids),
         )
     enough = len(works) if until_one_ends else 1
-    most = allowance.max_tokens
+    mosts = np.array([allowance.tokens_for(work.active.chunk.is_probe) for work in works], np.int32)
     limits, offsets = np.empty(len(works), np.int32), np.empty(len(works) + 1, np.int64)
-    tokens = np.empty(len(works) * (1 + most), np.int32)
+    tokens = np.empty(len(works) * (1 + allowance.most), np.int32)
     num_steps = num_batched_tokens = 0
     while num_steps < min(max_steps, allowance.max_steps or max_steps) and burst.num_live >= enough:
-        burst.limit(most, limits)
+        burst.limit(mosts, limits)
         trees = session.draft(limits)
         shape, step = choose(burst.num_live, 1 + int(trees.counts.max()))
         num_batched_tokens += burst.num_live + int(trees.counts.sum())

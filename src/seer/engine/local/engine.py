@@ -87,7 +87,7 @@ class Engine:
         if len(works) < len(scheduler.running):
             scheduler.draft(works, allowance)
             scheduler.add_contexts(works)
-        elif not allowance.max_tokens:
+        elif not allowance.most:
             num_steps = 1 if scheduler.waiting else self.runner.burst_length(works)
             if num_steps > 1:
                 return self.settle_burst(works, self.runner.burst(works, num_steps))

@@ -18,7 +18,7 @@ from typing import Any
 
 from seer.config import LocalEngineConfig
 from seer.drafting.grouped_drafter import GroupedDrafter
-from seer.drafting.live_budget import MeasuredBudget
+from seer.drafting.live_budget import TREES, MeasuredBudget
 from seer.engine.base import OutputSink
 from seer.engine.instance_settings import read_settings
 from seer.engine.instance_wrapper import ModelInstanceWrapper
@@ -32,11 +32,11 @@ from seer.kvpool.base import Pool
 from seer.kvpool.open_pool import open_pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
 from seer.speculation.step_report import StepReport
+from seer.speculation.throughput import MAX_PATHS, MAX_TOKENS, DraftLimits
 from seer.types import DraftMode
 
-TREE_PATHS = 2
-"""Children of a fork in a draft tree. Verifying a tree costs the same as a line of as many tokens, and more of its
-tokens are accepted."""
+GPU_TREES = DraftLimits(tuple(depth for depth in DEPTHS if depth <= MAX_TOKENS), MAX_PATHS, is_uniform=True)
+"""A step's drafts are padded to one of these sizes, each of which has a captured graph."""
 
 
 class HostedLocal(ModelInstanceWrapper[LocalInstance]):
@@ -54,11 +54,7 @@ class HostedLocal(ModelInstanceWrapper[LocalInstance]):
     ) -> None:
         on_gpu = str(settings.get("device", "cpu")).startswith("cuda")
         self._drafter, self._pool, self._emit = drafter, pool, events
-        self._budget = (
-            MeasuredBudget(drafter, max_paths=TREE_PATHS, depths=DEPTHS if on_gpu else None)
-            if drafter is not None
-            else None
-        )
+        self._budget = MeasuredBudget(drafter, GPU_TREES if on_gpu else TREES) if drafter is not None else None
         instance = LocalInstance(
             id, model_dir, drafter=drafter, pool=pool, budget=self._budget, on_step=self._on_step, **settings
         )

@@ -68,6 +68,7 @@ def request_facts(chunk: Chunk, model: str, run: str, drafts: str) -> dict[str, 
     return {
         "request": chunk.request,
         "group": chunk.group,
+        "is_probe": chunk.is_probe,
         "weights_version": chunk.weights_version,
         "model": model,
         "num_prompt_tokens": chunk.num_prompt_tokens,

@@ -23,7 +23,7 @@ from seer.engine.vllm.instance import ContextReady, VllmInstance, settle_process
 from seer.engine.vllm.settings import VllmSettings
 from seer.metrics.events import Decoding, EventSink, Prefilling
 from seer.speculation.step_report import StepReport
-from seer.types import DraftMode
+from seer.types import GROUP_DRAFTS, DraftMode
 
 
 class HostedVllm(ModelInstanceWrapper[VllmInstance]):
@@ -54,7 +54,7 @@ class HostedVllm(ModelInstanceWrapper[VllmInstance]):
         settings = self._settings
         if past and self.id == 0 and settings.speculation is not None and settings.draft_servers:
             self._seeding = GroupedDrafter(settings.draft_servers, settings.draft_keys)
-            mode: DraftMode = "grouped" if drafts == "grouped" else "none"
+            mode: DraftMode = drafts if drafts in GROUP_DRAFTS else "none"
             self._seeding.begin_run(run, mode, weights_version)
             self._seeding.seed_from(past)
 

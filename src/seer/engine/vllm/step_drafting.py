@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seer.config.engines import Padding
+from seer.drafting.base import Allowance
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.grouped_drafter import GroupedDrafter, LinearAsk
 from seer.drafting.live_budget import MeasuredBudget
 from seer.speculation.step_report import StepReport
+from seer.speculation.throughput import DraftLimits
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -40,6 +42,7 @@ class _TrackedRequest:
     request: Request
     group: int
     id: int
+    is_probe: bool
     num_prompt_tokens: int
     num_known: int
 
@@ -77,7 +80,8 @@ class StepDrafting:
         self._begin_run(facts["run"], facts["drafts"], facts["weights_version"])
         self._tracked = {key: one for key, one in self._tracked.items() if not one.request.is_finished()}
         prompt = facts["num_prompt_tokens"]
-        tracked = _TrackedRequest(request, facts["group"], facts["request"], prompt, request.num_tokens)
+        names = facts["group"], facts["request"], facts["is_probe"]
+        tracked = _TrackedRequest(request, *names, prompt, request.num_tokens)
         self._tracked[request.request_id] = tracked
         if request.num_tokens > prompt:
             tokens = request.all_token_ids[prompt : request.num_tokens]
@@ -143,9 +147,9 @@ class StepDrafting:
             for index, one in enumerate(map(self._tracked.get, keys))
             if one is not None and one.request.num_computed_tokens >= one.request.num_tokens - 1
         }
-        allowed = self._allowed(len(decoding))
+        allowance = self._allowance(decoding)
         for index, one in decoding.items():
-            most = min(allowed, self._room(one))
+            most = min(allowance.tokens_for(one.is_probe), self._room(one))
             if most > 0:
                 indices.append(index)
                 asks.append(LinearAsk(one.group, one.id, most))
@@ -162,12 +166,12 @@ class StepDrafting:
         left = (request.max_tokens or 0) - request.num_output_tokens - 1
         return min(left, self._max_model_len - request.num_tokens - 1, self._max_tokens)
 
-    def _allowed(self, num_running: int) -> int:
-        if self._drafter.mode == "none" or not num_running:
-            return 0
+    def _allowance(self, decoding: Mapping[int, _TrackedRequest]) -> Allowance:
+        if self._drafter.mode == "none" or not decoding:
+            return Allowance(0)
         if self._fixed_tokens is not None:
-            return min(self._fixed_tokens, self._max_tokens)
-        return min(self._budget(num_running, 0).max_tokens, self._max_tokens)
+            return Allowance(min(self._fixed_tokens, self._max_tokens))
+        return self._budget(len(decoding), sum(one.is_probe for one in decoding.values())).cut(self._max_tokens)
 
     def _pad(self, drafts: list[list[int]], decoding: Mapping[int, _TrackedRequest]) -> None:
         """Give every decoding request K draft tokens, so that vLLM's full CUDA graph for 1 + K tokens applies."""
@@ -188,7 +192,9 @@ class StepDrafting:
             self._budget = self._new_budget()
 
     def _new_budget(self) -> MeasuredBudget:
-        return MeasuredBudget(self._drafter, only_depth=None if self._padding == "none" else self._max_tokens)
+        is_padded = self._padding != "none"
+        choices = (0, self._max_tokens) if is_padded else range(self._max_tokens + 1)
+        return MeasuredBudget(self._drafter, DraftLimits(tuple(choices), is_uniform=is_padded))
 
     def close(self) -> None:
         """Stop the draft client."""

@@ -85,7 +85,7 @@ class GroupedSpeculator(BaseSpeculator):
             if facts is None or facts["drafts"] == "none":
                 continue
             self._begin_run((facts["run"], facts["weights_version"]))
-            group = facts["group"] if facts["drafts"] == "grouped" else ("own", facts["request"])
+            group = facts["group"] if facts["drafts"] != "own" else ("own", facts["request"])
             known = len(one.prefill_token_ids)
             limit = min(len(one.prompt_token_ids) + facts["max_left"], self.max_model_len) + SPARE_TOKENS
             row = self._states.req_id_to_index[one.req_id]
