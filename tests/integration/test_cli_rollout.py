@@ -76,7 +76,7 @@ def test_a_rollout_leaves_results_events_and_a_summary(tmp_path: Path, capsys: p
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Where did the time go?" in page
-    assert "http" not in page  # nothing is loaded from elsewhere
+    assert "://" not in page  # nothing is loaded from elsewhere
     assert json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
 
 

@@ -19,10 +19,10 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
-from seer.metrics.jsonl import read_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
 from seer.runs.run import scheduler_settings
+from seer.runs.run_events import read_run_events
 from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
@@ -104,16 +104,19 @@ class RecordedRun:
 
 def read_recorded(folder: RunFolder) -> RecordedRun:
     """Read a finished run; refused where a response did not end or steps were not measured."""
-    manifest = folder.read_manifest()
-    options = manifest["options"]
+    manifest = folder.read_facts()
+    options = manifest.options
+    if manifest.limits is None or options.max_tokens is None:
+        raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to replay")
+    events = read_run_events(folder.events, options.instances)
     try:
         return recorded_run(
-            list(read_events(folder.events)),
-            scheduler=options["scheduler"],
-            limits=InstanceLimits(**manifest["limits"]),
-            num_instances=options["instances"],
-            max_tokens=options["max_tokens"],
-            chunk_tokens=options["chunk_tokens"],
+            events,
+            scheduler=options.scheduler,
+            limits=manifest.limits.as_limits(),
+            num_instances=options.instances,
+            max_tokens=options.max_tokens,
+            chunk_tokens=options.chunk_tokens,
         )
     except InputError as error:
         raise InputError(f"{folder.path}: {error}", hint=error.hint) from None

@@ -225,13 +225,15 @@ class _Recorder:
         )
         self._say(f"  {rate:.1f} tokens/s, {makespan_s:.1f} s, tail {tail_s:.1f} s")
 
-    def write_report(self, rows: list[dict[str, Any]]) -> Path | None:
+    def write_report(self, rows: list[dict[str, Any]]) -> Path:
         """The report of the last scheduler's first run, beside all rows."""
-        from seer.report.page import write_page
+        from seer.machine.whole_files import write_whole
+        from seer.report.page import page_text
 
         best = RunFolder(self._folder.path / f"{rows[-1]['scheduler']}-0")
         others = [RunFolder(self._folder.path / f"{row['scheduler']}-0") for row in rows[:-1]]
-        return write_page(best, self._folder.report, rows=rows, others=others)
+        write_whole(self._folder.report, page_text(best, rows=rows, others=others).encode())
+        return self._folder.report
 
     def _say(self, text: str) -> None:
         if not self._is_quiet:

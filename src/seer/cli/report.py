@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from seer.errors import InputError
+from seer.machine.whole_files import write_whole
 from seer.runs.run_folder import RunFolder
 
 EXAMPLES = """\
@@ -37,22 +39,32 @@ def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
     from seer.metrics.jsonl import read_events
     from seer.metrics.perfetto import write_trace
-    from seer.report.page import write_page
+    from seer.report.page import page_text
 
     folder = RunFolder.find(args.run_folder)
-    manifest = folder.read_manifest()
-    rows: list[dict[str, Any]] = []
+    manifest = folder.read_facts()
     others: list[RunFolder] = []
     shown, training = folder, ""
-    if manifest["command"] == "train":
+    if manifest.command == "train":
         from seer.report.training import newest_step, read_training, training_section
 
         training = training_section(read_training(folder))
         shown = newest_step(folder)
-    if manifest["command"] == "compare":
-        rows = manifest["rows"]
-        *others, shown = [RunFolder.find(folder.path / f"{row['scheduler']}-0") for row in rows]
-    page = write_page(shown, args.out or folder.report, rows=rows, others=others, training=training)
-    write_trace(read_events(shown.events), folder.trace)
-    sys.stdout.write(f"page     {page}\ntrace    {folder.trace} (open it in ui.perfetto.dev)\n")
+    if manifest.command == "compare":
+        *others, shown = [RunFolder.find(folder.path / f"{name}-0") for name in manifest.schedulers()]
+    page = page_text(shown, rows=manifest.rows, others=others, training=training).encode()
+    if args.out is None:
+        write_whole(folder.report, page)
+    else:
+        _write_where_asked(args.out, page)
+    write_trace(read_events(shown.events, allow_cut=True), folder.trace)
+    sys.stdout.write(f"page     {args.out or folder.report}\ntrace    {folder.trace} (open it in ui.perfetto.dev)\n")
     return 0
+
+
+def _write_where_asked(out: Path, page: bytes) -> None:
+    """Write to a path of the user's, which may be a link or a device."""
+    try:
+        out.write_bytes(page)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}", hint="--out FILE.html") from None

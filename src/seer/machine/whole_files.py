@@ -13,22 +13,18 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from seer.errors import SeerError
-
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, or leave the one that is there."""
+    """Write a file, or leave the one that is there and raise the OSError."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         with create_anew(partial) as file:
             file.write(content)
         partial.replace(path)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise SeerError(
-            f"{path} cannot be written: {error.strerror}", hint=f"is {path.parent} full or read-only?"
-        ) from None
+        raise
 
 
 def create_anew(path: Path) -> BinaryIO:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.whole_files import create_anew
 from seer.metrics.events import Event
 
 SCHEMA = 1
@@ -42,7 +43,7 @@ class EventLog:
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
         self._encoder = msgspec.json.Encoder()
         self._pending: list[Event] = []
-        self._file = path.open("wb")
+        self._file = create_anew(path)
         self._file.write(self._encoder.encode_lines([LogHeader(SCHEMA, metadata)]))
 
     def __call__(self, event: Event) -> None:
@@ -82,13 +83,18 @@ def read_header(path: Path) -> LogHeader:
     return header
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """The events of a log, in order; a damaged line is refused with its number."""
+def read_events(path: Path, *, allow_cut: bool = False) -> Iterator[Event]:
+    """The events of a log, in order; a damaged line is refused with its number.
+
+    `allow_cut` leaves out a last line without its end: a killed run leaves one.
+    """
     read_header(path)
     decoder = msgspec.json.Decoder(Event)
     with path.open("rb") as file:
         next(file)
         for number, line in enumerate(file, start=2):
+            if allow_cut and not line.endswith(b"\n"):
+                return
             try:
                 yield decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:

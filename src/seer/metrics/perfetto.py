@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from seer.machine.whole_files import write_whole
 from seer.metrics.events import (
     Decoding,
     Event,
@@ -90,7 +91,7 @@ class PerfettoTrace:
         ]
         cut = [self._slice(request, self._last_s) for request in self._open]
         encoded = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": names + self._records + cut})
-        path.write_bytes(encoded)
+        write_whole(path, encoded)
 
     def _start(self, event: Started) -> None:
         track = self._tracks.setdefault(event.instance, _Tracks()).take()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 from seer.analysis.explain import HEADINGS
 from seer.report.run_data import RunData
@@ -141,7 +142,7 @@ def splits(runs: Sequence[RunData], x_max: float) -> str:
         assert explanation is not None, "explained runs only"
         y = TOP + row * height + 5
         at = 0.0
-        body.append(f'<text class="label" x="1" y="{y + 14:.1f}">{run.title[:9]}</text>')
+        body.append(f'<text class="label" x="1" y="{y + 14:.1f}">{escape(run.title[:9])}</text>')
         for heading in HEADINGS:
             value = explanation.seconds[heading]
             if value > 0:
@@ -166,5 +167,5 @@ def split_legend() -> str:
 
 def line_legend(names: Sequence[str]) -> str:
     """The colours of lines."""
-    items = (f'<span><i style="background:{colour(i)}"></i>{name}</span>' for i, name in enumerate(names))
+    items = (f'<span><i style="background:{colour(i)}"></i>{escape(name)}</span>' for i, name in enumerate(names))
     return f'<p class="legend">{"".join(items)}</p>'

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from seer.machine.sizes import show_size
@@ -37,6 +36,8 @@ th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line)}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left}
 """
 
+NO_CONTENT_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"
+"""For the browser: run no script and load nothing. All text is escaped as well."""
 SPLIT_NOTE = (
     "Mean over the instances; the headings add up to the makespan. The dashed mark is the oracle estimate: "
     "lengths known, longest remaining first, moves and prompts for free, no speculation, at the measured "
@@ -63,21 +64,18 @@ COLUMNS = (
 )
 
 
-def write_page(
+def page_text(
     folder: RunFolder,
-    path: Path,
     *,
     rows: Sequence[dict[str, Any]] = (),
     others: Sequence[RunFolder] = (),
     training: str = "",
-) -> Path:
-    """Write the page of a run; `rows` and `others` set it beside the runs it was compared with.
+) -> str:
+    """The page of a run; `rows` and `others` set it beside the runs it was compared with.
 
     `training` is the section on the training run that this rollout was part of.
     """
-    run = read_run(folder)
-    path.write_text(render(run, rows, [read_run(other) for other in others], training), encoding="utf-8")
-    return path
+    return render(read_run(folder), rows, [read_run(other) for other in others], training)
 
 
 def render(
@@ -86,14 +84,13 @@ def render(
     """The page as text."""
     runs = [*others, run]
     x_max = max(one.makespan_s for one in runs) * 1.01
-    options = run.manifest["options"]
-    machine = run.manifest.get("machine", {})
+    options, machine = run.manifest.options, run.manifest.machine
     num_responses = len(run.ended)
     sections = [
         f"<h1>{escape(run.title)}: {len(set(run.group_of.values()))} prompts, {num_responses} responses</h1>",
-        f'<p class="soft">{escape(str(options.get("model")))} on {run.num_instances} instances of the '
-        f"{escape(str(options.get('engine')))} engine, {run.max_num_seqs} requests at once each; "
-        f"{escape(str(machine.get('cpu', '')))}, {machine.get('cores', '?')} cores</p>",
+        f'<p class="soft">{escape(str(options.model))} on {run.num_instances} instances of the '
+        f"{escape(str(options.engine))} engine, {run.max_num_seqs} requests at once each; "
+        f"{escape(machine.cpu)}, {machine.cores or '?'} cores</p>",
         _cards(run),
         training,
     ]
@@ -126,7 +123,8 @@ def render(
         _last_to_finish(run),
     ]
     head = (
-        f'<meta charset="utf-8"><title>Seer report: {escape(run.title)}</title>'
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{NO_CONTENT_FROM_ELSEWHERE}">'
+        f"<title>Seer report: {escape(run.title)}</title>"
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
     )
     body = "".join(sections)
@@ -134,32 +132,31 @@ def render(
 
 
 def _cards(run: RunData) -> str:
-    summary = run.manifest.get("summary") or {}
-    explanation = run.explanation
+    number, explanation = run.manifest.number, run.explanation
     shown = [
-        ("tokens per second", f"{summary.get('throughput_tokens_s', 0):.1f}"),
-        ("tokens", f"{summary.get('num_tokens', 0):,}"),
+        ("tokens per second", f"{number('throughput_tokens_s'):.1f}"),
+        ("tokens", f"{number('num_tokens'):,}"),
         ("makespan", f"{run.makespan_s:.1f} s"),
         ("tail (last tenth)", f"{run.makespan_s - run.tail_from_s:.1f} s"),
-        ("instances idle", f"{summary.get('idle_share', 0):.0%}"),
-        ("migrations", f"{summary.get('migrations', 0):,}"),
-        ("preemptions", f"{summary.get('preemptions', 0):,}"),
+        ("instances idle", f"{number('idle_share'):.0%}"),
+        ("migrations", f"{number('migrations'):,}"),
+        ("preemptions", f"{number('preemptions'):,}"),
     ]
     if explanation is not None:
         shown.append(("drafts accepted", f"{explanation.num_accepted:,} of {explanation.num_drafted:,}"))
         if explanation.oracle_s is not None:
             shown.append(("oracle estimate", f"{explanation.oracle_s:.1f} s"))
-    verification = run.manifest.get("verification")
+    verification = run.manifest.verification
     if verification is not None:
-        verdict = "clean" if verification["is_clean"] else "NOT CLEAN"
-        shown.append((f"verification, {verification['num_responses']:,} responses scored again", verdict))
+        verdict = "clean" if verification.is_clean else "NOT CLEAN"
+        shown.append((f"verification, {verification.num_responses:,} responses scored again", verdict))
     cards = (f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in shown)
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
 def _pool(run: RunData) -> str:
     """KV loaded from the pool and computed again, and the pool's errors."""
-    if run.manifest["options"].get("pool") == "none":
+    if run.manifest.options.pool == "none":
         return '<p class="soft">No pool: KV that an instance lacked was computed again.</p>'
     failed = sum(one.num_failed for one in run.pool_errors)
     corrupt = sum(one.num_corrupt for one in run.pool_errors)

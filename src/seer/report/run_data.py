@@ -28,8 +28,9 @@ from seer.metrics.events import (
     Stepped,
     Stopped,
 )
-from seer.metrics.jsonl import read_events
 from seer.metrics.summary import TAIL_SHARE
+from seer.runs.manifest import Manifest
+from seer.runs.run_events import read_run_events
 from seer.runs.run_folder import RunFolder
 
 
@@ -54,7 +55,7 @@ class RunData:
     """A run as the charts need it."""
 
     title: str
-    manifest: dict[str, Any]
+    manifest: Manifest
     num_instances: int
     max_num_seqs: int
     kv_tokens: int
@@ -79,18 +80,18 @@ class RunData:
 
 def read_run(folder: RunFolder) -> RunData:
     """Read a run from its folder."""
-    manifest = folder.read_manifest()
-    if "limits" not in manifest:
+    manifest = folder.read_facts()
+    limits, num_instances = manifest.limits, manifest.options.instances
+    if limits is None:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to report")
-    options, limits = manifest["options"], manifest["limits"]
     data = RunData(
-        title=options.get("scheduler", "run"),
+        title=manifest.options.scheduler,
         manifest=manifest,
-        num_instances=options["instances"],
-        max_num_seqs=limits["max_num_seqs"],
-        kv_tokens=limits["kv_blocks"] * limits["block_size"],
+        num_instances=num_instances,
+        max_num_seqs=limits.max_num_seqs,
+        kv_tokens=limits.kv_blocks * limits.block_size,
     )
-    events = list(read_events(folder.events))
+    events = read_run_events(folder.events, num_instances, allow_cut=True)
     data.states = [[] for _ in range(data.num_instances)]
     data.steps = [[] for _ in range(data.num_instances)]
     first_s = min((event.t_s for event in events if isinstance(event, Queued)), default=math.nan)

@@ -7,11 +7,11 @@ rollout the later one counts: a resumed run makes the last steps of the interrup
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
@@ -23,15 +23,43 @@ from seer.runs.run_folder import RunFolder
 NUM_ROWS = 20
 """Newest steps in the table; the charts show all of them."""
 
-Line = dict[str, Any]
+L = TypeVar("L")
+Number = int | float | None
+LogLine = dict[str, Number]
+
+
+class OnPolicyLine(TypedDict):
+    """The on-policy check of a rollout."""
+
+    mean_gap: float | None
+    """None in the file is not a number, so the rollout was off policy."""
+    limit: float
+    mean_ratio: NotRequired[float | None]
+    largest_gap: NotRequired[float | None]
+
+
+class RolloutLine(TypedDict):
+    """A line of rollouts.jsonl."""
+
+    step: int
+    call: int
+    mode: str
+    rollout_s: float
+    since_last_s: float | None
+    num_tokens: NotRequired[int]
+    mean_tokens: NotRequired[float]
+    longest_tokens: NotRequired[int]
+    tail_s: NotRequired[float]
+    reward_errors: NotRequired[int]
+    on_policy: NotRequired[OnPolicyLine | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
     """One rollout of the training phase, and the trainer's log of its step."""
 
-    rollout: Line
-    log: Line
+    rollout: RolloutLine
+    log: LogLine
     loop_s: float | None
     """From the start of this rollout to the start of the next; None for the last one."""
 
@@ -41,8 +69,8 @@ class TrainingStep:
             return self.rollout["rollout_s"] / self.loop_s if self.loop_s else None
         if name == "loop_s":
             return self.loop_s
-        check = self.rollout.get("on_policy") or {}
-        for source in (self.rollout, check, self.log):
+        sources: tuple[Mapping[str, Any], ...] = (self.rollout, self.rollout.get("on_policy") or {}, self.log)
+        for source in sources:
             if source.get(name) is not None:
                 return float(source[name])
         return None
@@ -66,10 +94,11 @@ COLUMNS = (
 
 def read_training(folder: RunFolder) -> list[TrainingStep]:
     """The training rollouts of a run, in order."""
-    rollouts = {(line["step"], line["call"]): line for line in _lines(folder, "rollouts.jsonl") if _trains(line)}
+    lines = _lines(folder.path / "rollouts.jsonl", RolloutLine)
+    rollouts = {(line["step"], line["call"]): line for line in lines if line["mode"] == "train"}
     if not rollouts:
         raise InputError(f"{folder.path} holds no rollout", hint="it ended before the first step")
-    logs = {line["step"]: line for line in _lines(folder, "trainer.jsonl") if "reward" in line}
+    logs = {line.get("step"): line for line in _lines(folder.path / "trainer.jsonl", LogLine) if "reward" in line}
     ordered = [rollouts[key] for key in sorted(rollouts)]
     loops_s = [line["since_last_s"] for line in ordered[1:]] + [None]
     # The trainer logs a step after it has counted it, so under the next number.
@@ -89,7 +118,7 @@ def newest_step(folder: RunFolder) -> RunFolder:
 
 def training_section(run: Sequence[TrainingStep]) -> str:
     """HTML: charts over the steps, and a table of the newest."""
-    off = [step for step in run if step.rollout.get("on_policy") and _is_off(step)]
+    off = [step for step in run if _is_off(step)]
     verdict = (
         f"<p><b>{len(off)} of {len(run)} rollouts were off policy</b>, the first at step {off[0].rollout['step']}.</p>"
         if off
@@ -106,8 +135,8 @@ def training_section(run: Sequence[TrainingStep]) -> str:
 
 
 def _is_off(step: TrainingStep) -> bool:
-    check = step.rollout["on_policy"]
-    return not check["mean_gap"] <= check["limit"]
+    check = step.rollout.get("on_policy")
+    return check is not None and (check["mean_gap"] is None or check["mean_gap"] > check["limit"])
 
 
 def _lines_chart(run: Sequence[TrainingStep], names: Sequence[str], title: str) -> str:
@@ -135,17 +164,13 @@ def _table(run: Sequence[TrainingStep]) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
-def _trains(line: Line) -> bool:
-    return bool(line["mode"] == "train")
-
-
-def _lines(folder: RunFolder, name: str) -> list[Line]:
-    path: Path = folder.path / name
+def _lines(path: Path, kind: type[L]) -> list[L]:
+    """The lines of a file, none if there is no file; one that a kill cut off is left out."""
     if not path.is_file():
         return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]  # a kill may have cut off the last line
+    decoder = msgspec.json.Decoder(kind)
+    lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
-    except msgspec.DecodeError as error:
+        return [decoder.decode(line) for line in lines]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}", hint="the file was damaged") from None

@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,8 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.whole_files import write_whole
+from seer.runs.manifest import Manifest
 from seer.runs.run_lock import RunLock
 
 MANIFEST = "run.json"
@@ -98,7 +99,7 @@ class RunFolder:
         """Make the folder and copy the prompts into it."""
         self.path.mkdir(parents=True, exist_ok=True)
         if prompts is not None and prompts.resolve() != self.prompts.resolve():
-            shutil.copyfile(prompts, self.prompts)
+            write_whole(self.prompts, prompts.read_bytes())
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -120,26 +121,31 @@ class RunFolder:
     def find(cls, path: Path) -> RunFolder:
         """The folder of an earlier run; refused if the path holds none."""
         if not (path / MANIFEST).is_file():
-            raise InputError(f"{path} holds no {MANIFEST}", hint=_HINT)
+            was_killed = (path / "journal.jsonl").is_file()
+            hint = "its run was killed before it began: start it again" if was_killed else _HINT
+            raise InputError(f"{path} holds no {MANIFEST}", hint=hint)
         return cls(path)
 
     def write_manifest(self, content: dict[str, Any]) -> None:
-        """Write run.json and move it into place, so that a reader never sees half of it."""
-        partial = self.manifest.with_suffix(".partial")
+        """Write run.json; a reader never sees half of it."""
         try:
-            partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-            partial.replace(self.manifest)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+            encoded = msgspec.json.encode(content)
+        except UnicodeEncodeError as error:
+            raise InputError(f"a name that is not UTF-8 cannot be kept: {error.object!r}", hint="rename it") from None
+        write_whole(self.manifest, msgspec.json.format(encoded, indent=2) + b"\n")
 
     def read_manifest(self) -> dict[str, Any]:
-        """What run.json says."""
+        """What run.json says, to be written again with changes; its fields have the types of `Manifest`."""
         try:
             content: dict[str, Any] = msgspec.json.decode(self.manifest.read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.DecodeError) as error:
+            msgspec.convert(content, Manifest)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{self.manifest} cannot be read: {error}", hint=_HINT) from None
         return content
+
+    def read_facts(self) -> Manifest:
+        """What run.json says."""
+        return msgspec.convert(self.read_manifest(), Manifest)
 
 
 def machine() -> dict[str, Any]:

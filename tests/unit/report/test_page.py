@@ -29,6 +29,7 @@ def a_page(folder: Path, *more: Event, **manifest: object) -> str:
     run.create()
     run.write_manifest(
         {
+            "command": "rollout",
             "options": {"scheduler": "seer", "instances": 2, "pool": "local", **manifest},
             "limits": {"kv_blocks": 8, "block_size": 16, "max_num_seqs": 4, "max_model_len": 128},
         }

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event log of a run's folder, checked: what reports and replays take for granted holds for every line.
+
+Invariants
+  1. Every instance is one of the run's, every number is finite, and counts and times are not negative.
+  2. A request is queued once and ends at most once. Its chunks start and stop in turn, between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from seer.errors import InputError
+from seer.metrics.events import Ended, Event, Queued, Started, Stopped
+from seer.metrics.jsonl import read_events
+from seer.types import FinishReason
+
+_REASONS = {reason.value for reason in FinishReason}
+
+
+def read_run_events(path: Path, num_instances: int, *, allow_cut: bool = False) -> list[Event]:
+    """The events of a run; `allow_cut` leaves a last line out that a kill cut off."""
+    rules = _Rules(num_instances)
+    events = []
+    for number, event in enumerate(read_events(path, allow_cut=allow_cut), 2):
+        try:
+            rules.check(event)
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}", hint="the file is damaged") from None
+        events.append(event)
+    return events
+
+
+class _Rules:
+    """The rules over the events so far; a ValueError names the one that is broken."""
+
+    def __init__(self, num_instances: int) -> None:
+        self._num_instances = num_instances
+        self._is_running: dict[int, bool] = {}
+        """By request, from its `Queued` to its `Ended`."""
+        self._ended: set[int] = set()
+
+    def check(self, event: Event) -> None:
+        """Take one event into account."""
+        self._check_numbers(event)
+        if isinstance(event, Queued):
+            is_new = event.request not in self._is_running and event.request not in self._ended
+            _require(is_new, event, "was queued before")
+            self._is_running[event.request] = False
+        elif isinstance(event, Started | Stopped | Ended):
+            self._check_turn(event)
+
+    def _check_turn(self, event: Started | Stopped | Ended) -> None:
+        _require(event.request in self._is_running, event, "is not there, or had ended")
+        is_running = self._is_running[event.request]
+        if isinstance(event, Ended):
+            if event.finish_reason not in _REASONS:
+                raise ValueError(f"finish_reason {event.finish_reason!r}: one of {', '.join(sorted(_REASONS))}")
+            del self._is_running[event.request]
+            self._ended.add(event.request)
+            return
+        _require(is_running != isinstance(event, Started), event, "starts twice, or stops without a start")
+        self._is_running[event.request] = isinstance(event, Started)
+
+    def _check_numbers(self, event: Event) -> None:
+        for name in event.__struct_fields__:
+            value = getattr(event, name)
+            if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}={value}: finite and not negative")
+            if name in ("instance", "moved_from") and value is not None and value >= self._num_instances:
+                raise ValueError(f"instance {value} of {self._num_instances}")
+
+
+def _require(holds: bool, event: Queued | Started | Stopped | Ended, what: str) -> None:
+    if not holds:
+        raise ValueError(f"request {event.request} {what}")
