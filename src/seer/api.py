@@ -100,9 +100,12 @@ class Rollout:
         return self._run.summary() if self._run is not None else None
 
     def encode(
-        self, prompts: Iterable[PromptInput], *, n: int = 1, sampling: Sampling | None = None
+        self, prompts: Iterable[PromptInput | EncodedPrompt], *, n: int = 1, sampling: Sampling | None = None
     ) -> list[EncodedPrompt]:
-        """Check prompts and turn them into tokens; one error lists all that are bad. Needs no instance."""
+        """Check prompts and turn them into tokens; one error lists all that are bad. Needs no instance.
+
+        Prompts that are encoded already keep their place, their sampling and their number of responses.
+        """
         good, bad = encode(
             as_prompts(prompts),
             self.engine.codec,
@@ -130,7 +133,7 @@ class Rollout:
 
     async def run(
         self,
-        prompts: Iterable[PromptInput] | Sequence[EncodedPrompt],
+        prompts: Iterable[PromptInput | EncodedPrompt],
         *,
         n: int = 1,
         sampling: Sampling | None = None,
@@ -158,12 +161,7 @@ class Rollout:
         Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
         `cancel`.
         """
-        given = list(prompts)
-        encoded = [item for item in given if isinstance(item, EncodedPrompt)]
-        if len(encoded) != len(given):
-            encoded = self.encode(
-                [item for item in given if not isinstance(item, EncodedPrompt)], n=n, sampling=sampling
-            )
+        encoded = self.encode(prompts, n=n, sampling=sampling)
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         self.verification = None
         verifier = self._make_verifier(encoded, verify, seed, ends_ignored=lengths is not None) if verify else None
@@ -286,7 +284,7 @@ class SyncRollout:
         """The instances; they belong to the rollout's thread, so only look at them."""
         return self._started().fleet
 
-    def run(self, prompts: Iterable[PromptInput], **settings: Any) -> Iterator[GroupResult]:
+    def run(self, prompts: Iterable[PromptInput | EncodedPrompt], **settings: Any) -> Iterator[GroupResult]:
         """`Rollout.run`, as a plain iterator."""
         groups = self._started().run(list(prompts), **settings)
         try:
@@ -322,7 +320,7 @@ class SyncRollout:
 
 def rollout_sync(
     model: str | Path | RolloutConfig,
-    prompts: Iterable[PromptInput],
+    prompts: Iterable[PromptInput | EncodedPrompt],
     *,
     n: int = 1,
     sampling: Sampling | None = None,

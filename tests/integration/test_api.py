@@ -361,3 +361,16 @@ def test_a_journal_that_another_run_writes_is_refused_and_so_is_what_cannot_run(
             await rolled_out(rollout, journal=tmp_path / "j")
 
     asyncio.run(scenario())
+
+
+def test_encoded_and_plain_prompts_may_be_mixed_and_none_is_dropped() -> None:
+    async def scenario() -> None:
+        async with a_rollout() as rollout:
+            plain = await rolled_out(rollout)
+            encoded = rollout.encode(PROMPTS, n=4, sampling=SAMPLING)
+            mixed = [encoded[i] if i % 2 else prompt for i, prompt in enumerate(PROMPTS)]
+            groups = [group async for group in rollout.run(mixed, n=4, sampling=SAMPLING)]
+            assert tokens_of(groups) == tokens_of(plain)
+            assert {group.prompt_id for group in groups} == {group.prompt_id for group in plain}
+
+    asyncio.run(scenario())

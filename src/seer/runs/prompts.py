@@ -23,6 +23,7 @@ from pathlib import Path
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
 from seer.ranges import Responses, check
+from seer.runs.encoded_check import refuse_surrogates, refuse_unfit
 from seer.runs.prompt_lines import Messages, Prompt, from_value, read_line
 from seer.types import Sampling
 
@@ -81,13 +82,15 @@ def read_prompts(path: Path) -> tuple[list[Prompt], list[BadPrompt]]:
     return good, bad
 
 
-def as_prompts(given: Iterable[str | Messages | Sequence[int] | Prompt]) -> list[Prompt]:
+def as_prompts(
+    given: Iterable[str | Messages | Sequence[int] | Prompt | EncodedPrompt],
+) -> list[Prompt | EncodedPrompt]:
     """Prompts given in Python: texts, conversations, token ids, or `Prompt`s; all problems in one error."""
-    prompts: list[Prompt] = []
+    prompts: list[Prompt | EncodedPrompt] = []
     bad: list[BadPrompt] = []
     for position, item in enumerate(given):
         try:
-            prompts.append(item if isinstance(item, Prompt) else from_value(item, str(position)))
+            prompts.append(item if isinstance(item, Prompt | EncodedPrompt) else from_value(item, str(position)))
         except InputError as error:
             bad.append(BadPrompt(f"prompt {position}", str(error)))
     refuse(bad)
@@ -95,7 +98,7 @@ def as_prompts(given: Iterable[str | Messages | Sequence[int] | Prompt]) -> list
 
 
 def encode(
-    prompts: Iterable[Prompt],
+    prompts: Iterable[Prompt | EncodedPrompt],
     codec: TextCodec | None,
     *,
     n: int,
@@ -105,15 +108,17 @@ def encode(
 ) -> tuple[list[EncodedPrompt], list[BadPrompt]]:
     """Turn prompts into tokens and settle their sampling; those that cannot run come back as bad.
 
-    Without `vocab_size` the model's vocabulary is not known, and token ids are not held against it.
+    Prompts that are encoded already keep their place and are checked too. Without `vocab_size` the model's vocabulary
+    is not known, and token ids are not held against it.
     """
     check(n, Responses, "n")
     good: list[EncodedPrompt] = []
     bad: list[BadPrompt] = []
-    for position, prompt in enumerate(prompts):
+    for position, given in enumerate(prompts):
+        prompt = given.prompt if isinstance(given, EncodedPrompt) else given
         try:
-            encoded = _encode(prompt, codec, n, sampling, max_model_len)
-            _refuse_unknown_tokens(encoded, vocab_size)
+            encoded = given if isinstance(given, EncodedPrompt) else _encode(given, codec, n, sampling)
+            refuse_unfit(encoded, max_model_len=max_model_len, vocab_size=vocab_size)
             good.append(encoded)
         except SeerError as error:
             where = f"line {prompt.line}" if prompt.line is not None else f"prompt {position}"
@@ -130,28 +135,17 @@ def refuse(bad: Sequence[BadPrompt]) -> None:
     raise InputError(f"{len(bad)} bad prompts: {shown}{more}", hint="--skip-bad goes on without them")
 
 
-def _encode(prompt: Prompt, codec: TextCodec | None, n: int, sampling: Sampling, max_model_len: int) -> EncodedPrompt:
+def _encode(prompt: Prompt, codec: TextCodec | None, n: int, sampling: Sampling) -> EncodedPrompt:
     if prompt.token_ids is not None:
         ids = prompt.token_ids
     elif codec is None:
         raise InputError("the model has no tokenizer; give prompt_token_ids")
     elif prompt.messages is not None:
+        for message in prompt.messages:
+            refuse_surrogates(message["content"], "message")
         ids = tuple(codec.chat(prompt.messages))
     else:
         assert prompt.text is not None, f"prompt {prompt.id} has no content"
+        refuse_surrogates(prompt.text, "prompt")
         ids = tuple(codec.encode(prompt.text))
-    if not ids:
-        raise InputError("the prompt encodes to no token")
-    settled = prompt.sampling_over(sampling)
-    if len(ids) + settled.max_tokens > max_model_len:
-        raise InputError(
-            f"{len(ids)} prompt tokens and max_tokens={settled.max_tokens} exceed the {max_model_len} tokens that fit"
-        )
-    return EncodedPrompt(prompt, ids, settled, prompt.n if prompt.n is not None else n)
-
-
-def _refuse_unknown_tokens(encoded: EncodedPrompt, vocab_size: int | None) -> None:
-    """No token outside the vocabulary may reach an instance, where it would be an index into memory."""
-    largest = max((*encoded.token_ids, *encoded.sampling.stop_token_ids))
-    if vocab_size is not None and largest >= vocab_size:
-        raise InputError(f"token id {largest} is outside the model's vocabulary of {vocab_size} tokens")
+    return EncodedPrompt(prompt, ids, prompt.sampling_over(sampling), prompt.n if prompt.n is not None else n)

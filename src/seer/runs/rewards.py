@@ -63,7 +63,8 @@ class RewardCalls:
         except TimeoutError:
             response.reward_error = f"{who} took longer than {self._deadline_s:g} s"
         except Exception as error:  # the user's code may raise anything; generation goes on
-            response.reward_error = f"{who} failed: {type(error).__name__}: {error}"
+            what = f"{who} failed: {type(error).__name__}: {error}"
+            response.reward_error = what.encode(errors="replace").decode()  # it may hold half a character
 
     async def _call(self, prompt: Prompt, response: Response) -> float:
         if inspect.iscoroutinefunction(self._function):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from seer.errors import ConfigError, InputError
-from seer.runs.prompts import Prompt, as_prompts, encode, read_prompts
+from seer.runs.prompts import EncodedPrompt, Prompt, as_prompts, encode, read_prompts
 from seer.types import Sampling
 
 
@@ -158,3 +159,38 @@ def test_without_a_tokenizer_only_token_ids_will_do() -> None:
     good, bad = encode(as_prompts(["a", [7]]), None, n=1, sampling=Sampling(max_tokens=1), max_model_len=9)
     assert [g.token_ids for g in good] == [(7,)]
     assert "no tokenizer" in bad[0].why
+
+
+def test_encoded_prompts_among_others_keep_their_place_and_are_checked_too() -> None:
+    given = EncodedPrompt(Prompt(token_ids=(5, 6), id="mine"), (5, 6), Sampling(max_tokens=2), 3)
+    prompts = as_prompts(["ab", given, [7]])
+    settings = {"n": 1, "sampling": Sampling(max_tokens=4), "max_model_len": 12}
+    good, bad = encode(prompts, Letters(), **settings, vocab_size=200)  # type: ignore[arg-type]
+    assert [one.prompt.id for one in good] == ["0", "mine", "2"]
+    assert (good[1], bad) == (given, [])
+    assert [one.n for one in good] == [1, 3, 1]
+    unfit = [
+        replace(given, token_ids=(5, 200)),
+        replace(given, token_ids=(-1,)),
+        replace(given, token_ids=(1.5,)),  # type: ignore[arg-type]
+        replace(given, token_ids=()),
+        replace(given, sampling=Sampling(max_tokens=2, stop_token_ids=(200,))),
+        replace(given, sampling=Sampling(max_tokens=11)),
+        replace(given, n=0),
+        replace(given, prompt=Prompt(token_ids=(5, 6), id="a\ud800")),
+    ]
+    good, bad = encode(as_prompts(["a", *unfit]), Letters(), **settings, vocab_size=200)  # type: ignore[arg-type]
+    assert len(good) == 1
+    assert [one.where for one in bad] == [f"prompt {1 + i}" for i in range(len(unfit))]
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udfff b"])
+def test_half_a_character_in_a_text_a_message_or_an_id_is_refused_when_it_is_encoded(text: str) -> None:
+    prompts = [
+        Prompt(text=text, id="0"),
+        Prompt(messages=({"role": "user", "content": text},), id="1"),
+        Prompt(token_ids=(1,), id=text),
+    ]
+    good, bad = encode(prompts, Letters(), n=1, sampling=Sampling(max_tokens=4), max_model_len=12)
+    assert not good
+    assert all("half a character" in one.why for one in bad)

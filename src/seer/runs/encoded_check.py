@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a prompt that has been turned into tokens; the last ones before it is handed to an instance.
+
+Invariants
+  1. No token outside the vocabulary reaches an instance, where it would be an index into memory.
+  2. Whatever a results file repeats of a prompt can be written as UTF-8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seer.errors import InputError
+from seer.ranges import Responses, TokenId, check
+
+if TYPE_CHECKING:
+    from seer.runs.prompts import EncodedPrompt
+
+
+def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int | None) -> None:
+    """Raise an error for a prompt that cannot run. Without `vocab_size` any token id of 31 bits will do."""
+    check(encoded.n, Responses, "n")
+    _refuse_unknown_tokens(encoded, vocab_size)
+    num_tokens, max_tokens = len(encoded.token_ids), encoded.sampling.max_tokens
+    if num_tokens + max_tokens > max_model_len:
+        raise InputError(
+            f"{num_tokens} prompt tokens and max_tokens={max_tokens} exceed the {max_model_len} tokens that fit"
+        )
+    refuse_surrogates(encoded.prompt.id, "id")
+
+
+def refuse_surrogates(text: str, what: str) -> None:
+    """Refuse half of a character outside the first 65,536, which Python can hold and no file can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the {what} has half a character (a lone surrogate) at position {error.start}") from None
+
+
+def _refuse_unknown_tokens(encoded: EncodedPrompt, vocab_size: int | None) -> None:
+    if not encoded.token_ids:
+        raise InputError("the prompt encodes to no token")
+    check(list(encoded.token_ids), list[TokenId], "token_ids")
+    largest = max((*encoded.token_ids, *encoded.sampling.stop_token_ids))
+    if vocab_size is not None and largest >= vocab_size:
+        raise InputError(f"token id {largest} is outside the model's vocabulary of {vocab_size} tokens")

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reward function raises ends up in a results file, so it must fit one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from seer.runs.prompts import Prompt
+from seer.runs.rewards import RewardCalls
+from seer.types import FinishReason, Response
+
+
+def test_half_a_character_in_an_error_of_a_reward_can_be_written() -> None:
+    response = Response(
+        group=0,
+        prompt_id="0",
+        index=0,
+        finish_reason=FinishReason.STOP,
+        weights_version=0,
+        seed=0,
+        num_prompt_tokens=1,
+        num_tokens=0,
+        queued_s=0.0,
+        started_s=None,
+        finished_s=0.0,
+        num_chunks=0,
+        num_migrations=0,
+    )
+
+    def reward(prompt: Prompt, response: Response) -> float:
+        raise ValueError("bad \ud800 text")
+
+    async def scenario() -> None:
+        calls = RewardCalls(reward, deadline_s=60.0)
+        calls.begin(Prompt(token_ids=(1,), id="0"), response)
+        await calls.settle((response,))
+
+    asyncio.run(scenario())
+    assert response.reward_error is not None
+    assert "bad ? text" in response.reward_error
+    msgspec.json.encode(response)
