@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`seer verify RUN`: check that a run's responses are what its weights and seeds give.
+"""`seer verify RUN`: check that a run's responses are what its prompts, its weights and its seeds give.
 
+All responses are checked against what was asked for (results_check.py), and a sample of them is scored again.
 Exit code 0 if the verification is clean, 1 if not.
 """
 
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.number_option import NumberOption
-from seer.config import RolloutConfig, RunConfig, build_run
-from seer.errors import InputError, MissingExtra
-from seer.ranges import Count, Seed, Share, check
+from seer.errors import MissingExtra
+from seer.ranges import Count, Seed, Share
+from seer.ranges import check as check_range
 from seer.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from seer.verification.results_check import Finding, ResultsCheck
     from seer.verification.verify import Verification
 
 EXAMPLES = """\
@@ -34,9 +36,10 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "verify",
-        help="re-score a run's responses with a plain forward pass",
-        description="Score a sample of a run's responses again with a plain fp32 forward pass. Every token and\n"
-        "log-probability must be what the weights give; exit code 1 if one is not.",
+        help="check a run's responses, and re-score some with a plain forward pass",
+        description="Check every response of a run: each prompt and index is there once, seeds follow from the run's,\n"
+        "ends and texts follow from the tokens, none failed. Then score a sample again with a plain fp32 forward\n"
+        "pass: every token and log-probability must be what the weights give. Exit code 1 if anything is not.",
         epilog=EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
@@ -77,80 +80,60 @@ def verify(
 ) -> int:
     """Verify a finished run and print the verdict; 0 if it is clean."""
     try:
-        from seer.verification.verify import PlainModel, engine_dtype
-        from seer.verification.verify import verify as verify_responses
+        from seer.verification.recorded_run import check_recorded, read_recorded, score
     except ImportError as error:
         raise MissingExtra(error.name or "torch", "local") from None
-    check(share, Share | None, "share")
-    check(num_sampled, Count, "sample")
-    manifest = folder.read_manifest()
-    if "config" not in manifest:
-        raise InputError(f"{folder.manifest} holds no configuration", hint="verify a folder of `seer rollout`")
-    config = build_run(manifest["config"], source=str(folder.manifest))
-    if config.rollout.engine != "local":
-        raise InputError(f"{folder.path} was not run on the local engine", hint="only the local engine can be verified")
-    responses = _responses(folder, manifest, config)
-    if not responses:
-        raise InputError(f"{folder.path} holds no response with tokens")
-    wanted = max(1, round(len(responses) * share)) if share is not None else min(num_sampled, len(responses))
-    chosen = random.Random(seed).sample(responses, wanted)
-    weights = Path(model or manifest["model_dir"])
-    dtype = engine_dtype(config.rollout.dtype, config.rollout.device)
-    found = verify_responses(PlainModel(weights), chosen, dtype=dtype)
-    numbers = numbers_of(found, weights)
-    folder.write_manifest(manifest | {"verification": numbers})
+    check_range(share, Share | None, "share")
+    check_range(num_sampled, Count, "sample")
+    recorded = read_recorded(folder, Path(model) if model is not None else None)
+    check = check_recorded(recorded)
+    num_sound = len(check.sound)
+    wanted = max(1, round(num_sound * share)) if share is not None else num_sampled
+    found = score(recorded, random.Random(seed).sample(check.sound, min(wanted, num_sound)))
+    numbers = numbers_of(found, recorded.weights, check)
+    folder.write_manifest(folder.read_manifest() | {"verification": numbers})
     if as_json:
         sys.stdout.write(json.dumps(numbers) + "\n")
     else:
-        print_verification(numbers, len(responses))
-    return 0 if found.is_clean else 1
+        print_verification(numbers, check)
+    return 0 if numbers["is_clean"] else 1
 
 
-def numbers_of(found: Verification, weights: Path) -> dict[str, Any]:
+def numbers_of(found: Verification, weights: Path, check: ResultsCheck | None = None) -> dict[str, Any]:
     """A verification as run.json keeps it."""
-    return asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
+    numbers = asdict(found) | {"is_clean": found.is_clean, "weights": str(weights)}
+    if check is None:
+        return numbers
+    findings = [asdict(one) for one in check.ordered()]
+    return numbers | {
+        "is_clean": found.is_clean and not findings,
+        "num_checked": check.num_responses,
+        "findings": findings,
+    }
 
 
-def _responses(folder: RunFolder, manifest: dict[str, Any], config: RunConfig) -> list[Any]:
-    """Every response of the run beside the prompt and the sampling it was asked with."""
-    from seer.engine.prepare import prepare
-    from seer.runs.prompts import encode, read_prompts
-    from seer.runs.results import read_responses
-    from seer.verification.verify import ResponseToVerify
-
-    engine = prepare(RolloutConfig(model=manifest["model_dir"]))
-    prompts, _ = read_prompts(folder.prompts)
-    encoded, _ = encode(
-        prompts,
-        engine.codec,
-        n=config.n,
-        sampling=config.sampling,
-        max_model_len=engine.max_model_len,
-    )
-    by_id = {prompt.prompt.id: prompt for prompt in encoded}
-    results = config.out or folder.results
-    forced = bool(manifest.get("forced_lengths"))
-    responses = []
-    for response in read_responses(results):
-        prompt = by_id.get(response.prompt_id)
-        if prompt is None:
-            raise InputError(f"{results}: prompt {response.prompt_id!r} is not in {folder.prompts}")
-        if response.token_ids:
-            responses.append(ResponseToVerify(prompt.token_ids, prompt.sampling, response, ends_ignored=forced))
-    return responses
-
-
-def print_verification(numbers: dict[str, Any], num_responses: int) -> None:
-    """What was scored and what was found, for people."""
-    verdict = "CLEAN" if numbers["is_clean"] else "NOT CLEAN"
+def print_verification(numbers: dict[str, Any], check: ResultsCheck) -> None:
+    """What was checked and scored and what was found, for people."""
     promise = "" if numbers["tokens_are_promised"] else " (not promised for this type)"
-    sys.stdout.write(
-        f"weights            {numbers['weights']}\n"
-        f"responses scored   {numbers['num_responses']} of {num_responses}\n"
-        f"tokens scored      {numbers['num_tokens']:,}\n"
-        f"token mismatches   {numbers['num_mismatches']}{promise}\n"
-        f"near ties          {numbers['num_near_ties']}\n"
-        f"largest gap        {numbers['max_logprob_gap']:.2e} (logprob), "
-        f"{numbers['max_raw_logprob_gap']:.2e} (raw); limit {numbers['gap_limit']:g}\n"
-        f"verdict            {verdict}\n"
-    )
+    lines = [
+        ("weights", numbers["weights"]),
+        ("responses checked", f"{check.num_responses:,}"),
+        *(_finding_line(one) for one in check.ordered()),
+        ("responses scored", f"{numbers['num_responses']} of {check.num_responses}"),
+        ("tokens scored", f"{numbers['num_tokens']:,}"),
+        ("token mismatches", f"{numbers['num_mismatches']}{promise}"),
+        ("near ties", f"{numbers['num_near_ties']}"),
+        (
+            "largest gap",
+            f"{numbers['max_logprob_gap']:.2e} (logprob), {numbers['max_raw_logprob_gap']:.2e} (raw); "
+            f"limit {numbers['gap_limit']:g}",
+        ),
+        ("verdict", "CLEAN" if numbers["is_clean"] else "NOT CLEAN"),
+    ]
+    sys.stdout.writelines(f"{name:<20} {value}\n" for name, value in lines)
+
+
+def _finding_line(finding: Finding) -> tuple[str, str]:
+    from seer.verification.results_check import KINDS
+
+    return KINDS[finding.kind], f"{finding.count:,}; the first: {' '.join(finding.first.split())}"

@@ -133,7 +133,7 @@ def read_journal(path: Path) -> JournalContent:
         raise InputError(f"{path} cannot be read: {error.strerror}", hint="is there a run to resume?") from None
     num_bytes = content.rfind(b"\n") + 1  # a line that was cut off has no end
     lines = content[:num_bytes].split(b"\n")[:-1]
-    header, checksums = _read_header(path, lines[0] if lines else b""), Checksums()
+    header, checksums = _header(path, lines[0] if lines else b""), Checksums()
     decoder = msgspec.json.Decoder(JournalLine)
     past: dict[tuple[int, int], PastRequest] = {}
     for number, line in enumerate(lines, 1):
@@ -153,7 +153,16 @@ def read_journal(path: Path) -> JournalContent:
     return JournalContent(header, past, checksums, num_bytes if num_bytes < len(content) else None)
 
 
-def _read_header(path: Path, line: bytes) -> JournalHeader:
+def read_header(path: Path) -> JournalHeader:
+    """The first line of a journal."""
+    try:
+        with path.open("rb") as file:
+            return _header(path, file.readline())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _header(path: Path, line: bytes) -> JournalHeader:
     try:
         header = msgspec.json.decode(line, type=JournalHeader)
     except (msgspec.DecodeError, ValueError):

@@ -96,7 +96,7 @@ class Run:
         self._options = options
         self._spec = parse_scheduler(options.scheduler)
         refuse_impossible(options, prompts)
-        self.groups_asked = [_group(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
+        self.groups_asked = [group_of(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
         self._context = Context(options.length_hints)
         self._summarizer = Summarizer(len(fleet.instances))
         self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
@@ -291,7 +291,8 @@ def scheduler_settings(
     return SchedulerSettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)
 
 
-def _group(id: int, prompt: EncodedPrompt, seed: int) -> Group:
+def group_of(id: int, prompt: EncodedPrompt, seed: int) -> Group:
+    """The group of a run's prompt; `seed` is the run's."""
     return Group(
         id=id,
         num_requests=prompt.n,

@@ -189,5 +189,7 @@ def engine_dtype(dtype: str, device: str) -> str:
 
 
 def _stop_ids(config: ModelConfig, asked: ResponseToVerify) -> frozenset[int]:
-    ends = () if asked.sampling.ignore_eos or asked.ends_ignored else config.eos_token_ids
+    if asked.ends_ignored:
+        return frozenset()
+    ends = () if asked.sampling.ignore_eos else config.eos_token_ids
     return frozenset({*ends, *asked.sampling.stop_token_ids})

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A finished run in its folder, read back for verification: what was asked for, what came, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seer.config import RolloutConfig, RunConfig, build_run
+from seer.engine.local.model_config import read_config
+from seer.engine.prepare import PreparedEngine, prepare
+from seer.errors import InputError
+from seer.metrics.events import Ended, Queued
+from seer.runs.identity import run_identity
+from seer.runs.journal_lines import read_header
+from seer.runs.prompts import EncodedPrompt, encode, read_prompts, refuse
+from seer.runs.results import read_responses
+from seer.runs.run import group_of
+from seer.runs.run_events import read_run_events
+from seer.runs.run_folder import RunFolder
+from seer.types import Response
+from seer.verification.results_check import Asked, ResultsCheck, check_results
+from seer.verification.verify import PlainModel, ResponseToVerify, Verification, engine_dtype, verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A run's folder, read."""
+
+    folder: RunFolder
+    config: RunConfig
+    prompts: Sequence[EncodedPrompt]
+    asked: Asked
+    model_dir: Path
+    weights: Path
+    """To score with; the run's own are in `model_dir`."""
+    dtype: str
+    """What the engine computed in."""
+
+
+def read_recorded(folder: RunFolder, weights: Path | None) -> RecordedRun:
+    """Read what a run was asked for; `weights` are to be scored with instead of its own."""
+    manifest = folder.read_facts()
+    if manifest.config is None or manifest.command != "rollout":
+        raise InputError(f"{folder.manifest} holds no configuration", hint="verify a folder of `seer rollout`")
+    config = build_run(manifest.config, source=str(folder.manifest))
+    if config.rollout.engine != "local":
+        raise InputError(f"{folder.path} was not run on the local engine", hint="only the local engine can be verified")
+    if manifest.model_dir is None:
+        raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to verify")
+    model_dir = Path(manifest.model_dir)
+    engine = prepare(_lengths_of(config.rollout, model_dir))
+    prompts = _read_prompts(folder, config, engine)
+    model = read_config(model_dir)
+    asked = Asked(
+        groups=[group_of(i, prompt, config.seed) for i, prompt in enumerate(prompts)],
+        codec=engine.codec,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        forced_lengths=_lengths_in_log(folder, manifest.options.instances) if manifest.forced_lengths else None,
+    )
+    return RecordedRun(
+        folder=folder,
+        config=config,
+        prompts=prompts,
+        asked=asked,
+        model_dir=model_dir,
+        weights=weights or model_dir,
+        dtype=engine_dtype(config.rollout.dtype, config.rollout.device),
+    )
+
+
+def check_recorded(run: RecordedRun) -> ResultsCheck:
+    """Check all its responses against what was asked for, and its prompts and weights against its journal."""
+    check = check_results(run.asked, read_responses(run.config.out or run.folder.results))
+    if not run.folder.journal.exists():  # a comparison keeps none
+        return check
+    header = read_header(run.folder.journal)
+    now = run_identity(run.prompts, engine="local", dtype=run.dtype, weights=run.model_dir, seed=run.config.seed)
+    if header.settings != now.settings:
+        check.add("settings", "the prompts, their sampling or the seed are not those of the journal")
+    if header.weights != now.weights and run.weights == run.model_dir:
+        check.add("weights", f"{run.model_dir} has the hash {now.weights}, the journal {header.weights}")
+    return check
+
+
+def score(run: RecordedRun, responses: Sequence[Response]) -> Verification:
+    """Score responses that passed the check again."""
+    is_forced = run.asked.forced_lengths is not None
+    to_verify = []
+    for response in responses:
+        prompt = run.prompts[response.group]
+        to_verify.append(ResponseToVerify(prompt.token_ids, prompt.sampling, response, ends_ignored=is_forced))
+    return verify(PlainModel(run.weights), to_verify, dtype=run.dtype)
+
+
+def _lengths_of(rollout: RolloutConfig, model_dir: Path) -> RolloutConfig:
+    """What decides which prompts fit; the device of the run may not be there."""
+    return RolloutConfig(model=str(model_dir), max_model_len=rollout.max_model_len, kv=rollout.kv)
+
+
+def _read_prompts(folder: RunFolder, config: RunConfig, engine: PreparedEngine) -> list[EncodedPrompt]:
+    prompts, bad = read_prompts(folder.prompts)
+    encoded, unfit = encode(
+        prompts,
+        engine.codec,
+        n=config.n,
+        sampling=config.sampling,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
+    )
+    if not config.skip_bad:
+        refuse([*bad, *unfit])
+    return encoded[: config.limit]
+
+
+def _lengths_in_log(folder: RunFolder, num_instances: int) -> dict[tuple[int, int], int]:
+    """Tokens of each response by the event log."""
+    events = read_run_events(folder.events, num_instances)
+    keys = {event.request: (event.group, event.index) for event in events if isinstance(event, Queued)}
+    return {keys[event.request]: event.num_generated for event in events if isinstance(event, Ended)}
