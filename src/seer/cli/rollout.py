@@ -14,16 +14,22 @@ import asyncio
 import contextlib
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seer.cli.rollout_options import add_config_options, add_key, add_prompt_options, add_rollout_options
+from seer.cli.resumed import read_resumed, resume_command
+from seer.cli.rollout_options import (
+    CONFIG_PREFIX,
+    add_config_options,
+    add_key,
+    add_prompt_options,
+    add_rollout_options,
+)
 from seer.cli.run_config import carry_out, read_run, recorded
 from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
-from seer.config import RunConfig, build_run
-from seer.errors import InputError
+from seer.config import RunConfig
 from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
@@ -73,7 +79,10 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     verify = "score this share of the responses again during the run (none)"
     add_key(parser, "--verify", "verify", type=float, metavar="P", help=verify)
     parser.add_argument(
-        "--resume", type=Path, metavar="RUN", help="continue the run in this folder with its own configuration"
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="continue the run in this folder with its own configuration (and --out)",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace an earlier run in --run-dir, and a file that is at --out"
@@ -85,7 +94,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
-    config = read_run(args) if args.resume is None else _read_recorded(args.resume)
+    out = getattr(args, f"{CONFIG_PREFIX}out", None)
+    config = read_run(args) if args.resume is None else read_resumed(args.resume, out)
     return carry_out(config, args, lambda folder, located: _run_in(folder, located, args))
 
 
@@ -103,9 +113,11 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     is_new = args.resume is None
     _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
     with ResultsFile(out, replace=args.force or not is_new) as results:
-        folder.create(config.prompts)
         if is_new:
-            # Before run.json: a folder with run.json can be resumed, however early the run was killed.
+            # run.json goes first and comes last: a folder with run.json can be resumed, however early the run was
+            # killed, and one without it can be started again.
+            folder.manifest.unlink(missing_ok=True)
+            folder.create(config.prompts)
             Journal.create(folder.journal, identity).close()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
         with status_of_failure(folder):
@@ -128,7 +140,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
         _print_json(folder, out, outcome)
     else:
         _print_summary(config, folder, out, outcome)
-    failures.report(hint=f"seer rollout --resume {folder.path} tries them again")
+    failures.report(hint=f"{resume_command(folder, out)} tries them again")
     if signal is not None:
         return exit_code(signal)
     is_clean = verification is None or verification["is_clean"]
@@ -172,16 +184,6 @@ def _measured(numbers: dict[str, Any], engine: str) -> dict[str, Any]:
     """The summary without what is not known: a zero there would read as a measurement."""
     unknown = () if engine == "local" else ("recomputed_tokens", "migrated_tokens")
     return {key: value for key, value in numbers.items() if key not in unknown and value is not None}
-
-
-def _read_recorded(path: Path) -> RunConfig:
-    """The configuration of the run in a folder, over the prompts that were copied there."""
-    folder = RunFolder.find(path)
-    manifest = folder.read_manifest()
-    if "config" not in manifest:
-        raise InputError(f"{folder.manifest} holds no configuration", hint="only `seer rollout` can be resumed")
-    config = build_run(manifest["config"], source=str(folder.manifest))
-    return replace(config, run_dir=folder.path, prompts=folder.prompts)
 
 
 async def _roll_out(
@@ -269,4 +271,4 @@ def _print_summary(config: RunConfig, folder: RunFolder, out: Path, outcome: dic
     console.print(table)
     console.print(f"results  {out}\nrun      {folder.path}", highlight=False)
     if status == "interrupted":
-        console.print(f"continue with: seer rollout --resume {folder.path}", highlight=False)
+        console.print(f"continue with: {resume_command(folder, out)}", highlight=False)

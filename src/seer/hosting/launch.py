@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from seer.errors import InputError
+
 LOG_TAIL_BYTES = 2000
 """Quoted from a child's log when it dies: about the length of a Python traceback."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM")
@@ -81,9 +83,9 @@ class ChildProcess:
         imports: Sequence[str] = (),
     ) -> None:
         """`imports` names modules that it must find, such as the one with the factory of its instance."""
+        self._log = _open_log(name, log_dir)
         ours, theirs = socket.socketpair()
         self.socket = ours
-        self._log = _open_log(name, log_dir)
         environment = dict(os.environ) | {
             "PYTHONPATH": os.pathsep.join(module_folders((module, *imports))),
             "PYTHONSAFEPATH": "1",  # `python -m` does not look in the current folder, nor do the child's own children
@@ -152,4 +154,9 @@ def _open_log(name: str, log_dir: Path | None) -> IO[bytes]:
     if log_dir is None:
         return tempfile.TemporaryFile()
     log_dir.mkdir(parents=True, exist_ok=True)
-    return (log_dir / f"{name}.log").open("ab+")
+    path = log_dir / f"{name}.log"
+    try:  # no link: the folder of a run that is resumed may come from somebody else
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}", hint=f"can you write to {log_dir}?") from None
+    return os.fdopen(file, "ab+")

@@ -50,7 +50,12 @@ class Journal:
         self._checksums = content.checksums
         self._torn_at = content.torn_at
         self._has_failed = False
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be written: {error.strerror}", hint="is it a link, or read-only?"
+            ) from None
 
     @classmethod
     def create(cls, path: Path, identity: RunIdentity) -> Self:

@@ -39,17 +39,21 @@ def refuse_impossible_out(out: Path, folder: RunFolder, prompts: Path | None) ->
 
 def refuse_earlier_run(folder: RunFolder, prompts: Path | None) -> None:
     """Refuse a folder that holds files of a run or a comparison already."""
-    kept = [
-        path.name
-        for path in folder.written
-        if os.path.lexists(path) and not (path == folder.prompts and prompts is not None and _is_same(path, prompts))
-    ]
+    kept = [path.name for path in folder.written if os.path.lexists(path) and not _is_worthless(path, folder, prompts)]
     kept += sorted(str(path.relative_to(folder.path)) for path in folder.path.glob(f"*/{folder.manifest.name}"))
     if kept:
         raise InputError(
             f"{folder.path} holds {', '.join(kept[:3])}{' and more' if len(kept) > 3 else ''} already",
             hint=f"choose another --run-dir, continue with --resume {folder.path}, or replace it with --force",
         )
+
+
+def _is_worthless(path: Path, folder: RunFolder, prompts: Path | None) -> bool:
+    """Whether nothing is lost with a file: the prompts themselves, or all that a run killed at its start leaves."""
+    if path == folder.prompts and prompts is not None:
+        return _is_same(path, prompts) or (path.is_file() and path.read_bytes() == prompts.read_bytes())
+    is_started = folder.manifest.exists() or path != folder.journal
+    return not is_started and path.is_file() and path.read_bytes().count(b"\n") <= 1  # its first line, and no chunk
 
 
 def refuse_existing_out(out: Path) -> None:

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--resume` trusts: nothing outside the run's folder is written, and a start may be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer.cli.main import main
+from seer.hosting.fleet import HostedFleet
+from seer.runs.journal import Journal
+from seer.runs.run_folder import RunFolder
+
+NUM_PROMPTS, N = 4, 2
+
+
+class Killed(BaseException):
+    """Nothing runs after it but what the operating system would do."""
+
+
+def a_prompt_file(folder: Path) -> Path:
+    path = folder / "given.jsonl"
+    path.write_text("".join(json.dumps({"prompt_token_ids": [1, 2, 3 + i]}) + "\n" for i in range(NUM_PROMPTS)))
+    return path
+
+
+def words(prompts: Path, run: Path, *more: str) -> list[str]:
+    fleet = ["--engine", "fake", "--instances", "1", "--no-pin", "--quiet", "--json", "--max-tokens", "40"]
+    return ["rollout", "--prompts", str(prompts), "--n", str(N), "--run-dir", str(run), *fleet, *more]
+
+
+def resume(run: Path, *more: str) -> int:
+    return main(["rollout", "--resume", str(run), "--quiet", "--json", *more])
+
+
+def tokens_in(path: Path) -> dict[tuple[str, int], list[int]]:
+    records = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return {(one["prompt_id"], one["index"]): one["token_ids"] for one in records}
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, arguments: list[str], *, half: bool = False) -> None:
+    """Run until `owner.name` is called, or until the call is half done: its file is written in part."""
+    whole = getattr(owner, name)
+
+    def die(*args: Any, **kwargs: Any) -> None:
+        if half:
+            made = whole(*args, **kwargs)
+            if isinstance(made, Journal):
+                made.close()  # as the kernel does
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, die)
+        with pytest.raises(Killed):
+            main(arguments)
+
+
+KILLS = {
+    "before the prompts": (RunFolder, "create", False),
+    "after the prompts": (RunFolder, "create", True),
+    "before the journal": (Journal, "create", False),
+    "after the journal": (Journal, "create", True),
+    "before run.json": (RunFolder, "write_manifest", False),
+    "after run.json": (RunFolder, "write_manifest", True),
+    "before the instances": (HostedFleet, "start", False),
+}
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_start_that_was_killed_is_resumed_or_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    owner, name, half = KILLS[moment]
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    killed(monkeypatch, owner, name, words(prompts, run), half=half)
+    if (run / "run.json").exists():
+        assert resume(run) == 0
+    else:
+        assert resume(run) == 2
+        assert "holds no run.json" in capsys.readouterr().err
+        assert main(words(prompts, run)) == 0
+    assert len(tokens_in(run / "results.jsonl")) == NUM_PROMPTS * N
+
+
+@pytest.mark.parametrize("part", [0, 10])
+def test_a_journal_that_was_cut_at_its_first_line_blocks_no_start(tmp_path: Path, part: int) -> None:
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    run.mkdir()
+    (run / "journal.jsonl").write_bytes(b'{"type":"seer-journal"'[:part])
+    assert main(words(prompts, run)) == 0
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "results.jsonl", "events.jsonl", "prompts.jsonl"])
+def test_files_of_a_run_without_run_json_are_not_taken_for_a_killed_start(tmp_path: Path, name: str) -> None:
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    run.mkdir()
+    (run / name).write_text("line\nline\n")
+    assert main(words(prompts, run)) == 2
+    assert (run / name).read_text() == "line\nline\n"
+
+
+def test_a_forced_start_that_was_killed_leaves_no_run_json_of_the_old_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    assert main(words(prompts, run)) == 0
+    killed(monkeypatch, Journal, "create", words(prompts, run, "--force", "--n", "1"))
+    assert resume(run) == 2
+    assert main(words(prompts, run, "--force")) == 0
+
+
+def edit_config(run: Path, **changes: Any) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    manifest["config"] |= changes
+    (run / "run.json").write_text(json.dumps(manifest))
+
+
+def test_run_json_does_not_say_where_results_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, run, outside = a_prompt_file(tmp_path), tmp_path / "run", tmp_path / "home" / "authorized_keys"
+    assert main(words(prompts, run)) == 0
+    edit_config(run, out=str(outside))
+    assert resume(run) == 2
+    assert "go to another folder" in capsys.readouterr().err
+    assert not outside.parent.exists()
+    assert resume(run, "--out", str(outside)) == 0  # whoever resumes says so
+    assert len(tokens_in(outside)) == NUM_PROMPTS * N
+
+
+@pytest.mark.parametrize(
+    "name", ["results.jsonl", "journal.jsonl", "instance-0.log", "events.jsonl", "run.json.partial"]
+)
+def test_links_in_a_run_folder_lead_nowhere(tmp_path: Path, name: str) -> None:
+    prompts, run, outside = a_prompt_file(tmp_path), tmp_path / "run", tmp_path / "outside"
+    assert main(words(prompts, run)) == 0
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside)
+    assert resume(run) == (0 if name in ("events.jsonl", "run.json.partial") else 2)
+    assert not os.path.lexists(outside)
+
+
+def test_logs_of_a_resumed_run_go_to_its_folder(tmp_path: Path) -> None:
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    assert main(words(prompts, run)) == 0
+    manifest = json.loads((run / "run.json").read_text())
+    manifest["config"]["rollout"]["hosting"]["log_dir"] = str(tmp_path / "elsewhere")
+    (run / "run.json").write_text(json.dumps(manifest))
+    assert resume(run) == 0
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_hint_of_an_interrupted_run_repeats_its_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from seer.errors import InstanceError
+    from seer.hosting import ProcessInstance
+
+    def refuse(self: ProcessInstance, chunk: object) -> None:
+        raise InstanceError("no chunk is taken")
+
+    monkeypatch.setattr(ProcessInstance, "submit", refuse)
+    prompts, run, out = a_prompt_file(tmp_path), tmp_path / "run", tmp_path / "my results.jsonl"
+    assert main(words(prompts, run, "--out", str(out))) == 1
+    assert f"--resume {run} --out '{out}'" in capsys.readouterr().err
+
+
+HALF = "\ud800"
+
+
+def test_half_a_character_in_a_prompt_or_its_id_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt_token_ids": [1], "id": "a\\ud800"}\n{"prompt_token_ids": [1], "id": "b"}\n')
+    assert main(words(path, tmp_path / "run")) == 2
+    printed = capsys.readouterr().err
+    assert "line 1: " in printed
+    assert "this is a bug" not in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_line_separators_of_unicode_are_part_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    text = '{"prompt_token_ids": [1], "id": "a\u2028b\u2029c\x85d"}\n{"prompt_token_ids": [2], "id": "b"}\n'
+    path.write_text(text, encoding="utf-8")
+    assert main(words(path, tmp_path / "run")) == 0
+    tokens = tokens_in(tmp_path / "run" / "results.jsonl")
+    assert {prompt for prompt, _ in tokens} == {"a\u2028b\u2029c\x85d", "b"}
+    assert resume(tmp_path / "run") == 0
+
+
+def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    assert main(words(a_prompt_file(tmp_path), run)) == 2
+    assert "not UTF-8" in capsys.readouterr().err
