@@ -44,7 +44,7 @@ class Bench:
         speculation = None
         if args.mode == "gpu":
             speculation = VllmSpeculation(
-                place="gpu", max_draft_tokens=args.draft_tokens, draft_up_to_requests=args.draft_up_to
+                place="gpu", max_draft_tokens=args.draft_tokens, fixed_tokens=args.fixed_tokens
             )
         self.instance = VllmInstance(
             0,
@@ -208,8 +208,8 @@ def main() -> None:
     options.add_argument("--trace", type=Path, default=QWEN_MIX, help="recorded prompts (%(default)s)")
     options.add_argument("--out", type=Path)
     options.add_argument("--mode", choices=("plain", "gpu"), default="gpu")
-    options.add_argument("--draft-tokens", type=int, default=4)
-    options.add_argument("--draft-up-to", type=int, default=192)
+    options.add_argument("--draft-tokens", type=int, default=8)
+    options.add_argument("--fixed-tokens", type=int, help="drafts of every step, instead of the budget's")
     options.add_argument(
         "--first", type=int, default=60, help="first prompt of the batches; rollouts take the first 48"
     )

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from seer.errors import ConfigError
-from seer.ranges import Count, CountOrZero, DraftTokens, NumBytes, SecondsOrZero, Share, Threads, check_fields
+from seer.ranges import Count, DraftTokens, NumBytes, SecondsOrZero, Share, Threads, check_fields
 
 EngineName = Literal["local", "vllm", "fake"]
 Padding = Literal["none", "drafted", "always"]
 PADDINGS = ("none", "drafted", "always")
 DraftPlace = Literal["scheduler", "gpu"]
 DRAFT_PLACES = ("scheduler", "gpu")
-GPU_DRAFT_UP_TO_REQUESTS = 64
-"""Steps with more requests do not draft. On an H200 four draft tokens gained 1.04x to 1.24x at 64 requests, and lost at
-128 in one of two runs: verifying five tokens for each is then bound by arithmetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +48,7 @@ class VllmSpeculation:
     `drafted` in steps that draft anything, `always` in all steps."""
     place: DraftPlace = "scheduler"
     """Where drafts are made: in the scheduler's process, from the group's tokens on all instances, on vLLM's older
-    runner without asynchronous scheduling; or on the GPU, from the tokens that this instance has seen, with both."""
-    draft_up_to_requests: CountOrZero = GPU_DRAFT_UP_TO_REQUESTS
-    """On the GPU: steps with more running requests than this verify no drafts."""
+    runner without asynchronous scheduling; or on the GPU, from the same tokens, with both."""
     arena_tokens: Count | None = None
     """On the GPU: tokens that the store of drafts holds. None: the store's own default."""
     table_entries: Count | None = None

@@ -7,6 +7,7 @@ import os
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
 from seer.engine.vllm.gpu_drafts.kernels import accept_kernel
+from seer.engine.vllm.gpu_drafts.siblings import Tail
 from seer.engine.vllm.gpu_drafts.store import ORDERS, GroupStore, NewRow
 
 NUM_ROWS, WIDTH, K, VOCABULARY = 6, 128, 4, 7
@@ -195,6 +197,44 @@ def test_what_was_freed_is_not_drafted_by_the_next_owner_of_its_memory() -> None
     _, _, tokens = scene.rows[1]
     assert scene.draft([1], [1])[0] == scene.twin.draft("a", tokens, scene.known) == [3, 1, 2, 2]
     scene.store.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_from_elsewhere_are_drafted_like_those_that_ran_here(seed: int) -> None:
+    scene = Scene(seed)
+    scene.start(0, "a")
+    scene.start(1, "b")
+    scene.learn([0, 1])
+    far: dict[tuple[str, int], list[int]] = {("a", 7): [], ("a", 8): [], ("b", 7): []}
+    scene.known |= {id(tokens): 0 for tokens in far.values()}
+    for _ in range(12):
+        tails = []
+        for (group, stream), tokens in far.items():
+            start = len(tokens)
+            tokens += [scene.random.randrange(1, VOCABULARY) for _ in range(scene.random.randrange(0, 6))]
+            if len(tokens) > start:
+                tails.append(Tail(group, stream, start, np.array(tokens[start:], np.int32), 100))
+            scene.twin.learn(group, tokens, start, 0)
+            scene.known[id(tokens)] = len(tokens)
+        scene.store.receive(tails)
+        scene.store.check()
+        for row in (0, 1):
+            scene.grow(row, scene.random.randrange(1, 4))
+        scene.learn([0, 1])
+        drafted = scene.draft([0, 1], [1, 1])
+        for row in (0, 1):
+            group, _, tokens = scene.rows[row]
+            assert drafted[row] == scene.twin.draft(group, tokens, scene.known)
+
+
+def test_tokens_of_a_group_that_is_not_here_are_not_kept() -> None:
+    scene = Scene(0)
+    scene.start(0, "a")
+    before = scene.store.counters()["used_arena_tokens"]
+    scene.store.receive([Tail("b", 1, 0, np.array([1, 2], np.int32), 50)])
+    assert scene.store.counters()["used_arena_tokens"] == before
+    scene.store.receive([Tail("a", 1, 0, np.array([1, 2], np.int32), 50)])
+    assert scene.store.counters()["used_arena_tokens"] > before
 
 
 def test_a_reset_forgets_every_group() -> None:

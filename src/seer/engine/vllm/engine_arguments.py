@@ -9,10 +9,12 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from seer.config import VllmSpeculation
 from seer.config.toml_files import plain_values
+from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.engine.vllm.settings import VllmSettings
 
 CPU_ARGUMENTS: dict[str, Any] = {
@@ -94,36 +96,33 @@ def _in_scheduler(speculation: VllmSpeculation, settings: VllmSettings) -> dict[
 
 
 def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
-    num_draft_tokens = speculation.max_draft_tokens
-    # Graph sizes are multiples of 1 + K, so a batch of all sequences has one only if their number is such a multiple.
-    # Above our own limit, so that there is a range without drafts: vLLM captures graphs for the numbers it finds here.
-    max_num_seqs = (settings.max_num_seqs // (1 + num_draft_tokens) + 1) * (1 + num_draft_tokens)
-    up_to = min(speculation.draft_up_to_requests, settings.max_num_seqs)
-    by_batch = [(1, up_to, num_draft_tokens), (up_to + 1, max_num_seqs, 0)]
-    store = {"arena_tokens": speculation.arena_tokens, "table_entries": speculation.table_entries}
+    shapes = Shapes(settings.max_num_seqs, speculation.max_draft_tokens)
+    own = {
+        "arena_tokens": speculation.arena_tokens,
+        "table_entries": speculation.table_entries,
+        "shapes": dataclasses.asdict(shapes),
+        "fixed_tokens": speculation.fixed_tokens,
+        "servers": list(settings.draft_servers),
+        "keys": plain_values(settings.draft_keys),
+    }
     return {
         "worker_cls": "seer.engine.vllm.gpu_drafts.worker.GroupedDraftsWorker",
         "scheduler_cls": "seer.engine.vllm.gpu_drafts.scheduler.GroupedDraftsScheduler",
         "async_scheduling": True,
-        "max_num_seqs": max_num_seqs,
         "speculative_config": {
             "method": "ngram_gpu",  # accepted by vLLM's checks, and replaced by ours in the worker
-            "num_speculative_tokens": num_draft_tokens,
+            "num_speculative_tokens": speculation.max_draft_tokens,
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 8,
-            "num_speculative_tokens_per_batch_size": by_batch,
+            # Makes the number of drafts changeable; our scheduler changes it before every step.
+            "num_speculative_tokens_per_batch_size": [(1, settings.max_num_seqs, speculation.max_draft_tokens)],
         },
-        "additional_config": {"seer": {name: value for name, value in store.items() if value is not None}},
-        "compilation_config": {"cudagraph_capture_sizes": capture_sizes(num_draft_tokens, max_num_seqs)},
+        "additional_config": {"seer": own},
+        "compilation_config": {"cudagraph_capture_sizes": piecewise_sizes(shapes)},
     }
 
 
-def capture_sizes(num_draft_tokens: int, max_num_seqs: int) -> list[int]:
-    """CUDA graph sizes that keep every batch on a full graph, with drafts and without.
-
-    vLLM looks only at graphs of the smallest size that holds a batch, so sizes must be multiples of 1 + K; those that
-    are not (most of its default list) send drafted batches just below them to slower, piecewise graphs.
-    """
-    steps = [*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 1025, 32)]
-    numbers = sorted({n for n in steps if n < max_num_seqs} | {max_num_seqs})
-    return [(1 + num_draft_tokens) * n for n in numbers]
+def piecewise_sizes(shapes: Shapes) -> list[int]:
+    """Token counts of the graphs for steps that also compute contexts: vLLM's default list, and the largest we use."""
+    largest = max(count * (1 + depth) for count, depth in shapes)
+    return sorted({1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), largest})

@@ -53,6 +53,34 @@ def clear_kernel(region_ptr, base_ptr, size_ptr, arena_ptr, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def _index(
+    base,
+    group,
+    start,
+    end,
+    arena_ptr,
+    table_ptr,
+    MASK: tl.constexpr,
+    ORDERS: tl.constexpr,
+    MAX_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Enter the contexts of a region's tokens from `start` to `end` into the table."""
+    seed = group * GROUP + 12345
+    for i in range(start, end, BLOCK):
+        q = i + tl.arange(0, BLOCK)
+        hashed = tl.zeros([BLOCK], dtype=tl.int64) + seed
+        for n in tl.static_range(1, MAX_N + 1):
+            inside = (q < end) & (q >= n)
+            token = tl.load(arena_ptr + base + q - n, mask=inside, other=0).to(tl.int64)
+            hashed = (hashed ^ (token + 1)) * MULTIPLY
+            if (ORDERS >> n) & 1:
+                x = _key(hashed, n)
+                entry = (((x >> 33) & 0x7FFFFFFF) << 32) | (base + q)
+                tl.store(table_ptr + (x & MASK), entry, mask=inside)
+
+
+@triton.jit
 def learn_kernel(
     rows_ptr,
     tokens_ptr,
@@ -83,19 +111,43 @@ def learn_kernel(
             token = tl.load(tokens_ptr + row * tokens_stride + q, mask=q < end, other=-1)
             tl.store(arena_ptr + base + q, token.to(tl.int32), mask=q < end)
         tl.debug_barrier()  # contexts are read back from the arena by other threads of the block
-        seed = tl.load(group_ptr + region) * GROUP + 12345
-        for i in range(tl.maximum(known, tl.load(first_ptr + region)), end, BLOCK):
-            q = i + tl.arange(0, BLOCK)
-            hashed = tl.zeros([BLOCK], dtype=tl.int64) + seed
-            for n in tl.static_range(1, MAX_N + 1):
-                inside = (q < end) & (q >= n)
-                token = tl.load(arena_ptr + base + q - n, mask=inside, other=0).to(tl.int64)
-                hashed = (hashed ^ (token + 1)) * MULTIPLY
-                if (ORDERS >> n) & 1:
-                    x = _key(hashed, n)
-                    entry = (((x >> 33) & 0x7FFFFFFF) << 32) | (base + q)
-                    tl.store(table_ptr + (x & MASK), entry, mask=inside)
+        start = tl.maximum(known, tl.load(first_ptr + region))
+        _index(base, tl.load(group_ptr + region), start, end, arena_ptr, table_ptr, MASK, ORDERS, MAX_N, BLOCK)
         tl.store(known_ptr + region, tl.maximum(end, known))
+
+
+@triton.jit
+def receive_kernel(
+    region_ptr,
+    start_ptr,
+    offset_ptr,
+    count_ptr,
+    tokens_ptr,
+    base_ptr,
+    limit_ptr,
+    known_ptr,
+    group_ptr,
+    arena_ptr,
+    table_ptr,
+    MASK: tl.constexpr,
+    ORDERS: tl.constexpr,
+    MAX_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Append tokens that came from elsewhere to their regions, then enter their contexts into the table."""
+    at = tl.program_id(0)
+    region = tl.load(region_ptr + at)
+    start = tl.load(start_ptr + at)
+    offset = tl.load(offset_ptr + at)
+    base = tl.load(base_ptr + region)
+    end = tl.minimum(start + tl.load(count_ptr + at), tl.load(limit_ptr + region))
+    for i in range(start, end, BLOCK):
+        q = i + tl.arange(0, BLOCK)
+        token = tl.load(tokens_ptr + offset + q - start, mask=q < end, other=-1)
+        tl.store(arena_ptr + base + q, token, mask=q < end)
+    tl.debug_barrier()  # contexts are read back from the arena by other threads of the block
+    _index(base, tl.load(group_ptr + region), start, end, arena_ptr, table_ptr, MASK, ORDERS, MAX_N, BLOCK)
+    tl.store(known_ptr + region, end.to(tl.int32))
 
 
 @triton.jit

@@ -1,34 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's asynchronous scheduler, which schedules drafts only in runs that want them.
+"""vLLM's asynchronous scheduler, which orders as many drafts per step as the budget says.
 
-A worker with grouped drafts on the GPU verifies as many as the scheduler orders, by the number of running requests
-(`num_speculative_tokens_per_batch_size`). A run without drafts must not verify any: its requests are not stored.
+The worker drafts after a step what the next one will verify, so the scheduler orders drafts one step ahead
+(`num_spec_tokens_to_schedule`, from `dynamic_sd_lookup`). A run without drafts verifies none.
+
+A step's duration is the time between its output and the one before, where the device had it waiting by then.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from seer.drafting.curve_keys import ClientKeys
 from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.gpu_drafts.depth import DepthBudget
+from seer.engine.vllm.gpu_drafts.graphs import Shapes
+from seer.engine.vllm.gpu_drafts.siblings import SIBLINGS, Siblings
 from seer.engine.vllm.step_counting import CountingAsyncScheduler
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
 
 class GroupedDraftsScheduler(CountingAsyncScheduler):
-    """Sets the number of drafts by batch size to zero while the newest request is of a run without drafts."""
+    """Chooses the number of drafts before each step, and measures what each step took."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert self.dynamic_sd_lookup is not None, "drafts on the GPU come with a number by batch size"
-        self._with_drafts = self.dynamic_sd_lookup
-        self._without_drafts = [0] * len(self._with_drafts)
+        additional: Any = self.vllm_config.additional_config
+        own = additional["seer"]
+        shapes = Shapes(**own["shapes"])
+        self._budget = DepthBudget(shapes)
+        self._fixed_tokens: int | None = own["fixed_tokens"]
+        self._orders = {depth: [depth] * len(self.dynamic_sd_lookup) for depth in shapes.depths}
+        self._siblings: Siblings | None = None
+        if own["servers"]:
+            self._siblings = Siblings(own["servers"], msgspec.convert(own["keys"], ClientKeys | None))
+            self._siblings.start()
+        self._wants_drafts = False
+        self._scheduled_s: dict[int, float] = {}  # by the id of a scheduler output that is being computed
+        self._done_s = 0.0
 
     def add_request(self, request: Request) -> None:
         """All requests of a run want drafts, or none does."""
         params = request.sampling_params
         facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
-        wants = facts is not None and facts["drafts"] != "none"
-        self.dynamic_sd_lookup = self._with_drafts if wants else self._without_drafts
+        self._wants_drafts = facts is not None and facts["drafts"] != "none"
         super().add_request(request)
+        if self._siblings is not None and facts is not None and facts["drafts"] == "grouped":
+            self._siblings.track(request, facts)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Also order the drafts of the step after this one."""
+        self.dynamic_sd_lookup = self._orders[self._depth(len(self.running))]
+        output = super().schedule(*args, **kwargs)
+        self._scheduled_s[id(output)] = time.monotonic()
+        if self._siblings is not None and (tails := self._siblings.take()):
+            setattr(output, SIBLINGS, tails)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Also report the step to the budget."""
+        done_s, before_s = time.monotonic(), self._done_s
+        self._done_s = done_s
+        scheduled_s = self._scheduled_s.pop(id(scheduler_output), done_s)
+        depth = _uniform_depth(scheduler_output)
+        if depth is not None and scheduled_s <= before_s:
+            emitted = map(len, model_runner_output.sampled_token_ids) if depth else ()
+            self._budget.learn(len(scheduler_output.num_scheduled_tokens), depth, done_s - before_s, emitted)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def shutdown(self) -> None:
+        """Also stop the exchange with the draft servers."""
+        if self._siblings is not None:
+            self._siblings.close()
+        super().shutdown()
+
+    def _depth(self, num_running: int) -> int:
+        if not self._wants_drafts or not num_running:
+            return 0
+        if self._fixed_tokens is not None:
+            return self._fixed_tokens
+        return self._budget.choose(num_running)
+
+
+def _uniform_depth(output: SchedulerOutput) -> int | None:
+    """The drafts of each request of a step, where all have as many and none computes its context."""
+    num_requests = len(output.num_scheduled_tokens)
+    width, rest = divmod(output.total_num_scheduled_tokens, max(1, num_requests))
+    if rest or not num_requests or output.scheduled_new_reqs:
+        return None
+    drafts = output.scheduled_spec_decode_tokens
+    if width == 1:
+        return None if drafts else 0
+    is_uniform = len(drafts) == num_requests and all(len(one) == width - 1 for one in drafts.values())
+    return width - 1 if is_uniform else None

@@ -19,6 +19,7 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.gpu_drafts.siblings import SIBLINGS
 from seer.engine.vllm.gpu_drafts.store import ARENA_TOKENS, TABLE_ENTRIES, GroupStore, NewRow
 
 LEARN_EVERY_STEPS = 32
@@ -44,8 +45,8 @@ class GroupedSpeculator(BaseSpeculator):
             vllm_config.scheduler_config.max_num_seqs,
             self.num_draft_tokens,
             device,
-            arena_tokens=own.get("arena_tokens", ARENA_TOKENS),
-            table_entries=own.get("table_entries", TABLE_ENTRIES),
+            arena_tokens=own.get("arena_tokens") or ARENA_TOKENS,
+            table_entries=own.get("table_entries") or TABLE_ENTRIES,
         )
         self._device = device
         self._states: Any = None
@@ -67,6 +68,7 @@ class GroupedSpeculator(BaseSpeculator):
             add_requests(scheduler_output)
             self._next_drafts = scheduler_output.num_spec_tokens_to_schedule
             self._start(scheduler_output.scheduled_new_reqs)
+            self.store.receive(getattr(scheduler_output, SIBLINGS, ()))
 
         runner.finish_requests, runner.add_requests = finish_first, add_then
 

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import torch
 
-from seer.engine.vllm.gpu_drafts.kernels import clear_kernel, draft_kernel, learn_kernel, power_of_2
+from seer.engine.vllm.gpu_drafts.kernels import clear_kernel, draft_kernel, learn_kernel, power_of_2, receive_kernel
+from seer.engine.vllm.gpu_drafts.siblings import Tail
 
 ORDERS = (1, 2, 3, 4, 6, 8)
 """Lengths of contexts that are indexed; on recorded responses longer ones and the ones between add under 1%."""
@@ -117,8 +118,7 @@ class GroupStore:
             group.num_running += 1
             self._running[one.row] = one.group
             region = group.regions.get(one.request)
-            # A region holds as many -1 at its end as are ever read past a token.
-            size = -(-(one.max_tokens + self.num_draft_tokens + 1) // GRAIN_TOKENS) * GRAIN_TOKENS
+            size = self._size_for(one.max_tokens)
             if region is not None and region.size < size:
                 self._give_back(group.regions.pop(one.request))
                 region = None
@@ -127,19 +127,48 @@ class GroupStore:
                 group.regions[one.request] = region
                 fresh.append((region.number, region.base, size, one.max_tokens, group.number, first))
             placed.append((one.row, -1 if region is None else region.number, group.number))
-        if fresh:
-            numbers, base, size, limit, group_numbers, first = self._to_device(fresh)
-            self._base[numbers] = base
-            self._size[numbers] = size.to(torch.int32)
-            self._limit[numbers] = limit.to(torch.int32)
-            self._known[numbers] = 0
-            self._group[numbers] = group_numbers
-            self._first[numbers] = first.to(torch.int32)
-            clear_kernel[(len(fresh),)](numbers, self._base, self._size, self._arena, BLOCK=1024, num_warps=4)
+        self._open(fresh)
         if placed:
             at, regions, group_numbers = self._to_device(placed)
             self._region_of_row[at] = regions.to(torch.int32)
             self._group_of_row[at] = group_numbers
+
+    def receive(self, tails: Iterable[Tail]) -> None:
+        """Store and index tokens of siblings that run elsewhere; of groups that are here."""
+        placed: list[tuple[int, ...]] = []  # region number, start, offset, count
+        fresh: list[tuple[int, ...]] = []
+        flat: list[int] = []
+        for tail in tails:
+            group = self._groups.get(tail.group)
+            if group is None:
+                continue
+            region = group.regions.get(("elsewhere", tail.stream))
+            if region is None:
+                region = self._take(self._size_for(tail.max_tokens))
+                if region is None:
+                    continue
+                group.regions["elsewhere", tail.stream] = region
+                fresh.append((region.number, region.base, region.size, tail.max_tokens, group.number, 0))
+            placed.append((region.number, tail.start, len(flat), len(tail.tokens)))
+            flat.extend(tail.tokens.tolist())
+        if not placed:
+            return
+        self._open(fresh)
+        receive_kernel[(len(placed),)](
+            *self._to_device(placed),
+            self._to_device([(token,) for token in flat])[0].to(torch.int32),
+            self._base,
+            self._limit,
+            self._known,
+            self._group,
+            self._arena,
+            self._table,
+            MASK=self._table.numel() - 1,
+            ORDERS=self._orders,
+            MAX_N=self._max_n,
+            BLOCK=LEARN_BLOCK,
+            num_warps=1,
+        )
 
     def finish(self, rows: Iterable[int]) -> None:
         """Sequences stop running on these rows; learn their last tokens first."""
@@ -234,6 +263,23 @@ class GroupStore:
             assert base == at, f"arena place {at} is owned twice or by none; the next span begins at {base}"
             at = base + size
         assert at == self._arena.numel(), f"the spans end at {at} of {self._arena.numel()}"
+
+    def _size_for(self, max_tokens: int) -> int:
+        # A region holds as many -1 at its end as are ever read past a token.
+        return -(-(max_tokens + self.num_draft_tokens + 1) // GRAIN_TOKENS) * GRAIN_TOKENS
+
+    def _open(self, fresh: list[tuple[int, ...]]) -> None:
+        """Prepare regions: number, base, size, limit, group number, first indexed token."""
+        if not fresh:
+            return
+        numbers, base, size, limit, group_numbers, first = self._to_device(fresh)
+        self._base[numbers] = base
+        self._size[numbers] = size.to(torch.int32)
+        self._limit[numbers] = limit.to(torch.int32)
+        self._known[numbers] = 0
+        self._group[numbers] = group_numbers
+        self._first[numbers] = first.to(torch.int32)
+        clear_kernel[(len(fresh),)](numbers, self._base, self._size, self._arena, BLOCK=1024, num_warps=4)
 
     def _to_device(self, values: list[tuple[int, ...]]) -> torch.Tensor:
         """Columns of the values, each contiguous: kernels take their address and step through them."""

@@ -9,6 +9,7 @@ import vllm.v1.worker.gpu.model_runner
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu_worker import Worker
 
+from seer.engine.vllm.gpu_drafts.graphs import Shapes, capture_in
 from seer.engine.vllm.gpu_drafts.install import missing_names
 from seer.engine.vllm.gpu_drafts.sampler import coupled
 from seer.engine.vllm.gpu_drafts.speculator import GroupedSpeculator
@@ -38,6 +39,15 @@ class GroupedDraftsWorker(Worker):
         super().load_model(*args, **kwargs)
         runner: Any = self.model_runner
         runner.rejection_sampler = coupled(runner.rejection_sampler)
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        """Also choose the graphs, between the making of their manager and their capture."""
+        super().initialize_from_config(*args, **kwargs)
+        runner: Any = self.model_runner
+        additional: Any = self.vllm_config.additional_config
+        own = additional["seer"]
+        if not capture_in(runner.cudagraph_manager, Shapes(**own["shapes"])):
+            logger.warning("vLLM's own choice of CUDA graphs is kept: some steps with drafts run piecewise graphs")
 
     def seer_draft_counts(self) -> dict[str, int]:
         """Counters of the store; waits for the device."""
