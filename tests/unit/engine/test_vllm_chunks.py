@@ -23,10 +23,10 @@ VOCAB_SIZE = 128
 GENERATED = (TokenSpan([7, 8, 9], [0.0] * 3, 0),)
 
 
-def params_of(chunk: Any, eos: tuple[int, ...] = (2,)) -> Any:
+def params_of(chunk: Any, eos: tuple[int, ...] = (2,), *, noise_by_position: bool = False) -> Any:
     from seer.engine.vllm.chunks import sampling_params
 
-    return sampling_params(chunk, eos, {"request": chunk.request})
+    return sampling_params(chunk, eos, {"request": chunk.request}, noise_by_position=noise_by_position)
 
 
 def test_min_tokens_counts_the_tokens_of_earlier_chunks() -> None:
@@ -51,6 +51,12 @@ def test_seeds_differ_between_chunks_and_repeat_between_runs() -> None:
     assert seed(()) == seed(())
     assert len({seed(()), seed(GENERATED), seed(GENERATED * 2), seed((), seed=4)}) == 4
     assert seed((), temperature=0.0) is None
+
+
+def test_where_noise_goes_by_position_every_chunk_has_the_seed_of_its_request() -> None:
+    for spans in ((), GENERATED, GENERATED * 2):
+        assert params_of(a_chunk(0, [1], spans=spans, seed=4), noise_by_position=True).seed == 4
+    assert params_of(a_chunk(0, [1], seed=4, temperature=0.0), noise_by_position=True).seed is None
 
 
 def flat(ids: list[int], values: list[float]) -> Any:

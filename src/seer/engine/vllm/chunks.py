@@ -4,8 +4,9 @@
 Invariants
   1. vLLM keeps no state of a request between chunks: limits, stop tokens and the rest of `min_tokens` are counted from
      the response's first token.
-  2. The seed of a chunk is a function of (request seed, tokens generated before it): vLLM's generators start again with
-     each chunk and must not repeat their numbers.
+  2. The newest runner samples with the noise of (seed, absolute position): every chunk has its request's seed, and the
+     response does not depend on where chunks end. The older one starts a generator with each chunk, which must not
+     repeat its numbers: there a chunk's seed is a function of (request seed, tokens generated before it).
   3. End-of-sequence tokens are ordinary stop tokens to vLLM, so a stop always names its token.
   4. Log-probabilities come as vLLM's flat lists: one object per token would take much of the front end's time.
 """
@@ -40,9 +41,12 @@ def stop_tokens(sampling: Sampling, eos: tuple[int, ...]) -> list[int]:
     return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)})
 
 
-def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -> SamplingParams:
-    """vLLM's sampling parameters for this chunk."""
+def sampling_params(
+    chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any], *, noise_by_position: bool
+) -> SamplingParams:
+    """vLLM's sampling parameters for this chunk; `noise_by_position` says how this engine's runner samples."""
     sampling = chunk.sampling
+    seed = chunk.seed if noise_by_position else chunk_seed(chunk.seed, chunk.num_generated_tokens)
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
     return SamplingParams(
         max_tokens=chunk.max_tokens,
@@ -51,7 +55,7 @@ def sampling_params(chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any]) -
         top_p=sampling.top_p,
         top_k=sampling.top_k or 0,
         min_p=sampling.min_p,
-        seed=chunk_seed(chunk.seed, chunk.num_generated_tokens) if sampling.temperature > 0 else None,
+        seed=seed if sampling.temperature > 0 else None,
         stop_token_ids=stop_tokens(sampling, eos),
         ignore_eos=True,
         logprobs=0,  # of the sampled token only

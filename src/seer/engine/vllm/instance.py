@@ -146,6 +146,7 @@ class VllmInstance:
         self._active: dict[int, _Active] = {}
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this engine has computed
         self._identity = ""
+        self._noise_by_position = False
         self._is_closed = False
         self._failure: SeerError | None = None
         self._run, self._drafts = "", "none"
@@ -177,6 +178,8 @@ class VllmInstance:
         self._settings = await asyncio.to_thread(ready, self._settings)
         arguments = engine_arguments(self._settings, self._identity)
         self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
+        # The runner for CPUs samples as the older one does, whichever is asked for.
+        self._noise_by_position = self._settings.device != "cpu" and llm.vllm_config.use_v2_model_runner
         await llm.collective_rpc("seer_exit_with_host", args=(os.getpid(),))
         _refuse_bad_weights(await llm.collective_rpc("seer_check_weights"))
         cache = llm.vllm_config.cache_config
@@ -337,7 +340,7 @@ class VllmInstance:
         facts = request_facts(chunk, self._identity, self._run, self._drafts)
         # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
-        params = sampling_params(chunk, self.folder.eos_token_ids, facts)
+        params = sampling_params(chunk, self.folder.eos_token_ids, facts, noise_by_position=self._noise_by_position)
         try:
             async for output in self._started().generate(prompt, params, active.name):
                 self._take(active, output)
