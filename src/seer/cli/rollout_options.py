@@ -66,7 +66,7 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     chunk = "tokens a request may generate before it is placed anew (an eighth of --max-tokens)"
     add("--chunk-tokens", "rollout.chunk_tokens", type=int, metavar="N", help=chunk)
     add("--no-pin", "rollout.hosting.pin_cores", const=False, help="do not keep each CPU instance on one core")
-    restarts = "restarts of an instance that was lost"
+    restarts = "restarts of an instance within an hour"
     add("--max-restarts", "rollout.hosting.max_restarts", type=int, metavar="N", help=restarts)
 
 

@@ -116,7 +116,9 @@ class HostingConfig:
     weights_in_place: bool = True
     """New weights that are on a GPU stay there, and the instances map them; otherwise they go through shared memory."""
     max_restarts: CountOrZero = 3
-    """Per instance, and of the draft server, over its life."""
+    """Of an instance, and of the draft server, within an hour."""
+    restart_pause_s: SecondsOrZero = 1.0
+    """Before the second restart within an hour; each further pause is twice as long, up to a minute."""
     log_dir: Path | None = None
     """Folder for the output of each instance, as instance-N.log; None keeps it in a temporary file."""
 

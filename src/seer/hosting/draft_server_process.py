@@ -3,7 +3,8 @@
 
 Run as a module it is that process: it reads its settings from the driver's socket, answers with its address, and
 serves until the driver is gone. If it dies it is started again at the same address with the same keys, a limited
-number of times. Until it is back instances draft from their own indexes; then they send it what they hold.
+number of times an hour (restart_budget.py). Until it is back instances draft from their own indexes; then they send it
+what they hold.
 
 Keys are made afresh for every fleet. They travel over socket pairs only, never on a command line or in the
 environment, so that other users of the machine cannot read them.
@@ -28,6 +29,7 @@ from seer.errors import DeadlineExceeded, DraftError, SeerError
 from seer.hosting.channel import frame, receive_blocking
 from seer.hosting.child import exit_with_driver
 from seer.hosting.launch import ChildProcess
+from seer.hosting.restart_budget import RestartBudget
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +54,8 @@ _decoder = msgspec.msgpack.Decoder(_Setup)
 class DraftServerProcess:
     """Starts, restarts and ends the process."""
 
-    def __init__(self, *, max_restarts: int = 3) -> None:
-        self._max_restarts = max_restarts
+    def __init__(self, *, max_restarts: int = 3, restart_pause_s: float = 1.0) -> None:
+        self._budget = RestartBudget(max_restarts, restart_pause_s)
         self._child: ChildProcess | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_up = asyncio.Event()
@@ -113,7 +115,7 @@ class DraftServerProcess:
         return line.decode()
 
     async def _watch(self) -> None:
-        """Start it again after each death, at most `max_restarts` times."""
+        """Start it again after each death, as often as the budget allows."""
         while self._child is not None:
             with contextlib.suppress(ConnectionError):
                 # After its address it sends nothing, so this returns when it ends.
@@ -121,14 +123,26 @@ class DraftServerProcess:
             self._is_up.clear()
             self._is_down.set()
             await self._end()
-            while self._child is None and self.num_restarts < self._max_restarts:
+            while self._child is None and await self._may_restart():
                 self.num_restarts += 1
                 try:
                     await self._launch(self.address)
                     log.warning("the draft server died and was started again")
                 except SeerError as error:
                     log.warning("the draft server cannot be started again: %s", error)
-        log.warning("no draft server is left: instances draft from their own responses only")
+
+    async def _may_restart(self) -> bool:
+        """Wait until the budget allows a restart, and count it; False if it never will."""
+        now_s = asyncio.get_running_loop().time
+        while (pause_s := self._budget.pause_s(now_s())) is None:
+            log.warning("no draft server is left: instances draft from their own responses only")
+            wait_s = self._budget.renewed_in_s(now_s())
+            if wait_s is None:
+                return False
+            await asyncio.sleep(wait_s)
+        await asyncio.sleep(pause_s)
+        self._budget.spend(now_s())
+        return True
 
     async def _end(self) -> None:
         child, self._child = self._child, None

@@ -33,7 +33,7 @@ from seer.engine.staged_weights import (
     stage,
     stage_in_place,
 )
-from seer.errors import DeadlineExceeded, SeerError
+from seer.errors import DeadlineExceeded, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.draft_server_process import DraftServerProcess
 from seer.hosting.fleet_pool import FleetPool
@@ -74,7 +74,11 @@ class HostedFleet:
         self._wants_drafts = drafts and engine.can_draft
         self.draft_server: DraftServerProcess | None = None
         self._supervisor = Supervisor(
-            max_restarts=options.max_restarts, lost=self._lost, back=self._back, given_up=self._give_up
+            max_restarts=options.max_restarts,
+            restart_pause_s=options.restart_pause_s,
+            lost=self._lost,
+            back=self._back,
+            given_up=self._give_up,
         )
         self._loop: InstanceListener | None = None
         self._on_output: Callable[[ChunkOutput], None] | None = None
@@ -105,7 +109,10 @@ class HostedFleet:
         if self.pool is not None:
             self.pool.start()
         if self._wants_drafts:
-            self.draft_server = DraftServerProcess(max_restarts=self._options.max_restarts)
+            options = self._options
+            self.draft_server = DraftServerProcess(
+                max_restarts=options.max_restarts, restart_pause_s=options.restart_pause_s
+            )
             await self.draft_server.start()
         if self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
             self._matrices = make_shared_folder("seer-matrices", 0)
@@ -271,6 +278,8 @@ class HostedFleet:
 
     def _back(self, instance: int) -> None:
         log.warning("instance %d was restarted", instance)
+        if not isinstance(self._failure, NoProbability):  # that one is the model's, and stays
+            self._failure = None
         self._instance_returned.set()
         if self._loop is not None:
             self._loop.rejoin_instance(instance)

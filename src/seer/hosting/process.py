@@ -53,9 +53,14 @@ from seer.hosting.messages import (
     UpdateWeights,
     revive_error,
 )
+from seer.hosting.starvation import Starvation
 from seer.hosting.state_events import StateSampler
 from seer.metrics.events import EventSink, discard
 from seer.types import Chunk, ChunkEnd, ChunkOutput
+
+FORGIVEN_SHARE = 0.9
+"""Of a time in which a process got no core. A process that hangs in a loop on a busy machine is found after ten times the
+deadline at the latest."""
 
 OnLost = Callable[[int, str], None]
 OnFatal = Callable[[SeerError], None]
@@ -371,14 +376,19 @@ class ProcessInstance:
         """Declare a process lost that is silent, or that does not step although it has chunks."""
         options = self._options
         silence_s = options.silence_deadline_s or CPU_SILENCE_S
+        assert self._child is not None, "there is a process to watch"
+        starvation = Starvation(self._child.pid)
         while True:
             before_s = self._now_s()
             await asyncio.sleep(options.heartbeat_s)
             now_s = self._now_s()
             late_s = now_s - before_s - options.heartbeat_s
-            # If this loop itself was delayed, news may be unread: that silence was not the child's.
-            self._last_message_s += max(0.0, late_s)
-            self._last_step_s += max(0.0, late_s)
+            # If this loop itself was delayed, news may be unread: that silence was not the child's. Neither is the
+            # time in which the child got no core; but a child that hangs in a loop waits for one too, so only a part
+            # is forgiven.
+            forgiven_s = max(0.0, late_s, FORGIVEN_SHARE * starvation.growth_s())
+            self._last_message_s += forgiven_s
+            self._last_step_s += forgiven_s
             if now_s - self._last_message_s > silence_s:
                 return self._lose(f"no message from its process for {silence_s:g} s")
             is_stuck = bool(self._in_flight) and not self._is_paused

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restarts lost instances, at most `max_restarts` times each, and reports when none is left.
+"""Restarts lost instances, each at most `max_restarts` times an hour, and reports when none is left.
 
-Knows nothing of rollouts: it calls `lost` and `back`, and the fleet passes them to the rollout loop.
+Knows nothing of rollouts: it calls `lost` and `back`, and the fleet passes them to the rollout loop. An instance whose
+restarts are used up stays down until the hour is over (restart_budget.py), then it is restarted again.
 
 Invariants
   1. Each loss leads to one `lost`, and to at most one `back`, in that order.
-  2. When no instance is up and none is being restarted, `given_up` is called once, unless `close` came first.
+  2. When no instance is up and the restarts of all are used up, `given_up` is called, once until one is back, unless
+     `stop` came first.
+
+Waits for                                    unblocked by
+  the pause before a restart                   time, `stop`
+  a new hour of restarts                       time, `stop`
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from seer.errors import InstanceError, SeerError
+from seer.hosting.restart_budget import RestartBudget
 
 
 class Restartable(Protocol):
@@ -39,17 +46,21 @@ class Supervisor:
         self,
         *,
         max_restarts: int,
+        restart_pause_s: float = 1.0,
         lost: Callable[[int, str], None],
         back: Callable[[int], None],
         given_up: Callable[[SeerError], None],
     ) -> None:
         self._max_restarts = max_restarts
+        self._restart_pause_s = restart_pause_s
         self._lost = lost
         self._back = back
         self._given_up = given_up
         self._instances: list[Restartable] = []
-        self._num_restarts: dict[int, int] = {}
+        self._budgets: dict[int, RestartBudget] = {}
         self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._exhausted: set[int] = set()  # of these: down until their budget is renewed
+        self._has_given_up = False
         self._is_over = False
 
     def watch(self, instances: list[Restartable]) -> None:
@@ -74,27 +85,48 @@ class Supervisor:
         await asyncio.gather(*self._restarting.values(), return_exceptions=True)
 
     async def _restart(self, instance: int, reason: str) -> None:
-        is_back = False
-        while not is_back and self._num_restarts.get(instance, 0) < self._max_restarts:
-            self._num_restarts[instance] = self._num_restarts.get(instance, 0) + 1
+        budget = self._budgets.setdefault(instance, RestartBudget(self._max_restarts, self._restart_pause_s))
+        while True:
+            pause_s = budget.pause_s(_now_s())
+            if pause_s is None:
+                if not await self._wait_for_budget(instance, budget, reason):
+                    return
+                continue
+            await asyncio.sleep(pause_s)
+            budget.spend(_now_s())
             try:
                 await self._instances[instance].restart()
-                is_back = True
+                break
             except SeerError as error:
                 reason = str(error)
         del self._restarting[instance]
-        if is_back:
-            self._back(instance)
-        else:
-            self._give_up_if_none_left(f"the last one lost was instance {instance}: {reason}")
+        self._has_given_up = False
+        self._back(instance)
+
+    async def _wait_for_budget(self, instance: int, budget: RestartBudget, reason: str) -> bool:
+        """Wait until an instance may be restarted again; False if it never may."""
+        wait_s = budget.renewed_in_s(_now_s())
+        self._exhausted.add(instance)
+        self._give_up_if_none_left(f"the last one lost was instance {instance}: {reason}")
+        if wait_s is None:
+            del self._restarting[instance]
+            return False
+        await asyncio.sleep(wait_s)
+        self._exhausted.discard(instance)
+        return True
 
     def _give_up_if_none_left(self, last: str) -> None:
-        if self._is_over or self._restarting or any(instance.is_up for instance in self._instances):
+        is_one_coming = any(instance not in self._exhausted for instance in self._restarting)
+        if self._is_over or self._has_given_up or is_one_coming or any(one.is_up for one in self._instances):
             return
-        self._is_over = True
+        self._has_given_up = True
         self._given_up(
             InstanceError(
                 f"no instance is left; {last}",
-                hint=f"each was restarted up to {self._max_restarts} times; see the instances' logs",
+                hint=f"each was restarted up to {self._max_restarts} times within an hour; see the instances' logs",
             )
         )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -18,6 +18,7 @@ from seer.engine.prepare import InstanceSpec
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance
 from seer.hosting.messages import BeginRun, UpdateWeights
+from seer.hosting.starvation import Starvation
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
 
 DEADLINE_S = 60.0
@@ -207,6 +208,50 @@ def test_closing_leaves_no_process() -> None:
         assert not is_alive(pid)
 
     play(scenario())
+
+
+def test_silence_of_a_process_that_gets_no_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process hangs. For as many looks as its deadline has, the kernel says that it waited for a core."""
+    num_looks = 3 * round((QUICK.silence_deadline_s or 0.0) / QUICK.heartbeat_s)
+    looks = iter(range(10**6))
+    starved_looks: list[int] = []
+
+    def growth_s(self: Starvation) -> float:
+        look = next(looks)
+        starved_looks.append(look)
+        return 2 * QUICK.heartbeat_s if look < num_looks else 0.0
+
+    monkeypatch.setattr(Starvation, "growth_s", growth_s)
+
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_hanging")
+        await watched.instance.start(watched.take)
+        watched.instance.submit(a_chunk())
+        assert "no message" in await watched.loss()
+        await watched.instance.close()
+
+    play(scenario())
+    assert len(starved_looks) > num_looks, "it was taken for one that hangs while it had no core"
+
+
+def test_waits_for_a_core_are_those_of_the_kernel(tmp_path: Path) -> None:
+    def wait(thread: str, waited_s: float, children: str = "") -> None:
+        pid = thread.partition(".")[0]
+        folder = tmp_path / pid / "task" / thread
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"5000 {int(waited_s * 1e9)} 17\n")
+        (folder / "children").write_text(children)
+
+    starvation = Starvation(1, tmp_path)
+    assert starvation.growth_s() == 0.0, "there is no such process"
+    wait("1", 3.0, "2 ")
+    wait("2", 8.0)
+    assert starvation.growth_s() == 0.0, "what was before the first look"
+    wait("1", 3.5, "2 ")
+    wait("2", 10.0)
+    assert starvation.growth_s() == 2.0, "of a child, longer than that of its parent"
+    assert starvation.growth_s() == 0.0
+    assert Starvation(os.getpid()).growth_s() == 0.0
 
 
 def test_heartbeats_must_be_more_frequent_than_the_silence_deadline() -> None:

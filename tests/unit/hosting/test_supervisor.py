@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 
+import pytest
+
 from seer.errors import InstanceError, SeerError
+from seer.hosting.restart_budget import LONGEST_PAUSE_S, WINDOW_S, RestartBudget
 from seer.hosting.supervisor import Supervisor
+from seer.sim.virtual_time import run
 
 
 class Restartable:
@@ -38,8 +42,7 @@ class Driver:
     async def lose(self, instance: int) -> None:
         self.instances[instance].is_up = False
         self.supervisor.on_lost(instance, "killed")
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await asyncio.sleep(10.0)  # virtual: longer than the pauses of a few restarts
 
 
 def test_a_lost_instance_is_restarted() -> None:
@@ -48,7 +51,7 @@ def test_a_lost_instance_is_restarted() -> None:
         await driver.lose(1)
         return driver.calls
 
-    assert asyncio.run(scenario()) == ["lost 1", "back 1"]
+    assert run(scenario()) == ["lost 1", "back 1"]
 
 
 def test_a_restart_that_fails_is_tried_again_within_the_limit() -> None:
@@ -57,7 +60,7 @@ def test_a_restart_that_fails_is_tried_again_within_the_limit() -> None:
         await driver.lose(0)
         return driver.calls
 
-    assert asyncio.run(scenario()) == ["lost 0", "back 0"]
+    assert run(scenario()) == ["lost 0", "back 0"]
 
 
 def test_beyond_the_limit_the_others_go_on_and_the_last_one_ends_it() -> None:
@@ -67,9 +70,44 @@ def test_beyond_the_limit_the_others_go_on_and_the_last_one_ends_it() -> None:
             await driver.lose(instance)
         return driver
 
-    driver = asyncio.run(scenario())
+    driver = run(scenario())
     assert driver.calls == ["lost 0", "back 0", "lost 0", "lost 1", "back 1", "lost 1", "given up"]
     assert "no instance is left" in str(driver.error)
+
+
+def test_an_instance_that_is_killed_now_and_then_always_comes_back() -> None:
+    async def scenario() -> list[str]:
+        driver = Driver([Restartable(0)], max_restarts=3)
+        for _ in range(20):
+            await driver.lose(0)
+            await asyncio.sleep(WINDOW_S / 3)
+        return driver.calls
+
+    assert run(scenario()) == ["lost 0", "back 0"] * 20
+
+
+def test_an_instance_whose_restarts_are_used_up_comes_back_after_the_hour() -> None:
+    async def scenario() -> Driver:
+        driver = Driver([Restartable(0)], max_restarts=2)
+        for _ in range(3):
+            await driver.lose(0)
+        assert driver.calls[-1] == "given up"
+        await asyncio.sleep(WINDOW_S)
+        return driver
+
+    assert run(scenario()).calls == ["lost 0", "back 0", "lost 0", "back 0", "lost 0", "given up", "back 0"]
+
+
+def test_pauses_grow_and_a_budget_is_renewed() -> None:
+    budget, now_s, pauses = RestartBudget(9), 0.0, []
+    while (pause_s := budget.pause_s(now_s)) is not None:
+        pauses.append(pause_s)
+        now_s += pause_s
+        budget.spend(now_s)
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    assert budget.renewed_in_s(now_s) == pytest.approx(WINDOW_S - now_s)
+    assert budget.pause_s(WINDOW_S) == LONGEST_PAUSE_S
+    assert RestartBudget(0).renewed_in_s(0.0) is None
 
 
 def test_nothing_is_restarted_after_close() -> None:
@@ -79,4 +117,4 @@ def test_nothing_is_restarted_after_close() -> None:
         await driver.lose(0)
         return driver.calls
 
-    assert asyncio.run(scenario()) == ["lost 0"]
+    assert run(scenario()) == ["lost 0"]
