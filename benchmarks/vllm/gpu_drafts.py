@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from seer.config import VllmSpeculation
 from seer.types import Chunk, ChunkOutput, Sampling
 from stamp import QWEN_MIX, print_stamp
+from turns import await_turn
 
 GROUP = 16
 BATCHES = (1, 8, 16, 64, 128, 256)
@@ -175,6 +176,7 @@ async def run(args: argparse.Namespace) -> None:
     await bench.instance.start(bench.take)
     out: dict[str, Any] = {"mode": args.mode, "stamp": print_stamp(args), "start_s": time.monotonic() - began_s}
     print(f"{args.mode} started in {out['start_s']:.0f} s", flush=True)
+    await asyncio.to_thread(await_turn, args.go, deadline_s - time.monotonic())
     try:
         await bench.begin_run()
         await bench.generate([(0, prompts[0])] * 32, 64, seed=9)  # compiles what is compiled late
@@ -216,6 +218,7 @@ def main() -> None:
     options.add_argument("--max-tokens", type=int, default=384)
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--rollouts", type=int, default=2)
+    options.add_argument("--go", type=Path, help="measure when this file exists: engines may start side by side")
     options.add_argument("--kv-gib", type=int, default=60)
     options.add_argument("--limit-s", type=float, default=500.0)
     options.add_argument("--compare", type=Path, nargs=2, metavar="JSON")

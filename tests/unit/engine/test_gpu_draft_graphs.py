@@ -49,6 +49,8 @@ def test_every_allowed_shape_has_a_full_graph_of_its_depth(max_num_seqs: int, ma
     manager = a_manager(shapes)
     assert capture_in(manager, shapes)
     full = manager._capture_descs[CUDAGraphMode.FULL]
+    rounded = [size for size in piecewise_sizes(shapes) if size % (1 + max_draft_tokens) == 0]
+    assert max(one.num_tokens for one in full) <= max(rounded), "vLLM reserves memory for all of them"
     assert full == sorted(full, key=lambda one: -one.num_tokens), "the largest is captured first"
     for num_requests in range(1, max_num_seqs + 1):
         assert shapes.allows(num_requests, 0)

@@ -123,6 +123,10 @@ def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, A
 
 
 def piecewise_sizes(shapes: Shapes) -> list[int]:
-    """Token counts of the graphs for steps that also compute contexts: vLLM's default list, and the largest we use."""
-    largest = max(count * (1 + depth) for count, depth in shapes)
+    """Token counts of the graphs for steps that also compute contexts: vLLM's default list, and the largest we use.
+
+    vLLM may keep only multiples of 1 + K, and its attention reserves memory for graphs up to the largest of them.
+    """
+    width = 1 + shapes.max_draft_tokens
+    largest = -(-max(count * (1 + depth) for count, depth in shapes) // width) * width
     return sorted({1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), largest})
