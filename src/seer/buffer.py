@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request buffer: all rollout work enters here, and only the buffer changes a request's state.
 
-    admit ──> WAITING ──start──> IN_FLIGHT ──apply(limit)──> WAITING ...
+    admit ──> WAITING ──start──> IN_FLIGHT ──apply(limit | parked)──> WAITING ...
                  │                  │  └──apply(stop | length)──> FINISHED
                  │                  └──lose (its instance died)──> WAITING, with every token received so far
                  └──────cancel──────┴──────────────────────────> FINISHED (cancelled)
@@ -11,9 +11,10 @@ Other modules may read a `Request`; only this one writes it.
 
 Invariants
   1. Every admitted request ends in exactly one terminal state, FINISHED or FAILED, and never leaves it.
-  2. A token is counted once: outputs of a superseded attempt are ignored; an attempt never exceeds its limit.
+  2. A token is counted once: outputs of an attempt that has ended are ignored; an attempt never exceeds its lease.
   3. num_admitted == num_waiting + num_in_flight + num_ended at all times.
   4. A request has its `Response` from the moment it ends; its group hands out the same object.
+  5. A request has a lease exactly while it is in flight, so no lease outlives its instance.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Response, TokenSpan
+from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Lease, Response, TokenSpan
 
 
 class RequestState(enum.Enum):
@@ -45,6 +46,8 @@ class Request:
         "index",
         "instance",
         "last_instance",
+        "lease_tokens",
+        "low_tokens",
         "num_chunks",
         "num_generated",
         "num_migrations",
@@ -69,8 +72,12 @@ class Request:
         """The instance it runs on now."""
         self.last_instance: int | None = None
         """The instance that computed its newest KV."""
+        self.lease_tokens = 0
+        """Tokens the running chunk may generate in all; 0 while it waits."""
         self.chunk_remaining = 0
-        """Tokens the running chunk may still generate."""
+        """Of these, tokens it may still generate."""
+        self.low_tokens = 0
+        """Its lease runs low when no more than this remains; 0 if it is not to be extended."""
         self.num_chunks = 0
         self.num_migrations = 0
         self.queued_s = queued_s
@@ -93,6 +100,11 @@ class Request:
     def remaining_limit(self) -> int:
         """Tokens it may still generate at most."""
         return self.group.sampling.max_tokens - self.num_generated
+
+    @property
+    def runs_low(self) -> bool:
+        """Whether its lease should be extended now, if it is to stay."""
+        return 0 < self.low_tokens >= self.chunk_remaining and self.chunk_remaining < self.remaining_limit
 
     @property
     def is_probe(self) -> bool:
@@ -167,14 +179,24 @@ class RequestBuffer:
         """All requests of the same group, itself included."""
         return self._requests_of_group[request.group.id]
 
-    def start(self, request: Request, instance: int, max_tokens: int, load_kv: bool, now_s: float) -> Chunk:
+    def start(
+        self,
+        request: Request,
+        instance: int,
+        max_tokens: int,
+        load_kv: bool,
+        now_s: float,
+        *,
+        is_lease: bool = False,
+    ) -> Chunk:
         """Move a waiting request in flight and return the chunk for its instance."""
         self._expect(request, RequestState.WAITING, "start")
         assert 1 <= max_tokens <= request.remaining_limit, f"chunk of {max_tokens} tokens for {request}"
         request.state = RequestState.IN_FLIGHT
         request.attempt += 1
         request.instance = instance
-        request.chunk_remaining = max_tokens
+        request.chunk_remaining = request.lease_tokens = max_tokens
+        request.low_tokens = -(-max_tokens // 2) if is_lease else 0
         request.num_chunks += 1
         if request.started_s is None:
             request.started_s = now_s
@@ -197,7 +219,17 @@ class RequestBuffer:
             spans=tuple(request.spans),
             is_probe=request.is_probe,
             load_kv=load_kv,
+            is_lease=is_lease,
         )
+
+    def extend(self, request: Request, num_tokens: int) -> Lease:
+        """Let a request in flight generate this many tokens more; returns its lease for the instance."""
+        self._expect(request, RequestState.IN_FLIGHT, "extend")
+        assert 1 <= num_tokens <= request.remaining_limit - request.chunk_remaining, f"{num_tokens} more for {request}"
+        request.lease_tokens += num_tokens
+        request.chunk_remaining += num_tokens
+        request.low_tokens = -(-request.chunk_remaining // 2)
+        return Lease(request.id, request.attempt, request.lease_tokens)
 
     def apply(self, output: ChunkOutput, now_s: float) -> Request | None:
         """Add an output's tokens to its request and change its state if the chunk ended; None if it was superseded."""
@@ -257,31 +289,34 @@ class RequestBuffer:
             assert (request.finish_reason is not None) == (request.response is not None) == request.ended, (
                 f"{request} has finish_reason {request.finish_reason} and response {request.response}"
             )
-            assert (request.instance is not None) == (request.state is RequestState.IN_FLIGHT), (
-                f"{request} has instance {request.instance}"
-            )
+            in_flight = request.state is RequestState.IN_FLIGHT
+            assert (request.instance is not None) == in_flight, f"{request} has instance {request.instance}"
+            assert (request.lease_tokens > 0) == in_flight, f"{request} has a lease of {request.lease_tokens} tokens"
             if request.spans:
                 assert sum(len(span.ids) for span in request.spans) == request.num_generated, f"{request} lost tokens"
 
     def _to_waiting(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        request.last_instance, request.instance = request.instance, None
-        request.chunk_remaining = 0
+        self._end_lease(request)
         self.num_in_flight -= 1
         self.num_waiting += 1
+
+    @staticmethod
+    def _end_lease(request: Request) -> None:
+        request.last_instance, request.instance = request.instance, None
+        request.lease_tokens = request.chunk_remaining = request.low_tokens = 0
 
     def _end(
         self, request: Request, state: RequestState, finish_reason: FinishReason, now_s: float, error: str | None = None
     ) -> None:
         if request.state is RequestState.IN_FLIGHT:
             self.num_in_flight -= 1
-            request.last_instance, request.instance = request.instance, None
+            self._end_lease(request)
         else:
             self._expect(request, RequestState.WAITING, "end")
             self.num_waiting -= 1
         request.state = state
         request.finish_reason = finish_reason
-        request.chunk_remaining = 0
         request.response = _response(request, finish_reason, self.weights_version, now_s, error)
         self.num_ended += 1
         group = request.group.id

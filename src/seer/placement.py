@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,6 +49,15 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     load_kv: bool
 
 
+class Promise(NamedTuple):
+    """What an instance holds for a request."""
+
+    instance: int
+    num_blocks: int
+    shared_blocks: int
+    group: int
+
+
 class Fleet:
     """The KV blocks and in-flight requests promised on each instance."""
 
@@ -58,7 +68,8 @@ class Fleet:
         self._free = [limit.kv_blocks for limit in limits]
         self._in_flight = [0] * len(limits)
         self._free_tokens = sum(limit.kv_tokens for limit in limits)
-        self._promise: dict[int, tuple[int, int]] = {}  # request -> (instance, blocks)
+        self._promise: dict[int, Promise] = {}  # by request
+        self._sharers: dict[tuple[int, int], int] = {}  # (instance, group) -> requests that share their prompt's blocks
         self._alive = [True] * len(limits)
         # Kept sorted, so that the extremes are at the ends and a change costs two bisections. An entry is an integer,
         # amount * _radix + instance: bisecting integers takes half the time of bisecting pairs.
@@ -140,27 +151,70 @@ class Fleet:
         in_flight, limits = self._in_flight, self.limits
         return [i for entry in fits if in_flight[i := entry % radix] < limits[i].max_num_seqs]
 
-    def promise(self, request: Request, instance: int, num_blocks: int, *, overcommit: bool = False) -> None:
-        """Reserve blocks for a chunk. `overcommit` is for schedulers that leave memory to the engine, as verl's do."""
+    def promise(
+        self, request: Request, instance: int, num_blocks: int, *, overcommit: bool = False, shared_blocks: int = 0
+    ) -> None:
+        """Reserve blocks for a chunk. `overcommit` is for schedulers that leave memory to the engine, as verl's do.
+
+        Of the blocks, `shared_blocks` are counted once for all requests of the group on that instance.
+        """
         assert request.id not in self._promise, f"{request} holds a promise already"
-        assert overcommit or self._free[instance] >= num_blocks, (
-            f"instance {instance} has {self._free[instance]} free blocks, {num_blocks} promised for {request}"
+        group = request.group.id
+        more = num_blocks - self.shared_here(request, instance, shared_blocks)
+        assert overcommit or self._free[instance] >= more, (
+            f"instance {instance} has {self._free[instance]} free blocks, {more} promised for {request}"
         )
-        self._promise[request.id] = (instance, num_blocks)
-        self._prompt_home[request.group.id] = instance
-        self._move(instance, num_blocks, 1)
+        self._promise[request.id] = Promise(instance, num_blocks, shared_blocks, group)
+        if shared_blocks:
+            self._sharers[instance, group] = self._sharers.get((instance, group), 0) + 1
+        self._prompt_home[group] = instance
+        self._move(instance, more, 1)
+
+    def shared_here(self, request: Request, instance: int, shared_blocks: int) -> int:
+        """Of the blocks that siblings share, those that an instance holds already."""
+        return shared_blocks if shared_blocks and (instance, request.group.id) in self._sharers else 0
+
+    def extend(self, request: Request, num_blocks: int) -> None:
+        """Reserve this many blocks in all for a request that holds a promise already; never fewer than before."""
+        held = self._promise[request.id]
+        instance, more = held.instance, num_blocks - held.num_blocks
+        assert 0 <= more <= max(0, self._free[instance]), (
+            f"instance {instance} has {self._free[instance]} free blocks, {more} more for {request}"
+        )
+        if more:
+            self._promise[request.id] = held._replace(num_blocks=num_blocks)
+            self._move(instance, more, 0)
+
+    def promised_blocks(self, request: Request) -> int:
+        """Blocks reserved for a request in flight, shared ones included."""
+        return self._promise[request.id].num_blocks
+
+    def own_blocks(self, request: Request) -> int:
+        """Blocks that come back when it leaves, even if siblings stay."""
+        held = self._promise[request.id]
+        return held.num_blocks - held.shared_blocks
 
     def give_back(self, request: Request) -> None:
         """The chunk has ended: its blocks are free again."""
-        instance, num_blocks = self._promise.pop(request.id)
-        self._move(instance, -num_blocks, -1)
+        self._give_back(request.id)
+
+    def _give_back(self, request: int) -> None:
+        held = self._promise.pop(request)
+        freed = held.num_blocks
+        if held.shared_blocks:
+            key = (held.instance, held.group)
+            self._sharers[key] -= 1
+            if self._sharers[key]:
+                freed -= held.shared_blocks
+            else:
+                del self._sharers[key]
+        self._move(held.instance, -freed, -1)
 
     def lose(self, instance: int) -> list[int]:
         """Take a lost instance out of the fleet; returns its requests, whose promises end."""
-        lost = [request for request, (where, _) in self._promise.items() if where == instance]
+        lost = [request for request, held in self._promise.items() if held.instance == instance]
         for request in lost:
-            _, num_blocks = self._promise.pop(request)
-            self._move(instance, -num_blocks, -1)
+            self._give_back(request)
         self._remove(instance)
         self._alive[instance] = False
         self._free_tokens -= self._free[instance] * self.limits[instance].block_size
@@ -182,9 +236,11 @@ class Fleet:
     def check(self) -> None:
         """Assert the invariants; linear in the promises, for tests."""
         for instance, limit in enumerate(self.limits):
-            promised = [blocks for where, blocks in self._promise.values() if where == instance]
-            assert self._free[instance] == limit.kv_blocks - sum(promised), f"instance {instance} miscounts its blocks"
-            assert self._in_flight[instance] == len(promised), f"instance {instance} miscounts its requests"
+            here = [held for held in self._promise.values() if held.instance == instance]
+            shared = {held.group: held.shared_blocks for held in here}
+            promised = sum(held.num_blocks - held.shared_blocks for held in here) + sum(shared.values())
+            assert self._free[instance] == limit.kv_blocks - promised, f"instance {instance} miscounts its blocks"
+            assert self._in_flight[instance] == len(here), f"instance {instance} miscounts its requests"
         living = [instance for instance in range(len(self)) if self._alive[instance]]
         free_tokens = sum(self._free[i] * self.limits[i].block_size for i in living)
         assert self._free_tokens == free_tokens, f"{self._free_tokens} tokens counted free, {free_tokens} are"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rollout loop: the story of the system on one page.
 
-Admit the groups. Let the scheduler fill the instances with chunks. Wait for outputs, apply each to its request, and
-learn the lengths of those that finish. A request whose chunk ended waits in the buffer, tied to no instance, until the
-scheduler picks it again. Groups are yielded as they complete, so that rewards can start early.
+Admit the groups. Let the scheduler extend the leases of requests that should stay, and fill the instances with chunks.
+Wait for outputs, apply each to its request, and learn the lengths of those that finish. A request whose chunk ended
+waits in the buffer, tied to no instance, until the scheduler picks it again. Groups are yielded as they complete, so
+that rewards can start early.
 
 The loop knows neither real time nor any engine. On an event loop with a virtual clock, over instances that are cost
 models, the same code is the simulator.
@@ -15,16 +16,17 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from seer.buffer import Request, RequestBuffer, RequestState
 from seer.context import Context
 from seer.engine.base import Instance
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
-from seer.metrics.events import Ended, EventSink, Queued, Started, Stopped, discard
+from seer.metrics.events import Ended, EventSink, Extended, Queued, Started, Stopped, discard
 from seer.placement import Fleet
 from seer.scheduling.base import Scheduler
-from seer.types import ChunkEnd, ChunkOutput, Group, GroupResult, Restored
+from seer.types import Attempt, ChunkEnd, ChunkOutput, Group, GroupResult, Lease, Restored
 
 
 class RolloutLoop:
@@ -52,6 +54,7 @@ class RolloutLoop:
         self._stall_deadline_s = stall_deadline_s
         """The rollout fails if no instance sends an output for this long; None waits for ever."""
         self._failures: dict[int, int] = {}
+        self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
         self._cancelling = False
         self._outputs: list[ChunkOutput] = []
         self._wake = asyncio.Event()
@@ -70,6 +73,7 @@ class RolloutLoop:
         self._admit(list(groups), restored or {})
         num_complete = 0
         while not self.buffer.drained:
+            self._renew_leases()
             self._fill_instances()
             for output in await self._take_outputs():
                 self._apply(output)
@@ -101,6 +105,7 @@ class RolloutLoop:
         now_s = self._now_s()
         for lost in self.fleet.lose(instance):
             request = self.buffer[lost]
+            self._low.pop(lost, None)
             self.buffer.lose(request)
             self._events(Stopped(now_s, lost, instance, request.num_generated, "lost"))
             self._wait_again(request, now_s)
@@ -137,6 +142,29 @@ class RolloutLoop:
             self.context.observe_finished(request)
             self._events(Ended(now_s, request.id, request.num_generated, past.finish_reason.value))
 
+    def _renew_leases(self) -> None:
+        """Let requests stay or leave, as the scheduler says: one message of either kind per instance."""
+        if self._cancelling:
+            return
+        now_s = self._now_s()
+        leases: defaultdict[int, list[Lease]] = defaultdict(list)
+        parked: defaultdict[int, list[Attempt]] = defaultdict(list)
+        renewal = self.scheduler.renew(list(self._low.values()), self.fleet)
+        for plan in renewal.extended:
+            request = plan.request
+            assert request.instance is not None, f"{request} is not in flight"
+            self.fleet.extend(request, plan.num_blocks)
+            leases[request.instance].append(self.buffer.extend(request, plan.num_tokens))
+            self._low.pop(request.id, None)
+            self._events(Extended(now_s, request.id, request.instance, plan.num_tokens, request.num_generated))
+        for request in renewal.parked:
+            assert request.instance is not None, f"{request} is not in flight"
+            parked[request.instance].append(Attempt(request.id, request.attempt))
+        for instance, granted in leases.items():
+            self.instances[instance].extend(granted)
+        for instance, attempts in parked.items():
+            self.instances[instance].park(attempts)
+
     def _fill_instances(self) -> None:
         now_s = self._now_s()
         while (plan := self.scheduler.next(self.fleet)) is not None:
@@ -144,8 +172,16 @@ class RolloutLoop:
             if request.ended:
                 continue
             moved_from = request.last_instance
-            chunk = self.buffer.start(request, plan.instance, plan.max_tokens, plan.load_kv, now_s)
-            self.fleet.promise(request, plan.instance, plan.num_blocks, overcommit=plan.overcommit)
+            chunk = self.buffer.start(
+                request, plan.instance, plan.max_tokens, plan.load_kv, now_s, is_lease=plan.is_lease
+            )
+            self.fleet.promise(
+                request,
+                plan.instance,
+                plan.num_blocks,
+                overcommit=plan.overcommit,
+                shared_blocks=plan.shared_blocks,
+            )
             self._events(Started(now_s, request.id, plan.instance, plan.max_tokens, moved_from, plan.load_kv))
             try:
                 self.instances[plan.instance].submit(chunk)
@@ -160,8 +196,13 @@ class RolloutLoop:
     def _apply(self, output: ChunkOutput) -> None:
         now_s = self._now_s()
         request = self.buffer.apply(output, now_s)
-        if request is None or output.end is None:
+        if request is None:
             return
+        if output.end is None:
+            if request.runs_low:
+                self._low[request.id] = request
+            return
+        self._low.pop(request.id, None)
         self.fleet.give_back(request)
         self._events(Stopped(now_s, request.id, output.instance, request.num_generated, output.end.value))
         if request.state is RequestState.FINISHED:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from builders import a_cost
 from inbox import OutputInbox
-from seer.config import HostingConfig, KvConfig, LocalEngineConfig, RolloutConfig
+from seer.config import FakeEngineConfig, HostingConfig, KvConfig, LocalEngineConfig, RolloutConfig
 from seer.engine.base import Instance
 from seer.engine.fake import FakeInstance
 from seer.engine.forced import ForcedLengths
@@ -28,7 +28,7 @@ from seer.errors import InstanceError
 from seer.hosting import ProcessInstance
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
-from seer.types import Chunk, ChunkEnd, ChunkOutput, InstanceLimits, Sampling, TokenSpan
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, InstanceLimits, Lease, Sampling, TokenSpan
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 FORCED_TOKENS = 10_000
@@ -82,7 +82,8 @@ def simulated(tmp_path: Path) -> Instance:
 
 
 def hosted_fake(tmp_path: Path) -> Instance:
-    config = RolloutConfig(model="none", engine="fake").fitted()
+    # Without a time per step it would end a chunk before a message reaches it.
+    config = RolloutConfig(model="none", engine="fake", engine_settings=FakeEngineConfig(step_s=1e-3)).fitted()
     spec = InstanceSpec(factory="seer.engine.fake:make_fake", settings=InstanceSettings(config=config))
     return ProcessInstance(0, spec, options=HostingConfig(pin_cores=False, log_dir=tmp_path))
 
@@ -215,6 +216,52 @@ def test_tokens_do_not_depend_on_company_or_on_chunking(play: Play) -> None:
     inbox = play(scenario)
     assert inbox.num_tokens(1) + inbox.num_tokens(1, 2) == inbox.num_tokens(0) == 24
     assert inbox.tokens(1) + inbox.tokens(1, 2) == inbox.tokens(0)
+
+
+def test_an_extended_lease_is_used_to_its_end_and_never_shortened(play: Play) -> None:
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        await instance.pause()
+        instance.submit(a_chunk(0, max_tokens=6, is_lease=True))
+        instance.submit(a_chunk(1, max_tokens=9, is_lease=True))
+        instance.extend([Lease(0, 1, 25), Lease(1, 1, 4), Lease(77, 1, 50)])
+        instance.extend([Lease(0, 1, 15), Lease(1, 2, 40)])  # late, and for another attempt
+        await instance.resume()
+        await inbox.ends(0, 1)
+        instance.extend([Lease(0, 1, 60)])  # it has ended
+        instance.submit(a_chunk(2))
+        await inbox.ends(2)
+
+    inbox = play(scenario)
+    assert (inbox.num_tokens(0), inbox.num_tokens(1)) == (25, 9)
+    assert [o.end for o in inbox.outputs if o.end] == [ChunkEnd.LIMIT] * 3
+    assert not inbox.of(77)
+
+
+def test_a_parked_chunk_ends_early_and_goes_on_with_the_same_tokens(play: Play) -> None:
+    sampling = Sampling(max_tokens=300, ignore_eos=True, temperature=play.temperature)
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, max_tokens=150, sampling=sampling))
+        await inbox.ends(0)
+        instance.submit(a_chunk(1, seed=100, max_tokens=150, sampling=sampling, is_lease=True))
+        await inbox.until(lambda: inbox.num_tokens(1) > 0)
+        instance.park([Attempt(1, 2), Attempt(77, 1)])  # another attempt, another request
+        instance.park([Attempt(1, 1)])
+        instance.park([Attempt(1, 1)])
+        await inbox.ends(1)
+        instance.extend([Lease(1, 1, 200)])  # it has ended
+        done = inbox.num_tokens(1)
+        spans = tuple(o.span for o in inbox.of(1) if o.span)
+        rest = a_chunk(1, seed=100, max_tokens=150 - done, spans=spans, attempt=2, sampling=sampling)
+        instance.submit(replace(rest, num_generated_tokens=done))
+        await inbox.until(lambda: any(o.end for o in inbox.of(1, 2)))
+
+    inbox = play(scenario)
+    assert [o.end for o in inbox.of(1) if o.end] == [ChunkEnd.PARKED]
+    assert 0 < inbox.num_tokens(1) < 150
+    assert inbox.num_tokens(1) + inbox.num_tokens(1, 2) == inbox.num_tokens(0) == 150
+    assert inbox.tokens(1) + inbox.tokens(1, 2) == inbox.tokens(0)
+    assert not inbox.of(77)
 
 
 def test_abort_ends_a_chunk_once_and_unknown_requests_are_ignored(play: Play) -> None:

@@ -12,6 +12,7 @@ from seer.engine.base import InstanceView, OutputSink, Weights
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.metrics.events import Event, Stopped
 from seer.rollout import RolloutLoop
+from seer.scheduling.base import Renewal
 from seer.sim import virtual_time
 from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult
 
@@ -240,6 +241,9 @@ def test_a_scheduler_that_starts_nothing_is_caught() -> None:
         def admit(self, *_: object) -> None: ...
         def requeue(self, *_: object) -> None: ...
         def finished(self, *_: object) -> None: ...
+        def renew(self, *_: object) -> Renewal:
+            return Renewal()
+
         def next(self, fleet: object) -> None:
             return None
 

@@ -7,12 +7,14 @@ tests/contract/test_instance_contract.py.
 
 Rules of the protocol
   1. `submit` either raises (nothing was started) or leads to exactly one output with `end` set for that attempt.
-  2. Outputs of one request arrive in order; their tokens are disjoint, gapless and at most `chunk.max_tokens` in all.
+  2. Outputs of one request arrive in order; their tokens are disjoint, gapless and in all at most what the largest
+     lease of the attempt allows: `chunk.max_tokens`, or more after `extend`.
   3. Every token comes with its log-probability and the weights version it was sampled under. The simulator has no
      tokens: its outputs carry only their number.
   4. What an instance computes for one request does not depend on the other requests it runs.
   5. All methods are called from the event loop's thread, and the sink is called there.
-  6. A paused instance generates nothing until `resume`; chunks and aborts are still accepted.
+  6. A paused instance generates nothing until `resume`; chunks, leases and aborts are still accepted.
+  7. An attempt that has ended stays ended: a lease or a park that comes later, or is for another attempt, is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from seer.errors import SeerError
-from seer.types import Chunk, ChunkOutput, DraftMode, InstanceLimits
+from seer.types import Attempt, Chunk, ChunkOutput, DraftMode, InstanceLimits, Lease
 
 __all__ = ["DraftingInstance", "Instance", "InstanceLimits", "InstanceView", "ModelInstance", "OutputSink", "Weights"]
 
@@ -67,6 +69,14 @@ class Instance(Protocol):
 
     def submit(self, chunk: Chunk) -> None:
         """Start a chunk. If it raises `Overloaded` or `InstanceError`, nothing was started."""
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Let attempts generate more than before. A lease that is not longer than the present one changes nothing."""
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """End leases at the next step boundary, with the KV kept as at a lease's end; the last outputs have
+        `end=PARKED`, unless the chunk stops or reaches its lease before that.
+        """
 
     def abort(self, request: int) -> None:
         """Stop working on a request soon; its last output has `end=ABORTED`. Unknown requests are ignored."""

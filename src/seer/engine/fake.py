@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from seer.config import FakeEngineConfig
@@ -18,7 +20,7 @@ from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.instance_settings import read_settings
 from seer.errors import InstanceError
 from seer.metrics.events import EventSink, discard
-from seer.types import Chunk, ChunkEnd, ChunkOutput, TokenSpan
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease, TokenSpan
 
 KV_BLOCKS, MAX_MODEL_LEN = 1024, 8192
 VOCABULARY = 1000
@@ -40,6 +42,14 @@ def fake_length(seed: int, max_tokens: int) -> int:
     """The length of a seed's response, its end token included: many are short, few are long."""
     x = fake_token(seed, -1, 1 << 30) / (1 << 30)
     return max(1, min(max_tokens, math.ceil(max_tokens * x**3)))
+
+
+@dataclass(slots=True)
+class _Run:
+    chunk: Chunk
+    max_tokens: int
+    """Its lease."""
+    done: int = 0
 
 
 class FakeInstance:
@@ -65,7 +75,7 @@ class FakeInstance:
         )
         self._step_s = step_s
         self._sink: OutputSink | None = None
-        self._runs: dict[int, tuple[Chunk, int]] = {}  # request -> its chunk and the tokens generated of it
+        self._runs: dict[int, _Run] = {}  # by request
         self._cached: dict[int, int] = {}
         self._weights_version = 0
         self._num_steps = 0
@@ -96,19 +106,37 @@ class FakeInstance:
             )
         if chunk.request in self._runs:
             raise InstanceError(f"request {chunk.request} already runs on instance {self._id}")
-        self._runs[chunk.request] = (chunk, 0)
+        self._runs[chunk.request] = _Run(chunk, chunk.max_tokens)
         self._step_soon()
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Let running chunks generate more."""
+        for lease in leases:
+            run = self._running(lease.request, lease.attempt)
+            if run is not None:
+                run.max_tokens = max(run.max_tokens, lease.max_tokens)
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """End running chunks with what they have."""
+        for request, attempt in attempts:
+            if self._running(request, attempt) is not None:
+                del self._runs[request]
+                self._emit(ChunkOutput(request, attempt, self._id, 0, end=ChunkEnd.PARKED))
+
+    def _running(self, request: int, attempt: int) -> _Run | None:
+        run = self._runs.get(request)
+        return run if run is not None and run.chunk.attempt == attempt else None
 
     def abort(self, request: int) -> None:
         """End a request's chunk."""
         run = self._runs.pop(request, None)
         if run is not None:
-            self._emit(ChunkOutput(request, run[0].attempt, self._id, 0, end=ChunkEnd.ABORTED))
+            self._emit(ChunkOutput(request, run.chunk.attempt, self._id, 0, end=ChunkEnd.ABORTED))
 
     def view(self) -> InstanceView:
         """Counts as of now."""
         running = min(len(self._runs), self._limits.max_num_seqs)
-        used = sum(self._limits.blocks(chunk.num_context_tokens + done) for chunk, done in self._runs.values())
+        used = sum(self._limits.blocks(run.chunk.num_context_tokens + run.done) for run in self._runs.values())
         return InstanceView(
             num_running=running,
             num_waiting=len(self._runs) - running,
@@ -164,18 +192,17 @@ class FakeInstance:
         self._step_soon()
 
     def _generate(self, request: int) -> None:
-        chunk, done = self._runs[request]
-        position = chunk.num_generated_tokens + done
+        run = self._runs[request]
+        chunk = run.chunk
+        position = chunk.num_generated_tokens + run.done
         sampling = chunk.sampling
         length = max(fake_length(chunk.seed, sampling.max_tokens), sampling.min_tokens)
         is_end = not sampling.ignore_eos and position + 1 == length
         token = END_TOKEN if is_end else fake_token(chunk.seed, position)
-        done += 1
-        end = ChunkEnd.STOP if is_end else (ChunkEnd.LIMIT if done == chunk.max_tokens else None)
-        self._cached[request] = chunk.num_context_tokens + done
-        if end is None:
-            self._runs[request] = (chunk, done)
-        else:
+        run.done += 1
+        end = ChunkEnd.STOP if is_end else (ChunkEnd.LIMIT if run.done == run.max_tokens else None)
+        self._cached[request] = chunk.num_context_tokens + run.done
+        if end is not None:
             del self._runs[request]
         span = TokenSpan([token], [-1.0 - token / VOCABULARY], self._weights_version)
         stop_token = END_TOKEN if is_end else None

@@ -12,14 +12,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from seer.engine.base import Instance, OutputSink
 from seer.engine.instance_wrapper import InstanceWrapper
-from seer.types import Chunk, ChunkEnd, ChunkOutput
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 
 class ForcedLengths(InstanceWrapper[Instance]):
@@ -33,7 +33,8 @@ class ForcedLengths(InstanceWrapper[Instance]):
         super().__init__(instance)
         self._length_of = length_of
         self._sink: OutputSink | None = None
-        self._stops_at_limit: set[tuple[int, int]] = set()  # (request, attempt) of chunks that reach the length
+        self._left: dict[Attempt, int] = {}  # of attempts that run: tokens to the response's length
+        self._stops_at_limit: set[Attempt] = set()  # those whose lease reaches the length
 
     async def start(self, sink: OutputSink) -> None:
         """Start the wrapped instance."""
@@ -50,15 +51,30 @@ class ForcedLengths(InstanceWrapper[Instance]):
         assert left >= 1, f"request {chunk.request} has nothing left to generate"
         sampling = replace(chunk.sampling, ignore_eos=True, stop_token_ids=(), min_tokens=0)
         self.inner.submit(msgspec.structs.replace(chunk, sampling=sampling, max_tokens=min(left, chunk.max_tokens)))
+        attempt = Attempt(chunk.request, chunk.attempt)
+        self._left[attempt] = left
         if left <= chunk.max_tokens:
-            self._stops_at_limit.add((chunk.request, chunk.attempt))
+            self._stops_at_limit.add(attempt)
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Pass the leases on, cut at the responses' lengths."""
+        self.inner.extend([self._cut(lease) for lease in leases if (lease.request, lease.attempt) in self._left])
+
+    def _cut(self, lease: Lease) -> Lease:
+        attempt = Attempt(lease.request, lease.attempt)
+        left = self._left[attempt]
+        if left <= lease.max_tokens:
+            self._stops_at_limit.add(attempt)
+        return Lease(*attempt, min(left, lease.max_tokens))
 
     def on_output(self, output: ChunkOutput) -> None:
         """Take an output of the wrapped instance; a chunk that reached the response's length has stopped."""
         assert self._sink is not None, "outputs come after start or attach"
-        chunk = (output.request, output.attempt)
-        if output.end is not None and chunk in self._stops_at_limit:
-            self._stops_at_limit.remove(chunk)
-            if output.end is ChunkEnd.LIMIT:
-                output = msgspec.structs.replace(output, end=ChunkEnd.STOP)
+        attempt = Attempt(output.request, output.attempt)
+        if output.end is not None:
+            self._left.pop(attempt, None)
+            if attempt in self._stops_at_limit:
+                self._stops_at_limit.remove(attempt)
+                if output.end is ChunkEnd.LIMIT:
+                    output = msgspec.structs.replace(output, end=ChunkEnd.STOP)
         self._sink(output)

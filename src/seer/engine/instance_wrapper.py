@@ -8,11 +8,12 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from seer.engine.base import Instance, InstanceLimits, InstanceView, ModelInstance, OutputSink, Weights
 from seer.errors import SeerError
-from seer.types import Chunk
+from seer.types import Attempt, Chunk, Lease
 
 InnerT = TypeVar("InnerT", bound=Instance)
 
@@ -47,6 +48,14 @@ class InstanceWrapper(Generic[InnerT]):
     def submit(self, chunk: Chunk) -> None:
         """Pass the chunk on."""
         self.inner.submit(chunk)
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Pass the leases on."""
+        self.inner.extend(leases)
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """Pass the parks on."""
+        self.inner.park(attempts)
 
     def abort(self, request: int) -> None:
         """Pass the abort on."""

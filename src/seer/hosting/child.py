@@ -43,7 +43,9 @@ from seer.hosting.messages import (
     Close,
     Command,
     Down,
+    Extend,
     News,
+    Park,
     Pause,
     Ready,
     Setup,
@@ -54,7 +56,7 @@ from seer.hosting.messages import (
 )
 from seer.hosting.outbox import Outbox
 from seer.metrics.events import Event, EventSink
-from seer.types import ChunkEnd, ChunkOutput
+from seer.types import Chunk, ChunkEnd, ChunkOutput
 
 Factory = Callable[[int, dict[str, Any], EventSink], Instance]
 
@@ -195,14 +197,12 @@ class _Server:
 
     def _handle(self, instance: Instance, message: Down) -> None:
         if isinstance(message, Submit):
-            chunk = message.chunk
-            try:
-                instance.submit(chunk)
-            except Exception as error:  # fails this chunk only; the instance goes on
-                end, why = ChunkEnd.FAILED, describe_error(error)[0]
-                self._outbox.put(ChunkOutput(chunk.request, chunk.attempt, instance.id, 0, end=end, error=why))
-            else:
-                self._send_view_soon()
+            for chunk in message.chunks:
+                self._submit(instance, chunk)
+        elif isinstance(message, Extend):
+            instance.extend(message.leases)
+        elif isinstance(message, Park):
+            instance.park(message.attempts)
         elif isinstance(message, Abort):
             instance.abort(message.request)
         elif isinstance(message, Call):
@@ -210,6 +210,15 @@ class _Server:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
             task.add_done_callback(_raise_failure)
+
+    def _submit(self, instance: Instance, chunk: Chunk) -> None:
+        try:
+            instance.submit(chunk)
+        except Exception as error:  # fails this chunk only; the instance goes on
+            end, why = ChunkEnd.FAILED, describe_error(error)[0]
+            self._outbox.put(ChunkOutput(chunk.request, chunk.attempt, instance.id, 0, end=end, error=why))
+        else:
+            self._send_view_soon()
 
     async def _call(self, instance: Instance, call: Call) -> None:
         assert self._channel is not None, "a call before the channel"

@@ -4,7 +4,7 @@
 Every message is one msgpack frame (see channel.py). The first frame to the instance is `Setup`, the first frame to
 the driver is `Ready` or `StartFailed`. After that either side sends at any time.
 
-    to the instance   Setup, Submit, Abort, Call, Close
+    to the instance   Setup, Submit, Extend, Park, Abort, Call, Close
     to the driver     Ready | StartFailed, News (also the heartbeat), CallResult, Broken
 
 A `Call` carries one command: `UpdateWeights`, `BeginRun`, `Pause` or `Resume`.
@@ -25,7 +25,7 @@ import seer.errors
 from seer.engine.base import InstanceView
 from seer.errors import InstanceError, SeerError
 from seer.metrics.events import Event
-from seer.types import Chunk, ChunkOutput, DraftMode, InstanceLimits
+from seer.types import Attempt, Chunk, ChunkOutput, DraftMode, InstanceLimits, Lease
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -44,9 +44,21 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Run a chunk."""
+    """Run chunks."""
 
-    chunk: Chunk
+    chunks: list[Chunk]
+
+
+class Extend(msgspec.Struct, frozen=True, tag=True):
+    """Let attempts generate more."""
+
+    leases: list[Lease]
+
+
+class Park(msgspec.Struct, frozen=True, tag=True):
+    """End leases at the next step boundary."""
+
+    attempts: list[Attempt]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -137,7 +149,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-Down = Setup | Submit | Abort | Call | Close
+Down = Setup | Submit | Extend | Park | Abort | Call | Close
 Up = Ready | StartFailed | News | CallResult | Broken
 
 

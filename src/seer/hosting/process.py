@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -42,7 +42,10 @@ from seer.hosting.messages import (
     CallResult,
     Close,
     Command,
+    Down,
+    Extend,
     News,
+    Park,
     Pause,
     Ready,
     Resume,
@@ -56,7 +59,7 @@ from seer.hosting.messages import (
 from seer.hosting.starvation import Starvation
 from seer.hosting.state_events import StateSampler
 from seer.metrics.events import EventSink, discard
-from seer.types import Chunk, ChunkEnd, ChunkOutput
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 FORGIVEN_SHARE = 0.9
 """Of a time in which a process got no core. One that hangs in a loop on a busy machine is found after ten times the
@@ -115,6 +118,7 @@ class ProcessInstance:
         self._channel: Channel[Up] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight: dict[int, int] = {}  # request -> attempt
+        self._unsent: list[Chunk] = []  # submitted since the event loop's last turn
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this instance has computed
         self._open_calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
@@ -152,12 +156,37 @@ class ProcessInstance:
             self._last_step_s = self._now_s()  # it was idle until now, which is no lack of progress
         self._in_flight[chunk.request] = chunk.attempt
         self._known_tokens[chunk.request] = chunk.num_context_tokens
-        self._channel.send(Submit(chunk))
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_chunks)  # with those that follow at once, in one frame
+        self._unsent.append(chunk)
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Send the leases."""
+        known = [lease for lease in leases if self._in_flight.get(lease.request) == lease.attempt]
+        if known:
+            self._send(Extend(known))
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """Send the parks."""
+        known = [one for one in attempts if self._in_flight.get(one.request) == one.attempt]
+        if known:
+            self._send(Park(known))
 
     def abort(self, request: int) -> None:
         """Send the abort."""
-        if request in self._in_flight and self._channel is not None:
-            self._channel.send(Abort(request))
+        if request in self._in_flight:
+            self._send(Abort(request))
+
+    def _send_chunks(self) -> None:
+        chunks, self._unsent = self._unsent, []
+        if chunks and self._channel is not None:
+            self._channel.send(Submit(chunks))
+
+    def _send(self, message: Down) -> None:
+        """Send a message after the chunks before it."""
+        self._send_chunks()
+        if self._channel is not None:
+            self._channel.send(message)
 
     def view(self) -> InstanceView:
         """The newest view the child has sent."""
@@ -197,7 +226,7 @@ class ProcessInstance:
         """End the process: let it exit within the deadline, then kill it. Chunks in flight end as ABORTED."""
         was, self._state = self._state, State.CLOSED
         if was is State.UP and self._channel is not None and self._child is not None:
-            self._channel.send(Close())
+            self._send(Close())
             await self._child.wait(self._options.close_deadline_s)
             # Let the reader task reach the end of the stream, so that the last outputs are delivered.
             await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
@@ -236,7 +265,7 @@ class ProcessInstance:
         number = self._num_calls
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open_calls[number] = answer
-        self._channel.send(Call(number, command))
+        self._send(Call(number, command))
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
                 await answer
@@ -401,6 +430,7 @@ class ProcessInstance:
         if self._state is not State.UP:
             return
         self._state = State.DOWN
+        self._unsent = []
         if self._child is not None:
             self._child.kill()
         self._known_tokens.clear()

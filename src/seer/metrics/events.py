@@ -5,7 +5,7 @@ The rollout loop and the instances emit these. Tables, plots, traces and the HTM
 Times are seconds on the event loop's clock.
 
     Queued ──> Started ──> [Prefilling ──> Decoding ──> (Preempted ──> Prefilling ...)] ──> Stopped ──> ... ──> Ended
-               one per chunk; the part in brackets comes from the instance
+               one per chunk; the part in brackets comes from the instance, and `Extended` anywhere in it from the loop
 
 A file of them is JSON lines, one event each; `kind` names the event.
 """
@@ -67,8 +67,19 @@ class Preempted(_Event, frozen=True, gc=False):
     instance: int
 
 
+class Extended(_Event, frozen=True, gc=False):
+    """A running chunk may generate more: it stays on its instance."""
+
+    request: int
+    instance: int
+    num_tokens: int
+    """More than before."""
+    num_generated: int
+    """By the request so far, as known to the driver."""
+
+
 class Stopped(_Event, frozen=True, gc=False):
-    """A chunk ended: the model stopped, its limit was reached, it was aborted, failed, cancelled or lost."""
+    """A chunk ended: the model stopped, its lease ended, it was parked, aborted, failed, cancelled or lost."""
 
     request: int
     instance: int
@@ -166,6 +177,7 @@ Event = (
     | Started
     | Prefilling
     | Decoding
+    | Extended
     | Preempted
     | Stopped
     | Ended

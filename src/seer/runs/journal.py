@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's finished chunks on disk, so that a killed run can continue.
+"""A run's tokens on disk, chunk by chunk and lease by lease, so that a killed run can continue.
 
-JSON lines, appended as chunks end: first the identity of the run, then one line per chunk with the tokens that were not
-in the file yet and the offset at which they begin (journal_lines.py). A kill can cut off the last line at most; that
-one is dropped, and nothing else ever is.
+JSON lines, appended as chunks end or their leases are extended: first the identity of the run, then one line each time,
+with the tokens that were not in the file yet and the offset at which they begin (journal_lines.py). A kill can cut off
+the last line at most; that one is dropped, and nothing else ever is.
 
 Invariants
   1. A line that is in the file is never changed; a resumed run appends to the same file.
@@ -90,7 +90,7 @@ class Journal:
         return {key: Restored(tuple(one.spans), one.finish_reason) for key, one in self._past.items()}
 
     def record(self, request: Request) -> None:
-        """Write the tokens of a request that are not in the file yet; called when a chunk of it ends."""
+        """Write the tokens of a request that are not in the file yet; called when a chunk of it ends or is extended."""
         key = (request.group.id, request.index)
         fresh = request.spans[self._num_spans.get(key, 0) :]
         reason = request.finish_reason

@@ -27,7 +27,7 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
-from seer.metrics.events import Ended, Event, EventSink, Stepped, Stopped, discard
+from seer.metrics.events import Ended, Event, EventSink, Extended, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
@@ -241,7 +241,7 @@ class Run:
             self._learn_costs(event)
         if self.loop is None:
             return
-        if isinstance(event, Stopped) and self._options.journal is not None:
+        if isinstance(event, Stopped | Extended) and self._options.journal is not None:
             self._options.journal.record(self.loop.buffer[event.request])
         elif isinstance(event, Ended):
             self._on_end(self.loop.buffer[event.request])

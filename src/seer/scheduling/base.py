@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler protocol: choose which request runs next, on which instance, and for how many tokens.
+"""The scheduler protocol: choose which request runs next, on which instance, how far, and which one stays or leaves.
 
 Pure: no clock, no I/O, no randomness. So the simulator and production run the same code, and any plan can be replayed
 from a trace. The rollout loop calls a scheduler for every change of a request. A scheduler never changes a request.
@@ -8,7 +8,7 @@ from a trace. The rollout loop calls a scheduler for every change of a request. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -30,6 +30,27 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     """KV blocks reserved for it."""
     overcommit: bool = False
     """Whether the reservation may exceed the instance's memory: the engine preempts when it runs out."""
+    shared_blocks: int = 0
+    """Of the reserved blocks, full ones of its prompt: siblings on that instance have the same."""
+
+    is_lease: bool = False
+    """Whether the scheduler may extend it while it runs."""
+
+
+class Extension(msgspec.Struct, frozen=True, gc=False):
+    """Let a running request stay for more tokens."""
+
+    request: Request
+    num_tokens: int
+    num_blocks: int
+    """KV blocks reserved for it from now on, in all."""
+
+
+class Renewal(NamedTuple):
+    """Which running requests stay longer, and which leave at once. The lease of any other one goes on, or ends."""
+
+    extended: Sequence[Extension] = ()
+    parked: Sequence[Request] = ()
 
 
 class Scheduler(Protocol):
@@ -43,6 +64,9 @@ class Scheduler(Protocol):
 
     def finished(self, request: Request) -> None:
         """The request has ended, for any finish reason."""
+
+    def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
+        """Decide about running requests; `low` are those whose lease runs low. Called before every `next`."""
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The next assignment, or None if nothing can start now. Its request leaves the queue."""

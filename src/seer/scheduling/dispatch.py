@@ -14,7 +14,7 @@ from itertools import groupby
 
 from seer.buffer import Request
 from seer.placement import Fleet
-from seer.scheduling.base import Assignment, TrueLength
+from seer.scheduling.base import Assignment, Renewal, TrueLength
 
 
 class Dispatcher:
@@ -37,6 +37,10 @@ class Dispatcher:
 
     def finished(self, request: Request) -> None:
         """Does nothing: lengths are not used."""
+
+    def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
+        """Does nothing: a request runs to its end."""
+        return Renewal()
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The next request, whole, even if its instance lacks the memory."""

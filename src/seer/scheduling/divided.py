@@ -13,7 +13,7 @@ from typing import Protocol
 
 from seer.buffer import Request
 from seer.placement import Fleet, Place, PlacementConfig, place
-from seer.scheduling.base import Assignment
+from seer.scheduling.base import Assignment, Renewal
 from seer.scheduling.fixed_rank import FirstComeFirstServed
 
 
@@ -42,6 +42,9 @@ class Ordering(Protocol):
 class Divided:
     """`divided`: chunks of a fixed size, with any ordering; first come, first served by default."""
 
+    extends_leases = False
+    """Whether the end of a chunk may be moved while it runs."""
+
     def __init__(
         self,
         ordering: Ordering | None = None,
@@ -68,6 +71,10 @@ class Divided:
         """Let the ordering use its length."""
         self._ordering.finished(request)
 
+    def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
+        """Does nothing: every chunk ends where it was planned to."""
+        return Renewal()
+
     def next(self, fleet: Fleet) -> Assignment | None:
         """The first waiting request, on the best instance that can hold its chunk."""
         request = self._ordering.peek()
@@ -83,7 +90,19 @@ class Divided:
         self._ordering.pop()
         self._ordering.granted(request, max_tokens)
         num_blocks = fleet.limits[where.instance].blocks(request.num_tokens + max_tokens)
-        return Assignment(request, where.instance, max_tokens, where.load_kv, num_blocks)
+        return Assignment(
+            request,
+            where.instance,
+            max_tokens,
+            where.load_kv,
+            num_blocks,
+            shared_blocks=self.shared_blocks(request, fleet),
+            is_lease=self.extends_leases,
+        )
+
+    def shared_blocks(self, request: Request, fleet: Fleet) -> int:
+        """Blocks counted once for a group; the paper counts them for each request."""
+        return 0
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
         """Tokens that the request may generate before it returns."""

@@ -74,6 +74,12 @@ class MemoryOrSlotOrdering:
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks do not depend on grants."""
 
+    def rank(self, request: Request) -> Rank:
+        """Its rank by what is scarce now, whether it waits or runs; smaller ranks run first."""
+        if not self._memory_counts():
+            return self._longest_expected(request)
+        return self._least_far_along(request) if self._has_pool else self._begun_first(request)
+
     def finished(self, request: Request) -> None:
         """Rank its waiting siblings again if their estimate has changed."""
         self._by_memory.finished(request)

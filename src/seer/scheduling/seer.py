@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seer's own scheduler: ordering by what is scarce, chunks of fitted size, placement by the earliest finish.
+"""Seer's own scheduler: ordering by what is scarce, leases instead of chunks, placement by the earliest finish.
 
 Three differences from the paper, each measured in docs/design/0002-simulator.md:
 
 1. *Ordering.* While memory is scarce, the request that has generated least runs first; while sequence slots are, the
    one that is expected to need the most (memory_or_slot.py says why). Memory counts as scarcer than slots when a larger
    share of it is reserved. Probes have no class of their own.
-2. *Chunks.* Memory is reserved up to a chunk's end, so a long chunk blocks memory that others could use. While memory
-   is scarce a chunk is half of the request's context, within 128 to 1,536 tokens. While it is plentiful, at most an
-   eighth of the longest response.
+2. *Leases.* A request stays on its instance as long as nothing speaks against it (leases.py). Memory is reserved for
+   the lease ahead, not for a chunk's end. The prompt's blocks are counted once for siblings on one instance. Without a
+   pool a request that leaves would be computed again, so it gets chunks with their memory: half of its context, within
+   128 to 1,536 tokens, or more while memory is plentiful.
 3. *Placement.* A step takes longer the fuller an instance is. A request is placed where the instance's longest request,
    this one included, would end earliest: short requests share instances, long ones get emptier and faster ones.
 """
@@ -18,22 +19,26 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from seer.buffer import Request
 from seer.context import Context
 from seer.placement import Fleet, Place, PlacementConfig, loads_kv
-from seer.scheduling.base import Assignment
-from seer.scheduling.divided import Divided, Ordering
+from seer.scheduling.base import Assignment, Renewal
+from seer.scheduling.divided import Divided, Ordering, end_with_a_block
+from seer.scheduling.fixed_rank import Rank
+from seer.scheduling.leases import CONTEXT_PER_LEASE, LEASE_TOKENS, RESERVE_TOKENS, LeaseRenewal, Tenants
 from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
 
 MIN_CHUNK_TOKENS = 128
-"""A shorter chunk costs more than the memory it saves: returning a request takes about one step."""
+"""Without a pool, a shorter chunk costs more than the memory it saves: returning a request takes about one step."""
 CONTEXT_PER_CHUNK = 2
 """Context tokens per chunk token while memory is scarce: at most about a third of the reserved memory is unused."""
 TIGHT_CHUNK_TOKENS = (MIN_CHUNK_TOKENS, 1536)
 """Shortest and longest chunk while memory is scarce. On average half of a chunk's memory is reserved and unused."""
 CHUNKS_AT_LEAST = 8
-"""A response of full length returns at least this often, so that the tail can be spread over idle instances."""
+"""With several instances, a response of full length is asked about at least this often, so that the tail can be spread
+over idle ones."""
 IDLE_STEP_SHARE = 0.4
 """Time of a step on an empty instance over that on a full one: 0.3 to 0.5 in the cost models. Results depend little on
 it."""
@@ -47,12 +52,21 @@ CANDIDATES = 8
 """Instances considered from either end of the order by free memory: limits the cost of a decision on large fleets."""
 
 
+class RankedOrdering(Ordering, Protocol):
+    """An ordering that can compare a running request with a waiting one."""
+
+    def rank(self, request: Request) -> Rank:
+        """Smaller ranks run first."""
+
+
 class EarliestFinishPlacement(Divided):
-    """Chunks of fitted size, placed by the earliest finish, with any ordering: the base of `seer` and `seer-oracle`."""
+    """Leases, placed by the earliest finish, with any ordering: the base of `seer` and `seer-oracle`."""
+
+    extends_leases = True
 
     def __init__(
         self,
-        ordering: Ordering,
+        ordering: RankedOrdering,
         remaining_tokens: Callable[[Request], float],
         *,
         max_chunk_tokens: int,
@@ -62,7 +76,12 @@ class EarliestFinishPlacement(Divided):
         """`remaining_tokens` estimates what a request still needs, for placement."""
         super().__init__(ordering, chunk_tokens=max_chunk_tokens, placement=placement, whole_blocks=whole_blocks)
         self._remaining_tokens = remaining_tokens
+        self._has_pool = self._placement.transfer is not None
         self._num_active = 0
+        self._tenants = Tenants()
+        self._renewal = LeaseRenewal(
+            self._tenants, rank=ordering.rank, more_tokens=self._more_tokens, may_park=self._has_pool
+        )
         self._longest: dict[int, list[tuple[float, int, int]]] = {}  # instance -> heap of (-remaining, request, turn)
         self._turn: dict[int, int] = {}  # request -> number of its running chunk; absent while it waits
         self._num_turns = 0
@@ -75,37 +94,72 @@ class EarliestFinishPlacement(Divided):
     def requeue(self, request: Request) -> None:
         """Queue a request for its next chunk."""
         self._turn.pop(request.id, None)
+        self._tenants.leave(request)
         super().requeue(request)
 
     def finished(self, request: Request) -> None:
         """It no longer counts for its instance's longest request."""
         self._turn.pop(request.id, None)
+        self._tenants.leave(request)
         self._num_active -= 1
         super().finished(request)
 
+    def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
+        """Extend the leases that run low; park where memory is short or another instance is emptier."""
+        return self._renewal.renew(low, fleet, may_move=bool(low) and self._ordering.peek() is None)
+
+    def _more_tokens(self, request: Request, fleet: Fleet) -> int:
+        """Tokens that fill a lease up again."""
+        max_tokens = self.chunk_tokens(request, fleet)
+        if self._whole_blocks:
+            max_tokens = end_with_a_block(request, max_tokens, fleet.limits[0].block_size)
+        return min(max(max_tokens - request.chunk_remaining, 1), request.remaining_limit - request.chunk_remaining)
+
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
-        """Half of the context, or half of an equal share of the free memory if that is more; within the limits."""
+        """A lease, where KV is kept in a pool while a request waits; else a chunk with its memory, as in the paper."""
+        most = self._chunk_tokens
+        if len(fleet) > 1:  # so that the tail can be spread over idle instances
+            most = min(most, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
+        if self._has_pool:
+            return min(max(LEASE_TOKENS, request.num_tokens // CONTEXT_PER_LEASE, fair_share), most)
         shortest, longest = TIGHT_CHUNK_TOKENS
         tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
-        fitting = max(tight, fair_share)
-        return min(fitting, self._chunk_tokens, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
+        return min(max(tight, fair_share), most)
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
         """The instance whose longest request, this one included, would end earliest."""
         num_blocks = fleet.limits[0].blocks(request.num_tokens + max_tokens)
-        candidates = fleet.candidates(num_blocks, CANDIDATES)
+        candidates = self._candidates(request, num_blocks, fleet)
         home = request.last_instance
-        if home is not None and fleet.has_room(home, num_blocks):
-            candidates.append(home)
         if not candidates:
             return None
         remaining = self._remaining_tokens(request)
         instance = self._earliest_end(candidates, remaining, num_blocks, home, fleet)
+        self._tenants.enter(request, instance)
         self._num_turns += 1
         self._turn[request.id] = self._num_turns
         heapq.heappush(self._longest.setdefault(instance, []), (-remaining, request.id, self._num_turns))
         return Place(instance, loads_kv(request, instance, fleet, self._placement))
+
+    def shared_blocks(self, request: Request, fleet: Fleet) -> int:
+        """Full blocks of its prompt: engines hold them once for all siblings."""
+        return request.group.num_prompt_tokens // fleet.limits[0].block_size if self._has_pool else 0
+
+    def _candidates(self, request: Request, num_blocks: int, fleet: Fleet) -> list[int]:
+        """Instances with room."""
+        shared = self.shared_blocks(request, fleet)
+        found = fleet.candidates(num_blocks - shared, CANDIDATES)
+        home = request.last_instance
+        if home is not None and home not in found and fleet.has_room(home, num_blocks - shared):
+            found.append(home)
+        reserve_tokens = RESERVE_TOKENS if self._has_pool else 0
+        free, in_flight, size = fleet.free_blocks, fleet.in_flight, fleet.limits[0].block_size
+        return [
+            i
+            for i in found
+            if free[i] - num_blocks + fleet.shared_here(request, i, shared) >= in_flight[i] * reserve_tokens // size
+        ]
 
     def _earliest_end(
         self, candidates: Sequence[int], remaining: float, num_blocks: int, home: int | None, fleet: Fleet

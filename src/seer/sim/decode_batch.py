@@ -9,7 +9,7 @@ closed form, and no step is simulated one by one. Steps are continuous quantitie
 
 Invariants
   1. `context_tokens` is the sum of the running requests' contexts, and `gain` the sum of their rates.
-  2. `next_end_step` is the earliest step at which a running request reaches its target.
+  2. `next_due_step` is the earliest step at which a running request reaches its goal: a report, or its target.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from seer.sim.costs import StepTime
 from seer.types import Chunk
@@ -28,29 +29,55 @@ class ChunkRun:
     __slots__ = (
         "chunk",
         "context",
-        "end_step",
+        "due_step",
         "entered_step",
         "is_last",
+        "lease",
         "prefill",
         "produced",
         "rate",
         "ready_s",
+        "report_at",
+        "reported",
         "target",
         "version",
     )
 
-    def __init__(self, chunk: Chunk, target: int, is_last: bool) -> None:
+    def __init__(self, chunk: Chunk, left: int) -> None:
+        """`left`: tokens to the response's end."""
         self.chunk = chunk
-        self.target = target  # tokens this chunk will generate
-        self.is_last = is_last  # the model stops at the target
+        self.reported = 0  # tokens in earlier outputs
+        self.set_lease(chunk.max_tokens, left, 0.0)
         self.context: float = chunk.num_context_tokens  # when its rate was last set
         self.produced = 0.0  # of the target, up to then
         self.rate = 1.0
         self.entered_step = 0.0
-        self.end_step = 0.0
-        self.version = 0  # of its heap entry
+        self.due_step = 0.0
+        self.version = 0  # of its heap entry; 0 without one
         self.prefill = 0  # tokens to compute before decoding
         self.ready_s = 0.0  # when the KV that it loads from the pool has arrived
+
+    def set_lease(self, max_tokens: int, left: int, produced: float) -> None:
+        """Let it generate `max_tokens` in all; it reports when half of what it may still generate is used."""
+        self.lease = max_tokens
+        self.target = min(left, max_tokens)  # tokens this chunk will generate
+        self.is_last = left <= max_tokens  # the model stops at the target
+        half = (max_tokens - int(produced)) // 2
+        self.report_at = max_tokens - half if self.chunk.is_lease and half else math.inf
+
+    @property
+    def goal(self) -> float:
+        """Tokens at which something happens: a report, or its end."""
+        return min(self.report_at, self.target)
+
+
+class Due(NamedTuple):
+    """A request that has reached its goal."""
+
+    run: ChunkRun
+    produced: int
+    """Tokens of this chunk by now."""
+    ends: bool
 
 
 class DecodeBatch:
@@ -66,7 +93,8 @@ class DecodeBatch:
         """Tokens that all requests together gain per step."""
         self.step_time = StepTime(0.0, 0.0)
         """Cost of the coming steps; set by the instance after each change of the batch."""
-        self._ends: list[tuple[float, int, int, ChunkRun]] = []  # heap of (end step, request, version, run)
+        self._due: list[tuple[float, int, int, ChunkRun]] = []  # heap of (due step, request, version, run)
+        self._num_scheduled = 0
 
     def __len__(self) -> int:
         return len(self.running)
@@ -83,9 +111,7 @@ class DecodeBatch:
         self.num_probes += run.chunk.is_probe
         self.context_tokens += run.context
         self.gain += rate
-        run.version += 1
-        run.end_step = self.num_steps + (run.target - self.produced(run)) / rate
-        heapq.heappush(self._ends, (run.end_step, run.chunk.request, run.version, run))
+        self._schedule(run)
 
     def leave(self, run: ChunkRun) -> None:
         """Stop decoding, at the end or before."""
@@ -93,24 +119,40 @@ class DecodeBatch:
         self.num_probes -= run.chunk.is_probe
         self.context_tokens -= run.context + (self.produced(run) - run.produced)
         self.gain -= run.rate
-        run.version += 1
+        run.version = 0
         if not self.running:
             self.context_tokens = self.gain = 0.0  # removes rounding errors
 
-    def next_end_step(self) -> float:
-        """The step at which the next request ends; infinite if none runs."""
-        ends = self._ends
-        while ends and ends[0][2] != ends[0][3].version:
-            heapq.heappop(ends)
-        return ends[0][0] if ends else math.inf
+    def next_due_step(self) -> float:
+        """The step at which the next request reports or ends; infinite if none runs."""
+        due = self._due
+        while due and due[0][2] != due[0][3].version:
+            heapq.heappop(due)
+        return due[0][0] if due else math.inf
 
-    def pop_due(self, by_step: float) -> ChunkRun | None:
-        """Remove and return a request that ends by this step, the earliest first."""
-        if self.next_end_step() > by_step:
+    def pop_due(self, by_step: float) -> Due | None:
+        """A request that reports or ends by this step, the earliest first. One that ends has left."""
+        if self.next_due_step() > by_step:
             return None
-        run = heapq.heappop(self._ends)[3]
+        run = heapq.heappop(self._due)[3]
+        if run.report_at < run.target:
+            due = Due(run, int(run.report_at), ends=False)
+            run.report_at = math.inf
+            self._schedule(run)
+            return due
         self.leave(run)
-        return run
+        return Due(run, run.target, ends=True)
+
+    def set_lease(self, run: ChunkRun, max_tokens: int, left: int) -> None:
+        """Change the lease of a running request."""
+        run.set_lease(max_tokens, left, self.produced(run))
+        self._schedule(run)
+
+    def _schedule(self, run: ChunkRun) -> None:
+        self._num_scheduled += 1
+        run.version = self._num_scheduled  # unlike that of any entry, also of an earlier chunk of the same request
+        run.due_step = self.num_steps + (run.goal - self.produced(run)) / run.rate
+        heapq.heappush(self._due, (run.due_step, run.chunk.request, run.version, run))
 
     def set_rates(self, rate_of: Callable[[ChunkRun], float]) -> None:
         """Set the rate of every request."""
@@ -120,16 +162,16 @@ class DecodeBatch:
             if rate != run.rate:
                 self._set_rate(run, rate)
             self.gain += rate
-        # Most ends have moved: building the heap again costs less than skipping stale entries.
-        self._ends = [(run.end_step, request, run.version, run) for request, run in self.running.items()]
-        heapq.heapify(self._ends)
+        # Most of them have moved: building the heap again costs less than skipping stale entries.
+        self._due = [(run.due_step, request, run.version, run) for request, run in self.running.items()]
+        heapq.heapify(self._due)
 
     def _set_rate(self, run: ChunkRun, rate: float) -> None:
         produced = self.produced(run)
         run.context += produced - run.produced
         run.produced, run.entered_step = produced, self.num_steps
         run.rate = rate
-        run.end_step = self.num_steps + (run.target - produced) / rate
+        run.due_step = self.num_steps + (run.goal - produced) / rate
 
     def seconds(self, num_steps: float) -> float:
         """Time of the coming steps if the batch does not change."""

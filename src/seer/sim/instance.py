@@ -23,7 +23,7 @@ import asyncio
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from seer.engine.admission import refuse_misplaced
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
@@ -35,7 +35,7 @@ from seer.sim.draft_depths import DraftDepths
 from seer.sim.kv_memory import KVMemory
 from seer.sim.prefill_queue import PrefillQueue
 from seer.sim.speculation import GroupProgress, SpeculationModel
-from seer.types import Chunk, ChunkEnd, ChunkOutput
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 MAX_BATCHED_TOKENS = 8192
 """Batched tokens of a step, prefill included (vLLM's default on large GPUs)."""
@@ -115,8 +115,7 @@ class SimulatedInstance:
             limits=self._limits,
             in_flight=self._in_flight,
         )
-        left = self._true_length(chunk.request) - chunk.num_generated_tokens
-        run = ChunkRun(chunk, min(left, chunk.max_tokens), left <= chunk.max_tokens)
+        run = ChunkRun(chunk, self._left(chunk))
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
         self._in_flight.add(chunk.request)
         self._progress.started(chunk.group)
@@ -128,29 +127,62 @@ class SimulatedInstance:
             self._waiting.append(run)
         self._replan_soon()
 
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Move the ends of running chunks."""
+        self._advance()
+        for lease in leases:
+            run = self._find(lease.request)
+            if run is None or run.chunk.attempt != lease.attempt or lease.max_tokens <= run.lease:
+                continue
+            if lease.request in self._batch.running:
+                self._batch.set_lease(run, lease.max_tokens, self._left(run.chunk))
+            else:
+                run.set_lease(lease.max_tokens, self._left(run.chunk), run.produced)
+            self._replan_soon()
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """End chunks with what they have generated; their KV rests."""
+        self._advance()
+        for request, attempt in attempts:
+            run = self._find(request)
+            if run is not None and run.chunk.attempt == attempt:
+                is_decoding = request in self._batch.running
+                produced = self._remove(run)
+                if is_decoding:
+                    self._memory.rest(request, run.chunk.num_context_tokens + produced)
+                self._emit(run, produced, ChunkEnd.PARKED)
+                self._replan_soon()
+
     def abort(self, request: int) -> None:
         """End the request's chunk with what it has generated."""
         self._advance()
-        run = self._batch.running.get(request)
+        run = self._find(request)
         if run is not None:
+            self._emit(run, self._remove(run), ChunkEnd.ABORTED)
+            self._replan_soon()
+
+    def _find(self, request: int) -> ChunkRun | None:
+        run = self._batch.running.get(request)
+        return run or next((waiting for waiting in self._not_decoding() if waiting.chunk.request == request), None)
+
+    def _remove(self, run: ChunkRun) -> int:
+        """Take a chunk out before its end; returns the whole tokens that it has generated."""
+        produced = run.produced
+        if run.chunk.request in self._batch.running:
             self._leave(run)
             produced = self._batch.produced(run)
+        elif run in self._prefills.queue:
+            self._prefills.remove(run)
+            self._memory.drop_member(run.chunk)
+        elif run in self._waiting:
+            self._waiting.remove(run)
         else:
-            waiting = [r for r in self._not_decoding() if r.chunk.request == request]
-            if not waiting:
-                return
-            run = waiting[0]
-            produced = run.produced
-            if run in self._prefills.queue:
-                self._prefills.remove(run)
-                self._memory.drop_member(run.chunk)
-            elif run in self._waiting:
-                self._waiting.remove(run)
-            else:
-                self._loading = [entry for entry in self._loading if entry[2] is not run]
-                heapq.heapify(self._loading)
-        self._emit(run, int(produced), ChunkEnd.ABORTED)
-        self._replan_soon()
+            self._loading = [entry for entry in self._loading if entry[2] is not run]
+            heapq.heapify(self._loading)
+        return max(run.reported, int(produced))
+
+    def _left(self, chunk: Chunk) -> int:
+        return self._true_length(chunk.request) - chunk.num_generated_tokens
 
     def view(self) -> InstanceView:
         """Current counters."""
@@ -319,7 +351,11 @@ class SimulatedInstance:
 
     def _finish_due(self) -> None:
         due = self._batch.num_steps + _EPSILON_STEPS
-        while (run := self._batch.pop_due(due)) is not None:
+        while (found := self._batch.pop_due(due)) is not None:
+            run = found.run
+            if not found.ends:
+                self._emit(run, found.produced, None)
+                continue
             self._memory.drop_member(run.chunk)
             if not run.is_last:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
@@ -344,7 +380,7 @@ class SimulatedInstance:
         batch = self._batch
         when_s = math.inf
         if batch.running or self._prefills.queue:
-            num_steps = min(batch.next_end_step(), self._prefills.end_step) - batch.num_steps
+            num_steps = min(batch.next_due_step(), self._prefills.end_step) - batch.num_steps
             if batch.gain > 0.0:
                 free = self._limits.kv_tokens - self._used_tokens()
                 num_steps = min(num_steps, max(free, 0.0) / batch.gain + 2 * _EPSILON_STEPS)
@@ -358,11 +394,13 @@ class SimulatedInstance:
 
     # -- outputs and events ------------------------------------------------------------------------------------------
 
-    def _emit(self, run: ChunkRun, num_tokens: int, end: ChunkEnd) -> None:
+    def _emit(self, run: ChunkRun, produced: int, end: ChunkEnd | None) -> None:
         assert self._sink is not None, "output before start"
         chunk = run.chunk
-        self._in_flight.discard(chunk.request)
-        self._progress.stopped(chunk.group, finished=end is ChunkEnd.STOP)
+        if end is not None:
+            self._in_flight.discard(chunk.request)
+            self._progress.stopped(chunk.group, finished=end is ChunkEnd.STOP)
+        num_tokens, run.reported = produced - run.reported, produced
         self._sink(ChunkOutput(chunk.request, chunk.attempt, self._id, num_tokens, end=end))
 
     def _report(self) -> None:

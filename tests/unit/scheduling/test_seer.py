@@ -9,6 +9,7 @@ from collections.abc import Callable
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.placement import Fleet, PlacementConfig
+from seer.scheduling.leases import CONTEXT_PER_LEASE, LEASE_TOKENS
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import OVERRUN, MemoryOrSlotOrdering, expected_remaining_tokens
 from seer.scheduling.seer import (
@@ -36,8 +37,11 @@ def a_fleet(num: int, *, kv_blocks: int = 1024) -> Fleet:
     return Fleet([limits] * num)
 
 
-def a_scheduler(remaining: Callable[[Request], float], *, max_chunk: int = 8192) -> EarliestFinishPlacement:
-    return EarliestFinishPlacement(LongestRemainingFirst(remaining), remaining, max_chunk_tokens=max_chunk)
+def a_scheduler(
+    remaining: Callable[[Request], float], *, max_chunk: int = 8192, placement: PlacementConfig | None = None
+) -> EarliestFinishPlacement:
+    ordering = LongestRemainingFirst(remaining)
+    return EarliestFinishPlacement(ordering, remaining, max_chunk_tokens=max_chunk, placement=placement)
 
 
 def test_of_requests_not_begun_a_group_of_unknown_length_goes_before_one_known_to_be_short() -> None:
@@ -169,10 +173,23 @@ def test_every_group_is_probed_before_any_is_probed_twice() -> None:
     assert [ordering.pop().group.id for _ in members] == [0, 1, 2, 0, 1, 2]
 
 
-def test_chunks_are_short_where_memory_is_tight_and_long_where_it_is_not() -> None:
-    tight, roomy = a_fleet(1, kv_blocks=64), a_fleet(1, kv_blocks=1 << 20)
+def test_leases_are_short_where_memory_is_tight_and_long_where_it_is_not() -> None:
+    tight, roomy = a_fleet(2, kv_blocks=64), a_fleet(2, kv_blocks=1 << 20)
     members = requests_of(64, 1, max_tokens=65_536)
     scheduler = a_scheduler(lambda request: 100.0, max_chunk=16_384)
+    scheduler.admit(members, tight)
+    assert scheduler.chunk_tokens(members[0], tight) == LEASE_TOKENS
+    members[0].num_generated = 4000
+    assert scheduler.chunk_tokens(members[0], tight) == (64 + 4000) // CONTEXT_PER_LEASE
+    assert scheduler.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
+    short = requests_of(1, 1, max_tokens=512)[0]
+    assert scheduler.chunk_tokens(short, roomy) == MIN_CHUNK_TOKENS  # no shorter, however short the response may be
+
+
+def test_without_a_pool_chunks_are_short_where_memory_is_tight() -> None:
+    tight, roomy = a_fleet(2, kv_blocks=64), a_fleet(2, kv_blocks=1 << 20)
+    members = requests_of(64, 1, max_tokens=65_536)
+    scheduler = a_scheduler(lambda request: 100.0, max_chunk=16_384, placement=PlacementConfig(transfer=None))
     scheduler.admit(members, tight)
     assert scheduler.chunk_tokens(members[0], tight) == TIGHT_CHUNK_TOKENS[0]
     members[0].num_generated = 400

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide what the next step computes: which chunks enter, which decode, which prefill.
 
-A chunk enters when a sequence slot is free and there are KV blocks for everything it can generate. So a chunk that
-entered is never preempted. Chunks enter in order of arrival. A step holds the chunks that decode first, then pieces of
-contexts, up to `max_step_tokens` batched tokens.
+A chunk takes KV blocks as it grows. It enters when a sequence slot is free and there are blocks for its context, with
+some left for the growth of all (`HEADROOM_BLOCKS`). When none is left, the chunk that entered last is parked
+(parking.py): its KV is kept, and it waits at the head of the queue. Under leases whose memory the driver counts this
+does not happen. Chunks enter in order of arrival. A step holds the chunks that decode first, then pieces of contexts,
+up to `max_step_tokens` batched tokens.
 
 Invariants
-  1. The blocks of a chunk that entered cover its context and its `max_tokens`.
+  1. The blocks of a running chunk cover its tokens and the next one. The first of the running chunks is never parked,
+     so each step makes progress.
   2. Two chunks never compute the same block in one step: the later one waits and then finds the block. The earliest
      chunk never waits, so every step with running chunks makes progress.
   3. The same arrivals, pool contents and drafts give the same plans.
@@ -26,9 +29,15 @@ from seer.engine.local.active import ActiveChunk
 from seer.engine.local.batch import Work
 from seer.engine.local.blocks import BlockTable
 from seer.engine.local.cache import KVCache
+from seer.engine.local.parking import restore, save
 from seer.errors import DraftError
 from seer.kvpool.base import Pool
 
+HEADROOM_BLOCKS = 4
+"""Blocks to be free for each running chunk, as far as its lease goes, when another one enters. Fewer would let chunks
+enter that are parked a few steps later."""
+AHEAD_TOKENS = 48
+"""Tokens for which a chunk takes blocks before it has them: more than a burst of steps generates, with few drafts."""
 NO_ALLOWANCE = Allowance(0)
 """Draft nothing."""
 DEFAULT_ALLOWANCE = Allowance(4)
@@ -70,6 +79,8 @@ class BatchScheduler:
         self.budget = budget
         self.loads = Loads()
         self.num_draft_failures = 0
+        self.num_parked = 0
+        """Times that a running chunk was parked here because no block was left."""
         self.tables_version = 0
         """Counts changes of `tables`. A runner that keeps a copy compares it."""
         width = -(-max_model_len // cache.block_size)
@@ -87,6 +98,7 @@ class BatchScheduler:
 
     def plan(self) -> list[Work]:
         """Let waiting chunks enter while they fit. Return one work per decoding chunk, without drafts."""
+        self._grow()
         while self.waiting and self._enter(self.waiting[0]):
             self.running.append(self.waiting.popleft())
         return [Work(active, 1) for active in self.running if active.decoding]
@@ -111,23 +123,62 @@ class BatchScheduler:
     # Entering
 
     def _enter(self, active: ActiveChunk) -> bool:
-        """Reserve a sequence slot and all blocks the chunk can need; reuse KV of this instance, then of the pool."""
+        """Take a sequence slot and the blocks of its tokens; reuse KV of this instance, then of the pool."""
         tokens = self.cache.block_size
         found = self.blocks.find(active.keys[: self._max_reused(active)])
-        needed = -(-(active.num_context + active.chunk.max_tokens) // tokens) - len(found)
+        needed = self._num_blocks(len(active.tokens) + 1) - len(found)
         self.blocks.hold(found)
-        if not self._seq_slots or needed > self.blocks.num_available:
+        if not self._seq_slots or needed + self._headroom(active) > self.blocks.num_available:
             self.blocks.release(found)
             return False
         active.blocks = found + self.blocks.take(needed)
-        active.num_sealed = len(found)
+        active.num_entered, active.num_sealed = len(active.tokens), len(found)
         active.num_computed = active.num_found = len(found) * tokens
-        if self.pool is not None and active.chunk.load_kv:
+        if self.pool is not None and (active.chunk.load_kv or active.saved is not None):
             self._fetch(active, self.pool)
-            active.num_loaded = active.num_computed - active.num_found
+        if active.saved is not None:
+            restore(active, self.cache, self.blocks)
+        active.num_loaded = active.num_computed - active.num_found
         active.seq_slot = self._seq_slots.pop()
         self._write_table(active, 0, active.blocks)
         return True
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.cache.block_size)
+
+    def _headroom(self, entering: ActiveChunk) -> int:
+        """Blocks to be left for the next tokens of all running chunks and of the one that enters."""
+        lacking = self._num_blocks(entering.end_tokens) - self._num_blocks(len(entering.tokens) + 1)
+        total = min(HEADROOM_BLOCKS, lacking)
+        for active in self.running:
+            total += max(0, min(HEADROOM_BLOCKS, self._num_blocks(active.end_tokens) - len(active.blocks)))
+        return total
+
+    def _grow(self) -> None:
+        """Take blocks for the next tokens of each decoding chunk; park the last chunks while none is left."""
+        for active in list(self.running):
+            if active.seq_slot < 0:
+                continue  # parked for one before it
+            held = len(active.blocks)
+            needed = self._num_blocks(len(active.tokens) + 1) - held
+            while needed > self.blocks.num_available and active.seq_slot >= 0:
+                self._park(self.running[-1])
+            if active.seq_slot < 0:
+                continue
+            wanted = self._num_blocks(min(active.end_tokens, len(active.tokens) + AHEAD_TOKENS)) - held
+            count = max(needed, min(wanted, self.blocks.num_available))
+            if count > 0:
+                fresh = self.blocks.take(count)
+                active.blocks += fresh
+                self._write_table(active, held, fresh)
+
+    def _park(self, active: ActiveChunk) -> None:
+        """Let a running chunk wait at the head of the queue, with its KV kept."""
+        assert len(self.running) > 1, f"request {active.chunk.request} alone needs more KV blocks than there are"
+        save(active, self.cache)
+        self.leave(active)
+        self.waiting.appendleft(active)
+        self.num_parked += 1
 
     def _fetch(self, active: ActiveChunk, pool: Pool) -> None:
         """Fill the next blocks from the pool, up to the first one that it lacks."""
@@ -145,7 +196,7 @@ class BatchScheduler:
         active.num_computed = active.num_sealed * self.cache.block_size
         self.loads.seconds += time.perf_counter() - began_s
         self.loads.num_bytes += num_fetched * self.cache.block_bytes
-        if active.chunk.num_generated_tokens:
+        if active.num_response:
             self.loads.num_missed_tokens += (len(keys) - num_fetched) * self.cache.block_size
 
     def take_loads(self) -> Loads:
@@ -179,7 +230,7 @@ class BatchScheduler:
         for work, tree in zip(works, trees, strict=True):
             # The root's own sample is one of the remaining tokens; the tree may add the others.
             most = allowance.tokens_for(work.active.chunk.is_probe)
-            kept = tree.pruned(most, work.active.num_remaining - 1)
+            kept = tree.pruned(most, work.active.num_room - 1)
             work.tree = kept if kept.tokens else None
 
     # Prefilling
@@ -225,7 +276,7 @@ def draft_asks(works: Sequence[Work], allowance: Allowance) -> list[DraftAsk]:
             active.chunk.request,
             active.tokens,
             active.chunk.num_prompt_tokens,
-            min(allowance.tokens_for(active.chunk.is_probe), active.num_remaining - 1),
+            min(allowance.tokens_for(active.chunk.is_probe), active.num_room - 1),
             allowance.max_paths,
         )
         for active in (work.active for work in works)

@@ -113,6 +113,18 @@ class KVCache:
         self._rows.index_copy_(0, self._index(blocks[:count]), host[:count].to(self.tensor.device, non_blocking=True))
         return count
 
+    def read(self, blocks: Sequence[int]) -> torch.Tensor:
+        """A copy of blocks in host memory, [block, byte]."""
+        gathered = self._rows.index_select(0, self._index(blocks))
+        if self.is_host_memory:
+            return gathered
+        host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=self.tensor.device.type == "cuda")
+        return host.copy_(gathered)
+
+    def write(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """Fill blocks with such a copy."""
+        self._rows.index_copy_(0, self._index(blocks), rows.to(self.tensor.device, non_blocking=True))
+
     @property
     def _rows(self) -> torch.Tensor:
         """The whole memory as [block, byte]."""

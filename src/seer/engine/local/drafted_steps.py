@@ -65,7 +65,7 @@ def run_drafted_steps(
             seq_slot=active.seq_slot,
             root=active.num_computed,
             token=active.tokens[-1],
-            remaining=active.num_remaining,
+            remaining=active.num_room,
             stop_ids=list(active.stop_ids),
         )
     enough = len(works) if until_one_ends else 1

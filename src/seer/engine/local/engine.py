@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from seer.engine.local.shared import SharedWeights
 from seer.engine.local.tree_walk import Walk, walk
 from seer.kvpool.keys import Namespace
 from seer.speculation.step_report import StepObserver, StepReport
-from seer.types import Chunk, ChunkEnd, ChunkOutput
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 
 class Engine:
@@ -88,7 +89,7 @@ class Engine:
             scheduler.draft(works, allowance)
             scheduler.add_contexts(works)
         elif not allowance.most:
-            num_steps = 1 if scheduler.waiting else self.runner.burst_length(works)
+            num_steps = self.runner.burst_length(works)
             if num_steps > 1:
                 return self.settle_burst(works, self.runner.burst(works, num_steps))
         elif isinstance(scheduler.drafter, OpensSessions) and self.runner.burst_length(works) > 1:
@@ -112,6 +113,23 @@ class Engine:
                 chunk.group, chunk.request, active.tokens[chunk.num_prompt_tokens :], start=0
             )
         self.scheduler.add(active)
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Let chunks generate more."""
+        by_attempt = self._by_attempt()
+        for lease in leases:
+            active = by_attempt.get((lease.request, lease.attempt))
+            if active is not None:
+                active.max_tokens = max(active.max_tokens, lease.max_tokens)
+
+    def park(self, attempts: Sequence[Attempt]) -> list[ChunkOutput]:
+        """End chunks now. Their full blocks stay in the cache and in the pool."""
+        by_attempt = self._by_attempt()
+        found = [by_attempt[attempt] for attempt in attempts if attempt in by_attempt]
+        return [self._finish(active, ChunkEnd.PARKED) for active in found]
+
+    def _by_attempt(self) -> dict[tuple[int, int], ActiveChunk]:
+        return {(active.chunk.request, active.chunk.attempt): active for active in self.scheduler.all_chunks()}
 
     def abort(self, request: int) -> list[ChunkOutput]:
         """End a request's chunk now. Its output holds the tokens not yet reported."""
@@ -150,7 +168,7 @@ class Engine:
         num_emitted = 0
         for index, work in enumerate(works):
             active = work.active
-            tokens = [samples.tokens[index] for samples in steps][: active.num_remaining]
+            tokens = [samples.tokens[index] for samples in steps][: active.num_room]
             stop = next((at for at, token in enumerate(tokens) if token in active.stop_ids), None)
             count = len(tokens) if stop is None else stop + 1
             self._append(
@@ -190,7 +208,7 @@ class Engine:
         active, first = work.active, work.first_sample
         num_nodes = len(work.tree.tokens) if work.tree else 0
         sampled = samples.tokens[first : first + 1 + num_nodes]
-        way = walk(work.tree, sampled, active.num_remaining, active.stop_ids)
+        way = walk(work.tree, sampled, active.num_room, active.stop_ids)
         tokens = self.scheduler.cache.block_size
         for depth, node in enumerate(way.nodes):
             position = len(active.tokens) + depth
@@ -253,6 +271,7 @@ class Engine:
         keys: list[bytes] = []
         blocks: list[int] = []
         owners: list[str] = []
+        fresh_blocks: list[tuple[ActiveChunk, int]] = []
         for active in (work.active for work in works):
             fresh = slice(active.num_exported, active.num_sealed)
             if fresh.start < fresh.stop:
@@ -260,8 +279,13 @@ class Engine:
                 blocks += active.blocks[fresh]
                 owners += [str(active.chunk.request)] * (fresh.stop - fresh.start)
                 active.num_exported = active.num_sealed
+                fresh_blocks.append((active, fresh.stop - fresh.start))
         if keys:
-            self.scheduler.cache.export(self.scheduler.pool, keys, blocks, owners)
+            taken = iter(self.scheduler.cache.export(self.scheduler.pool, keys, blocks, owners))
+            for active, count in fresh_blocks:
+                held = sum(itertools.takewhile(bool, [next(taken) for _ in range(count)]))
+                if active.num_pooled == active.num_exported - count:
+                    active.num_pooled += held
 
     # Reporting
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from seer.drafting.base import Allowance, DraftSession
 from seer.engine.local import gpu_kernels as kernels
+from seer.engine.local.active import ActiveChunk
 from seer.engine.local.batch import Batch, Work, build
 from seer.engine.local.batch_scheduler import BatchScheduler
 from seer.engine.local.drafted_steps import NO_MOVE, run_drafted_steps
@@ -77,6 +78,7 @@ class GpuRunner:
         )
         self.seq_slots = SeqSlotState.zeros(num_seq_slots + 1, self.device)
         self._positions: NDArray[np.int64] = np.zeros(num_seq_slots + 1, np.int64)
+        self._limits: NDArray[np.int64] = np.zeros(num_seq_slots + 1, np.int64)
         self._owners: list[object] = [None] * num_seq_slots
         self._tables_version = -1
         self.decoding, self.verifying = Graphs[Shape](), Graphs[Shape]()
@@ -329,18 +331,28 @@ class GpuRunner:
             self._positions[active.seq_slot] = NOT_SENT
 
     def _send_positions(self, works: Sequence[Work]) -> None:
-        """Send last token, position and limit of sequence slots whose position on the device is stale."""
-        stale = [work.active for work in works if self._positions[work.active.seq_slot] != len(work.active.tokens) - 1]
+        """Send last token, position and limit of sequence slots whose position or limit on the device is stale."""
+        stale = [active for active in (work.active for work in works) if self._is_stale(active)]
         if not stale:
             return
         seq_slots = [active.seq_slot for active in stale]
         last = [len(active.tokens) - 1 for active in stale]
-        limits = [active.num_context + active.chunk.max_tokens - 1 for active in stale]
+        limits = [_last_position(active) for active in stale]
         ints = np.array([seq_slots, [active.tokens[-1] for active in stale], last, limits], np.int32)
         sent = _pinned(ints, self.device).to(self.device, non_blocking=True)
         at = sent[0].long()
         self.seq_slots.tokens[at], self.seq_slots.positions[at], self.seq_slots.limits[at] = sent[1], sent[2], sent[3]
-        self._positions[seq_slots] = last
+        self._positions[seq_slots], self._limits[seq_slots] = last, limits
+
+    def _is_stale(self, active: ActiveChunk) -> bool:
+        at = active.seq_slot
+        return bool(self._positions[at] != len(active.tokens) - 1 or self._limits[at] != _last_position(active))
+
+
+def _last_position(active: ActiveChunk) -> int:
+    """The last position that a burst writes to. Steps after it write there too: that KV is not used, or computed again
+    by the step after the burst."""
+    return len(active.tokens) + active.num_room - 1
 
 
 def _plain_sampling(work: Work) -> bool:

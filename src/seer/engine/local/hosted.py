@@ -127,9 +127,9 @@ class HostedLocal(ModelInstanceWrapper[LocalInstance]):
 
 
 def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
-    missing = active.num_context - active.num_found - active.num_loaded
+    missing = active.num_entered - active.num_found - active.num_loaded
     # The newest token's KV has never been computed: the step that samples the next token computes it.
-    recomputed = missing - 1 if active.chunk.num_generated_tokens else 0
+    recomputed = missing - 1 if active.num_entered > active.chunk.num_prompt_tokens else 0
     return Prefilling(now_s, active.chunk.request, instance, missing, recomputed, active.num_loaded)
 
 

@@ -40,7 +40,7 @@ from seer.errors import InstanceError, SeerError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import block_keys
 from seer.speculation.step_report import StepObserver
-from seer.types import Chunk, ChunkEnd, ChunkOutput
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -139,6 +139,14 @@ class LocalInstance:
         self._refuse(chunk)
         self._in_flight[chunk.request] = chunk.attempt
         self._commands.put(lambda: self.engine.add(chunk))
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Let chunks generate more, from the next step on."""
+        self._commands.put(lambda: self.engine.extend(leases))
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """End chunks between two steps."""
+        self._commands.put(lambda: self._post(self.engine.park(attempts)))
 
     def abort(self, request: int) -> None:
         """End a request's chunk between two steps."""

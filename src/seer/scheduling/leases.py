@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who stays on its instance and who leaves, while requests run under leases.
+
+A request takes memory as it grows. The memory up to the end of its lease is reserved, so a lease is short while memory
+is scarce. It is extended when half of it is used, ahead of time, so a request that stays never stops. When an instance
+cannot extend all, the requests of most value are extended first, and the one of least value is parked until the rest
+can stay. When no request waits, requests move from crowded instances to emptier ones.
+
+Invariants
+  1. What is granted to an instance never exceeds its free blocks.
+  2. A request is asked to leave once; nothing is granted to it from then on.
+  3. The last request of an instance is never parked for memory: alone, it has all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from seer.buffer import Request
+from seer.placement import Fleet
+from seer.scheduling.base import Extension, Renewal
+from seer.scheduling.fixed_rank import Rank
+
+LEASE_TOKENS = 64
+"""Shortest lease. Half of it covers the tokens that an instance generates until its news are answered: outputs come 16
+tokens at a time."""
+CONTEXT_PER_LEASE = 16
+"""Context tokens per token of a lease while memory is scarce: about a twentieth of the reserved memory is unused, and
+long requests are not asked about at every few steps."""
+RESERVE_TOKENS = 8
+"""Free memory per running request that a new one must leave: otherwise it would push out one that just started."""
+UNEVEN_SHARE, UNEVEN_REQUESTS = 0.25, 3
+"""An instance is crowded if it has this share, and this many requests, more than the emptiest one."""
+
+
+class Tenants:
+    """The requests in flight by instance, and which of them were asked to leave."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, Request]] = {}
+        self._home: dict[int, int] = {}
+        self._leaving: set[int] = set()
+
+    def enter(self, request: Request, instance: int) -> None:
+        """A chunk of it starts there."""
+        self._of.setdefault(instance, {})[request.id] = request
+        self._home[request.id] = instance
+
+    def leave(self, request: Request) -> None:
+        """Its chunk has ended; ignored if none runs."""
+        instance = self._home.pop(request.id, None)
+        if instance is not None:
+            del self._of[instance][request.id]
+            self._leaving.discard(request.id)
+
+    def staying(self, instance: int) -> list[Request]:
+        """Those on an instance that were not asked to leave."""
+        return [request for request in self._of.get(instance, {}).values() if request.id not in self._leaving]
+
+    def ask_to_leave(self, request: Request) -> None:
+        """It is parked: it leaves with the next step."""
+        self._leaving.add(request.id)
+
+    def is_leaving(self, request: Request) -> bool:
+        """Whether it was asked to leave."""
+        return request.id in self._leaving
+
+    def blocks_leaving(self, instance: int, fleet: Fleet) -> int:
+        """Blocks that come back when those that were asked to leave have left."""
+        here = self._of.get(instance, {})
+        return sum(fleet.own_blocks(here[request]) for request in self._leaving & here.keys())
+
+
+class LeaseRenewal:
+    """Decides for each instance which leases are extended and who is parked."""
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        *,
+        rank: Callable[[Request], Rank],
+        more_tokens: Callable[[Request, Fleet], int],
+        may_park: bool,
+    ) -> None:
+        """`rank` orders requests by value, most first; `more_tokens` is what a request that stays is given."""
+        self._tenants, self._rank, self._more_tokens, self._may_park = tenants, rank, more_tokens, may_park
+
+    def renew(self, low: Sequence[Request], fleet: Fleet, *, may_move: bool) -> Renewal:
+        """Move, extend what fits, the most valued first, and park where it does not fit."""
+        extended: list[Extension] = []
+        parked = self._move(low, fleet) if may_move and self._may_park else []
+        by_instance: dict[int, list[Request]] = {}
+        for request in low:
+            if request.instance is not None and not self._tenants.is_leaving(request):
+                by_instance.setdefault(request.instance, []).append(request)
+        for instance, requests in by_instance.items():
+            plans = [self._extension(request, instance, fleet) for request in requests]
+            missing = self._grant(plans, fleet.free_blocks[instance], fleet, extended)
+            if missing and self._may_park:
+                parked += self._make_room(instance, missing, fleet)
+        return Renewal(extended, parked)
+
+    def _extension(self, request: Request, instance: int, fleet: Fleet) -> Extension:
+        num_tokens = self._more_tokens(request, fleet)
+        end = request.num_tokens + request.chunk_remaining + num_tokens
+        return Extension(request, num_tokens, fleet.limits[instance].blocks(end))
+
+    def _grant(self, plans: list[Extension], free: int, fleet: Fleet, extended: list[Extension]) -> int:
+        """Append the extensions that fit into the free blocks; return the blocks that the others lack."""
+        more = [plan.num_blocks - fleet.promised_blocks(plan.request) for plan in plans]
+        if sum(more) <= free:
+            extended += plans
+            return 0
+        missing = 0
+        for plan, blocks in sorted(zip(plans, more, strict=True), key=lambda pair: self._rank(pair[0].request)):
+            if blocks <= free:
+                free -= blocks
+                extended.append(plan)
+            else:
+                missing += blocks
+        return missing - free
+
+    def _make_room(self, instance: int, num_blocks: int, fleet: Fleet) -> list[Request]:
+        """Park the least valued until what they free, with what is on its way, covers the blocks."""
+        num_blocks -= self._tenants.blocks_leaving(instance, fleet)
+        if num_blocks <= 0:
+            return []
+        leaving: list[Request] = []
+        staying = sorted(self._tenants.staying(instance), key=self._rank)
+        while num_blocks > 0 and len(staying) > 1:
+            request = staying.pop()
+            num_blocks -= fleet.own_blocks(request)
+            self._tenants.ask_to_leave(request)
+            leaving.append(request)
+        return leaving
+
+    def _move(self, low: Sequence[Request], fleet: Fleet) -> list[Request]:
+        """Requests that would be faster on the emptiest instance; one of each crowded instance at a time."""
+        emptiest = fleet.least_loaded()
+        moved: dict[int, Request] = {}
+        if len(fleet) == 1 or emptiest is None:
+            return []
+        fewest = fleet.in_flight[emptiest]
+        for request in low:
+            home = request.instance
+            if home is None or home in moved or self._tenants.is_leaving(request):
+                continue
+            more = fleet.in_flight[home] - fewest - len(moved)
+            if more >= max(UNEVEN_REQUESTS, UNEVEN_SHARE * fleet.in_flight[home]):
+                moved[home] = request
+                self._tenants.ask_to_leave(request)
+        return list(moved.values())
