@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seer.drafting.base import Allowance, DraftAsk, DraftTable, DraftTree
+from seer.drafting.base import Allowance, DraftAsk, DraftBudget, DraftTable, DraftTree
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
 from seer.engine.local.engine import Engine
 from seer.engine.local.model_config import read_config
@@ -216,5 +216,5 @@ def random_trees(seed: int, vocab: int) -> FunctionDrafter:
     return FunctionDrafter(propose)
 
 
-def always(max_tokens: int, max_paths: int = 1) -> Callable[[int, int], Allowance]:
-    return lambda num_running, context: Allowance(max_tokens, max_paths)
+def always(max_tokens: int, max_paths: int = 1) -> DraftBudget:
+    return lambda batch: Allowance(max_tokens, max_paths)

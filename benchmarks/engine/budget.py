@@ -88,7 +88,7 @@ def main() -> int:
         return 1e-6 * (args.base_us + args.row_us * num_batched_tokens)
 
     def allow(tokens: int, paths: int) -> Callable[[GroupedDrafter], DraftBudget]:
-        return lambda drafter: lambda num_running, num_probes: Allowance(tokens, paths)
+        return lambda drafter: lambda batch: Allowance(tokens, paths)
 
     budgets: dict[str, Callable[[GroupedDrafter], DraftBudget]] = {
         "no drafts": allow(0, 1), "2 tokens": allow(2, 1), "4 tokens": allow(4, 1), "8 tokens, 2 paths": allow(8, 2),

@@ -29,7 +29,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
-from seer.drafting.base import Allowance, DraftAsk, DraftTree
+from seer.drafting.base import Allowance, DraftAsk, DraftTree, RunningBatch
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.live_budget import MeasuredBudget
 from seer.engine.local.assembly import EngineSettings, assemble, choose_limits
@@ -170,7 +170,7 @@ def correctness(args: argparse.Namespace) -> dict[str, Any]:
     exact, _ = play(an_engine(tiny, 8, 128, dtype=torch.float32, device=torch.device("cpu"), kernels="torch"), chunks)
     for name, extra in {
         "decode": {},
-        "trees": {"drafter": Blind([None, 0, 0, None, 3, 1]), "budget": lambda n, c: Allowance(6)},
+        "trees": {"drafter": Blind([None, 0, 0, None, 3, 1]), "budget": lambda batch: Allowance(6)},
     }.items():
         made, _ = play(an_engine(tiny, 8, 128, dtype=torch.float32, **extra), chunks)
         found[f"tiny fp32 {name} against PyTorch on a CPU"] = difference(made, exact)
@@ -185,7 +185,7 @@ def correctness(args: argparse.Namespace) -> dict[str, Any]:
         drafter = GroupedDrafter((), None)
         drafter.begin_run("bench", "grouped", 0)
         drafted, _ = play(
-            an_engine(args.smollm2, 32, 300, drafter=drafter, budget=lambda n, c: Allowance(6, 2)), chunks
+            an_engine(args.smollm2, 32, 300, drafter=drafter, budget=lambda batch: Allowance(6, 2)), chunks
         )
         spec, _ = play(an_engine(args.smollm2, 8, 300, kernels="torch"), chunks[:8])
         key = f"SmolLM2 bf16 T={temperature:g}"
@@ -298,7 +298,7 @@ def speculation(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _allow(allowance: Allowance, num_running: int, mean_context_tokens: int) -> Allowance:
+def _allow(allowance: Allowance, batch: RunningBatch) -> Allowance:
     return allowance
 
 
@@ -320,7 +320,7 @@ def tree(args: argparse.Namespace) -> dict[str, Any]:
         for name, parents in forms.items():
             steps: list[StepReport] = []
             engine = an_engine(
-                folder, batch, 640, drafter=Blind(parents), budget=lambda n, c: Allowance(8, 2), on_step=steps.append
+                folder, batch, 640, drafter=Blind(parents), budget=lambda batch: Allowance(8, 2), on_step=steps.append
             )
             play(engine, [a_chunk(i, i, p, 60) for i, p in enumerate(random_prompts(batch, 512, 10_000))])
             times = sorted(step.duration_s * 1e3 for step in steps if not step.num_prefill_tokens)[2:-2]

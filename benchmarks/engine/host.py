@@ -36,7 +36,7 @@ def measure(folder: Path, trace: Path, batch: int, allowance: Allowance, *, prof
     recording = Recording.read(trace, batch)
     drafter = GroupedDrafter((), None)
     steps: list[StepReport] = []
-    engine, runner = recorded_engine(folder, recording, drafter, lambda n, c: allowance, steps.append)
+    engine, runner = recorded_engine(folder, recording, drafter, lambda batch: allowance, steps.append)
     best: dict[str, float] = {}
     watch = cProfile.Profile() if profile else None
     for _ in range(5):

@@ -160,5 +160,14 @@ class OpensSessions(Protocol):
         """Draft for these requests. What the session observes is indexed and need not be observed again."""
 
 
-DraftBudget = Callable[[int, int], Allowance]
-"""`budget(num_running, num_probes)`: asked once per step, answered from measured step costs."""
+class RunningBatch(NamedTuple):
+    """The requests of the next step that decode."""
+
+    num_requests: int
+    num_probes: int = 0
+    is_refilled: bool = True
+    """Other requests wait: where one ends, another enters."""
+
+
+DraftBudget = Callable[[RunningBatch], Allowance]
+"""Asked once per step, answered from measured step costs."""

@@ -6,14 +6,18 @@ Invariants
      which keeps the measurement current and costs about TRIAL_SHARE of the time at most.
   2. As long as costs are unknown, steps with and without drafts alternate.
   3. A decision for a batch is kept for REVIEW_STEPS steps.
+
+A batch that is not refilled ends with its slowest requests, and those accept less than the mean. So it drafts by what
+they are expected to accept, which costs the others little: they would wait for the slowest.
 """
 
 from __future__ import annotations
 
 import math
 
-from seer.drafting.base import Allowance
+from seer.drafting.base import Allowance, RunningBatch
 from seer.drafting.grouped_drafter import GroupedDrafter
+from seer.speculation.acceptance import slowest_survival
 from seer.speculation.budget import allot
 from seer.speculation.step_cost import MeasuredCost
 from seer.speculation.step_report import StepReport
@@ -43,14 +47,14 @@ class MeasuredBudget:
         self._cost = MeasuredCost()
         self._num_idle = 0  # steps since drafts were last asked for
         self._patience_steps = FIRST_PATIENCE_STEPS
-        self._chosen: dict[tuple[int, int], Allowance] = {}  # by number of requests and of probes
+        self._chosen: dict[RunningBatch, Allowance] = {}
         self._until_review = REVIEW_STEPS
 
-    def __call__(self, num_running: int, num_probes: int = 0) -> Allowance:
+    def __call__(self, batch: RunningBatch) -> Allowance:
         """How much each request of the next step may draft."""
         if self._drafter.mode == "none":
             return Allowance(0)
-        best = self._best(num_running, num_probes) if self._cost.is_known else Allowance(0, self._paths)
+        best = self._best(batch) if self._cost.is_known else Allowance(0, self._paths)
         if best.most:
             self._num_idle, self._patience_steps = 0, FIRST_PATIENCE_STEPS
             return best
@@ -59,7 +63,7 @@ class MeasuredBudget:
             return best
         self._num_idle = 0
         if self._cost.is_known:
-            self._patience_steps = min(2 * self._patience_steps, self._longest_patience_steps(num_running))
+            self._patience_steps = min(2 * self._patience_steps, self._longest_patience_steps(batch.num_requests))
         return Allowance(TRIAL_TOKENS, self._paths, TRIAL_STEPS)
 
     def on_step(self, report: StepReport) -> None:
@@ -82,19 +86,22 @@ class MeasuredBudget:
     def _paths(self) -> int:
         return self._limits.max_paths if self._drafter.mode == "grouped" else 1  # the paper's rule drafts one path
 
-    def _best(self, num_running: int, num_probes: int) -> Allowance:
-        known = self._chosen.get((num_running, num_probes))
+    def _best(self, batch: RunningBatch) -> Allowance:
+        known = self._chosen.get(batch)
         if known is None:
-            known = self._chosen[num_running, num_probes] = self._choose(num_running, num_probes)
+            known = self._chosen[batch] = self._choose(batch)
         return known
 
-    def _choose(self, num_running: int, num_probes: int) -> Allowance:
-        acceptance = Acceptance({self._paths: self._drafter.acceptance.survival()})
+    def _choose(self, batch: RunningBatch) -> Allowance:
+        survival = self._drafter.acceptance.survival()
+        if not batch.is_refilled:
+            survival = slowest_survival(survival, batch.num_requests)
+        acceptance = Acceptance({self._paths: survival})
         classes = [
-            BatchClass(num_probes, acceptance, is_probe=True),
-            BatchClass(num_running - num_probes, acceptance),
+            BatchClass(batch.num_probes, acceptance, is_probe=True),
+            BatchClass(batch.num_requests - batch.num_probes, acceptance),
         ]
         if self._drafter.mode == "own":  # plain speculation knows no probes
-            classes = [BatchClass(num_running, acceptance)]
+            classes = [BatchClass(batch.num_requests, acceptance)]
         sizes = allot(budget_rule(self._drafter.mode), self._cost, classes, self._limits)
         return Allowance(sizes[-1].tokens, self._paths, max_probe_tokens=sizes[0].tokens)

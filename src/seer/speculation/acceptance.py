@@ -16,6 +16,15 @@ from collections.abc import Iterable, Sequence
 
 from seer.speculation.throughput import MAX_TOKENS
 
+SPREAD = 0.5
+"""How much less the slowest requests of a large batch accept: chosen over recorded responses (docs/log.md)."""
+
+
+def slowest_survival(survival: Sequence[float], num_requests: int) -> list[float]:
+    """S of the slowest of so many requests, where the S of all is known: later tokens are accepted by the fastest."""
+    power = 1.0 + SPREAD * (1.0 - 1.0 / num_requests)
+    return [share**power for share in survival]
+
 
 class AcceptanceTracker:
     """Decayed counts by draft token: allowed, and accepted."""

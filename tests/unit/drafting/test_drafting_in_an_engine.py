@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("seer.drafting._index")
 
 from seer.drafting import live_budget
-from seer.drafting.base import Allowance, DraftAsk
+from seer.drafting.base import Allowance, DraftAsk, RunningBatch
 from seer.drafting.client import DraftClient
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.ids import number_of
@@ -24,6 +24,7 @@ from seer.speculation.step_report import StepReport
 from seer.speculation.throughput import DraftLimits
 from seer.types import DraftMode
 
+FOUR = RunningBatch(4)
 SENTENCE = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
@@ -224,14 +225,14 @@ def make_steps(budget: MeasuredBudget, count: int, base_s: float, slope_s: float
     """Ask and step as an engine does that makes one step at a time."""
     asked: list[Allowance] = []
     for _ in range(count):
-        asked.append(budget(4, 0))
+        asked.append(budget(FOUR))
         rows = 4 * (1 + asked[-1].max_tokens)
         budget.on_step(a_step(rows, base_s + slope_s * rows))
     return asked
 
 
 def test_where_rows_are_free_it_drafts(drafter: GroupedDrafter) -> None:
-    assert a_budget(drafter, 0.1, 0.0)(4, 0).max_tokens > TRIAL_TOKENS
+    assert a_budget(drafter, 0.1, 0.0)(FOUR).max_tokens > TRIAL_TOKENS
 
 
 def test_where_rows_cost_a_step_it_tries_rarer_and_rarer(drafter: GroupedDrafter) -> None:
@@ -249,14 +250,14 @@ def test_as_long_as_costs_are_unknown_steps_with_and_without_drafts_take_turns(d
     budget = MeasuredBudget(drafter)
     asked = make_steps(budget, 8, 0.1, 0.001)
     assert asked == [Allowance(0), Allowance(TRIAL_TOKENS, max_steps=2)] * 4
-    assert budget(4, 0).max_steps is None  # now it is known to pay
+    assert budget(FOUR).max_steps is None  # now it is known to pay
 
 
 def test_a_trial_that_had_nothing_to_draft_costs_no_patience(drafter: GroupedDrafter) -> None:
     begin(drafter, "grouped")
     budget = MeasuredBudget(drafter)
     for _ in range(100):
-        budget(4, 0)
+        budget(FOUR)
         budget.on_step(a_step(4, 0.1))
     asked = make_steps(budget, 12, 0.1, 0.001)
     assert sum(one.max_tokens > 0 for one in asked) >= 4
@@ -266,7 +267,7 @@ def test_a_step_that_captured_a_graph_prices_no_other(drafter: GroupedDrafter) -
     budget = a_budget(drafter, 0.1, 0.0)
     for _ in range(200):
         budget.on_step(replace(a_step(12, 5.0), has_captured=True))
-    assert budget(4, 0).max_tokens > TRIAL_TOKENS
+    assert budget(FOUR).max_tokens > TRIAL_TOKENS
 
 
 def test_a_budget_for_trees_lets_every_draft_fork_and_one_for_lines_none(drafter: GroupedDrafter) -> None:
@@ -276,12 +277,12 @@ def test_a_budget_for_trees_lets_every_draft_fork_and_one_for_lines_none(drafter
             a_budget(drafter, 0.0, 0.1, max_paths=max_paths),
         )
         trial = next(one for one in make_steps(dear, 40, 0.0, 0.1) if one.max_tokens)
-        assert trial.max_paths == cheap(4, 0).max_paths == max_paths
+        assert trial.max_paths == cheap(FOUR).max_paths == max_paths
 
 
 def test_with_speculation_off_nothing_is_asked_for(drafter: GroupedDrafter) -> None:
     budget = MeasuredBudget(drafter)
-    assert budget(4, 0).max_tokens == 0
+    assert budget(FOUR).max_tokens == 0
 
 
 def with_costs(budget: MeasuredBudget, base_s: float, slope_s: float) -> MeasuredBudget:
@@ -294,7 +295,7 @@ def test_drafts_grow_to_sixteen_tokens_on_four_paths_where_few_requests_run(draf
     begin(drafter, "grouped")
     drafter.acceptance.observe_many([1000] * 16, [900 - 50 * node for node in range(16)])
     budget = with_costs(MeasuredBudget(drafter, TREES), 0.1, 0.001)
-    sizes = {num_running: budget(num_running, 0) for num_running in (1, 16, 64, 256)}
+    sizes = {num_running: budget(RunningBatch(num_running)) for num_running in (1, 16, 64, 256)}
     assert (sizes[1].max_tokens, sizes[1].max_paths) == (16, 4)
     assert 16 >= sizes[16].max_tokens > sizes[64].max_tokens >= sizes[256].max_tokens
 
@@ -316,13 +317,13 @@ def test_a_tree_is_counted_where_its_accepted_nodes_are(drafter: GroupedDrafter)
 def test_the_papers_mode_drafts_by_the_papers_rule_on_one_path(drafter: GroupedDrafter) -> None:
     begin(drafter, "grouped-paper")
     drafter.acceptance.observe_many([1000] * 8, [round(1000 * 0.6 ** (1 + node)) for node in range(8)])
-    allowance = with_costs(MeasuredBudget(drafter, TREES), 0.1, 0.0005)(60, 10)
+    allowance = with_costs(MeasuredBudget(drafter, TREES), 0.1, 0.0005)(RunningBatch(60, 10))
     assert allowance.max_paths == 1
     assert (allowance.tokens_for(is_probe=True), allowance.tokens_for(is_probe=False)) == (1, 2)
     plain = with_costs(MeasuredBudget(drafter, TREES), 0.1, 0.0005)
     begin(drafter, "own")
     drafter.acceptance.observe_many([1000] * 8, [round(1000 * 0.6 ** (1 + node)) for node in range(8)])
-    assert plain(60, 10).tokens_for(is_probe=True) == plain(60, 10).max_tokens > 0
+    assert plain(RunningBatch(60, 10)).tokens_for(is_probe=True) == plain(RunningBatch(60, 10)).max_tokens > 0
 
 
 def test_a_decision_for_a_batch_is_kept_for_some_steps(
@@ -336,3 +337,13 @@ def test_a_decision_for_a_batch_is_kept_for_some_steps(
     assert len(asked) == 1
     make_steps(budget, 1, 0.1, 0.0)
     assert len(asked) == 2
+
+
+def test_a_batch_that_is_not_refilled_drafts_by_what_its_slowest_accept(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    drafter.acceptance.observe_many([1000] * 16, [900 - 50 * node for node in range(16)])
+    budget = with_costs(MeasuredBudget(drafter, TREES), 0.1, 0.001)
+    refilled, draining = (budget(RunningBatch(32, is_refilled=is_refilled)) for is_refilled in (True, False))
+    assert refilled.max_tokens > draining.max_tokens > 0
+    alone = [budget(RunningBatch(1, is_refilled=is_refilled)) for is_refilled in (True, False)]
+    assert alone[0] == alone[1]  # one request has no slower one beside it

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from seer.drafting.base import Allowance, DraftAsk, DraftBudget, Drafter
+from seer.drafting.base import Allowance, DraftAsk, DraftBudget, Drafter, RunningBatch
 from seer.engine.local.active import ActiveChunk
 from seer.engine.local.batch import Work
 from seer.engine.local.blocks import BlockTable
@@ -215,7 +215,8 @@ class BatchScheduler:
         if self.drafter is None or not works:
             return NO_ALLOWANCE
         num_probes = sum(work.active.chunk.is_probe for work in works)
-        allowance = self.budget(len(works), num_probes) if self.budget else DEFAULT_ALLOWANCE
+        batch = RunningBatch(len(works), num_probes, is_refilled=bool(self.waiting))
+        allowance = self.budget(batch) if self.budget else DEFAULT_ALLOWANCE
         return allowance.cut(max(0, (self.max_step_tokens - len(works)) // len(works)))
 
     def draft(self, works: Sequence[Work], allowance: Allowance) -> None:

@@ -127,7 +127,7 @@ def _point(batch: int, tokens: int, context: int, steps: Sequence[StepReport]) -
 
 def _fixed(depth: list[int]) -> DraftBudget:
     """A budget that always allows `depth[0]` tokens per request."""
-    return lambda num_running, context: Allowance(depth[0] - 1)
+    return lambda batch: Allowance(depth[0] - 1)
 
 
 def generate_batch(

@@ -72,7 +72,7 @@ class SeerScheduler(CountingScheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Replace the worker's proposals by our drafts."""
         keys = draft_token_ids.req_ids
-        super().update_draft_token_ids(DraftTokenIds(keys, self._seer.draft(keys)))
+        super().update_draft_token_ids(DraftTokenIds(keys, self._seer.draft(keys, is_refilled=bool(self.waiting))))
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         """Also report the time that drafting took in this process."""

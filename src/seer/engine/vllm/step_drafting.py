@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seer.config.engines import Padding
-from seer.drafting.base import Allowance
+from seer.drafting.base import Allowance, RunningBatch
 from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.grouped_drafter import GroupedDrafter, LinearAsk
 from seer.drafting.live_budget import MeasuredBudget
@@ -136,8 +136,8 @@ class StepDrafting:
         )
         self.host_s += now_s - began_s
 
-    def draft(self, keys: Sequence[str]) -> list[list[int]]:
-        """The drafts of the next step, one per request; empty where nothing is drafted."""
+    def draft(self, keys: Sequence[str], *, is_refilled: bool = True) -> list[list[int]]:
+        """The drafts of the next step, one per request; empty where nothing is drafted. See `RunningBatch`."""
         began_s = time.perf_counter()
         drafts: list[list[int]] = [[] for _ in keys]
         indices, asks = [], []
@@ -147,7 +147,7 @@ class StepDrafting:
             for index, one in enumerate(map(self._tracked.get, keys))
             if one is not None and one.request.num_computed_tokens >= one.request.num_tokens - 1
         }
-        allowance = self._allowance(decoding)
+        allowance = self._allowance(decoding, is_refilled)
         for index, one in decoding.items():
             most = min(allowance.tokens_for(one.is_probe), self._room(one))
             if most > 0:
@@ -166,12 +166,13 @@ class StepDrafting:
         left = (request.max_tokens or 0) - request.num_output_tokens - 1
         return min(left, self._max_model_len - request.num_tokens - 1, self._max_tokens)
 
-    def _allowance(self, decoding: Mapping[int, _TrackedRequest]) -> Allowance:
+    def _allowance(self, decoding: Mapping[int, _TrackedRequest], is_refilled: bool) -> Allowance:
         if self._drafter.mode == "none" or not decoding:
             return Allowance(0)
         if self._fixed_tokens is not None:
             return Allowance(min(self._fixed_tokens, self._max_tokens))
-        return self._budget(len(decoding), sum(one.is_probe for one in decoding.values())).cut(self._max_tokens)
+        num_probes = sum(one.is_probe for one in decoding.values())
+        return self._budget(RunningBatch(len(decoding), num_probes, is_refilled)).cut(self._max_tokens)
 
     def _pad(self, drafts: list[list[int]], decoding: Mapping[int, _TrackedRequest]) -> None:
         """Give every decoding request K draft tokens, so that vLLM's full CUDA graph for 1 + K tokens applies."""
