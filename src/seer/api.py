@@ -24,9 +24,11 @@ from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import ConfigError, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.fleet_pool import FleetPool
+from seer.hosting.memory_limits import refuse_what_cannot_fit
 from seer.hosting.memory_plan import pool_bytes, pool_ssd
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
+from seer.runs.encoded_check import refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity
 from seer.runs.journal import Journal
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
@@ -53,6 +55,7 @@ class Rollout:
         """
         self.engine = prepare(as_config(model, settings))
         """The engine and the model; `engine.config` is the configuration with every default filled in."""
+        refuse_what_cannot_fit(self.engine)
         self.config = config = self.engine.config
         self._fleet = HostedFleet(
             self.engine,
@@ -115,6 +118,7 @@ class Rollout:
             vocab_size=self.engine.vocab_size,
         )
         refuse(bad)
+        refuse_too_many(good)
         return good
 
     def identity(

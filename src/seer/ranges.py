@@ -34,7 +34,7 @@ Seed = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 """0 lets the system choose."""
 NumBytes = Annotated[int, Meta(ge=1, le=1 << 50)]
-"""Up to 1 PiB."""
+"""Up to 1 PiB, as `seer.machine.sizes` has it."""
 NumBytesOrZero = Annotated[int, Meta(ge=0, le=1 << 50)]
 Responses = Annotated[int, Meta(ge=1, le=65_536)]
 """To one prompt: a group is held in memory until its last response has ended."""

@@ -17,9 +17,11 @@ def print_dry_run(config: RunConfig, *, as_json: bool) -> None:
     """Print the resolved configuration and the memory plan; reads the model's configuration and the prompts."""
     from seer.cli.prompt_file import load_prompts
     from seer.engine.prepare import prepare
+    from seer.hosting.memory_limits import refuse_what_cannot_fit
     from seer.hosting.memory_plan import plan_memory
 
     engine = prepare(config.rollout)
+    refuse_what_cannot_fit(engine)
     prompts = load_prompts(config, engine) if config.prompts is not None else []
     num_responses = sum(prompt.n for prompt in prompts)
     resolved = replace(config, rollout=engine.config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from seer.config import RunConfig
 from seer.errors import ConfigError, InputError
+from seer.runs.encoded_check import refuse_too_many
 from seer.runs.prompts import BadPrompt, EncodedPrompt, encode, read_prompts
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def load_prompts(config: RunConfig, engine: PreparedEngine) -> list[EncodedPromp
     report_bad([*bad, *unfit], path, skip_bad=config.skip_bad)
     if not encoded:
         raise InputError(f"{path} holds no prompt that can run")
-    return encoded[: config.limit]
+    chosen = encoded[: config.limit]
+    refuse_too_many(chosen)
+    return chosen
 
 
 def report_bad(bad: Sequence[BadPrompt], path: Path, *, skip_bad: bool) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from seer.drafting.addresses import check_address
 from seer.drafting.curve_keys import ServerKeys
 from seer.drafting.log import LogLimits, LogStore
 from seer.drafting.wire import (
@@ -65,6 +66,7 @@ class ServerConfig:
     limits: LogLimits = field(default_factory=LogLimits)
 
     def __post_init__(self) -> None:
+        check_address(self.address)
         if self.keys is None and not self.open_to_all:
             raise ConfigError(
                 f"draft server on {self.address} has no keys",

@@ -7,7 +7,6 @@ measures only when it starts is None.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from seer.engine.gpu_memory import free_gpu_bytes
 from seer.engine.prepare import PreparedEngine
 from seer.hosting.fleet_pool import default_pool_bytes
 from seer.hosting.pool_ssd import SsdTier, ssd_tier
+from seer.machine.safetensors_header import read_header
 from seer.machine.sizes import show_size
 
 
@@ -165,9 +165,6 @@ def _weights_bytes(engine: PreparedEngine) -> int | None:
 
 
 def _tensor_sizes(file: Path) -> Iterator[int]:
-    """Numbers in each tensor of a safetensors file: its header is JSON behind its length in eight bytes."""
-    with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            yield math.prod(tensor["shape"])
+    """Numbers in each tensor of a safetensors file."""
+    for tensor in read_header(file).values():
+        yield math.prod(tensor.shape)

@@ -14,13 +14,20 @@ _FACTORS = (
 )
 
 
+MAX_BYTES = 1 << 50
+"""Larger sizes are slips of the pen; 1 PiB."""
+
+
 def parse_size(text: str) -> int:
     """Return bytes. GiB and G are powers of 1024, GB of 1000; upper or lower case; no unit means bytes."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
     factor = _FACTORS.get(match[2]) if match is not None else None
     if match is None or factor is None:
-        raise ConfigError(f"{text!r} is not a size", hint="write it like 512MiB, 1.5GiB or 4096")
-    return int(float(match[1]) * factor)
+        raise ConfigError(f"{text[:40]!r} is not a size", hint="write it like 512MiB, 1.5GiB or 4096")
+    size = float(match[1]) * factor
+    if size > MAX_BYTES:
+        raise ConfigError(f"{text[:40]!r} is beyond every machine", hint=f"at most {show_size(MAX_BYTES)}")
+    return int(size)
 
 
 def show_size(num_bytes: float) -> str:

@@ -3,18 +3,24 @@
 
 Invariants
   1. No token outside the vocabulary reaches an instance, where it would be an index into memory.
-  2. Whatever a results file repeats of a prompt can be written as UTF-8.
+  2. A run has no more responses than this machine can keep the state of.
+  3. Whatever a results file repeats of a prompt can be written as UTF-8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seer.errors import InputError
+from seer.errors import ConfigError, InputError
+from seer.machine.memory import total_memory_bytes
 from seer.ranges import Responses, TokenId, check
 
 if TYPE_CHECKING:
     from seer.runs.prompts import EncodedPrompt
+
+REQUEST_BYTES = 2048
+"""Of the driver's memory for one request, without its tokens: 40,000 simulated ones took 1,768 bytes each."""
 
 
 def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int | None) -> None:
@@ -27,6 +33,17 @@ def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int 
             f"{num_tokens} prompt tokens and max_tokens={max_tokens} exceed the {max_model_len} tokens that fit"
         )
     refuse_surrogates(encoded.prompt.id, "id")
+
+
+def refuse_too_many(prompts: Sequence[EncodedPrompt]) -> None:
+    """Refuse more responses than the driver can keep the state of, before any state is made."""
+    num_responses, most = sum(prompt.n for prompt in prompts), total_memory_bytes() // REQUEST_BYTES
+    if num_responses > most:
+        raise ConfigError(
+            f"{len(prompts):,} prompts ask for {num_responses:,} responses, and this machine has memory for the state "
+            f"of about {most:,}",
+            hint=f"n={max(1, most // len(prompts)):,} or less, or fewer prompts at once",
+        )
 
 
 def refuse_surrogates(text: str, what: str) -> None:

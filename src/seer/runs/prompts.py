@@ -27,7 +27,16 @@ from seer.runs.encoded_check import refuse_surrogates, refuse_unfit
 from seer.runs.prompt_lines import Messages, Prompt, from_value, read_line
 from seer.types import Sampling
 
-__all__ = ["BadPrompt", "EncodedPrompt", "Messages", "Prompt", "as_prompts", "encode", "read_prompts", "refuse"]
+__all__ = [
+    "BadPrompt",
+    "EncodedPrompt",
+    "Messages",
+    "Prompt",
+    "as_prompts",
+    "encode",
+    "read_prompts",
+    "refuse",
+]
 
 MAX_SHOWN = 20
 """Bad prompts that an error lists: more would not fit a screen."""
