@@ -89,3 +89,5 @@ def _toml_value(text: str, word: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or brackets without end
+        raise ConfigError(f"--set {word[:60]}: {error}") from None

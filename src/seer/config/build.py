@@ -112,13 +112,22 @@ def _default(kind: type, key: str) -> Any:
 
 def _leaf(value: Any, hint: Any, path: str, source: str) -> Any:
     if Path in _options(hint) and isinstance(value, str | Path):
+        if "\0" in str(value):
+            raise ConfigError(f"{_at(source)}{path}={str(value)!r} has a NUL character", hint="no path has one")
         return Path(value)
     if typing.get_origin(hint) is typing.Literal and isinstance(value, str):
         return value  # the dataclass knows a better word than "enum value" for it
     if path.endswith("_bytes") and isinstance(value, str):
-        return parse_size(value)
+        return _size(value, f"{_at(source)}{path}")
     check(value, hint, f"{_at(source)}{path}")
     return msgspec.convert(value, hint)
+
+
+def _size(text: str, name: str) -> int:
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}", hint=error.hint) from None
 
 
 def _at(source: str) -> str:

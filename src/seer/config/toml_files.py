@@ -18,10 +18,10 @@ from seer.errors import InputError
 def read_config_file(path: Path, *, base: RunConfig | None = None) -> RunConfig:
     """The run that a TOML file describes; what it leaves out comes from `base`, or is the default."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise InputError(f"{path} is not TOML: {error}") from None
     return build_run(values, base=base, source=str(path))
 
