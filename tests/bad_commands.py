@@ -50,6 +50,8 @@ class BadCommand:
     mentions: str = ""
     """What the message must name: the key, the option (two names separated by |) or the file. So no case passes by
     another mistake in it."""
+    is_ranged: bool = False
+    """About an option with a kind of `seer.ranges`."""
     stops_at_options: bool = False
     """The option itself is refused: the verb must not even begin."""
 
@@ -135,6 +137,7 @@ def option_cases() -> Iterator[BadCommand]:
                     f"option-{'-'.join(words)}{flag}-{number}",
                     (*words, *extra, f"{flag}={text}"),
                     mentions=_named(action, flag),
+                    is_ranged=isinstance(action.type, NumberOption),
                     stops_at_options=not is_key and flag not in OPTION_LISTS,
                 )
 
@@ -148,11 +151,11 @@ def prompt_cases() -> Iterator[BadCommand]:
     """Every field of a line of a prompts file."""
     from seer.runs.prompt_lines import _OWN, _SAMPLING
 
-    fields = {**_OWN, **_SAMPLING, "prompt_token_ids": list[TokenId]}
-    for key, kind in fields.items():
+    kinds: dict[str, Any] = {**_OWN, **_SAMPLING, "prompt_token_ids": list[TokenId]}
+    for key, kind in kinds.items():
         for number, value in enumerate(bad_values(kind)):
-            line = {"prompt_token_ids": [1]} | {key: value}
-            yield _prompts(f"prompt-{key}-{number}", json.dumps(line).encode())
+            fields: dict[str, Any] = {"prompt_token_ids": [1]} | {key: value}
+            yield _prompts(f"prompt-{key}-{number}", json.dumps(fields).encode())
     for name, line in _BAD_LINES.items():
         yield _prompts(f"prompt-{name}", line)
 

@@ -18,7 +18,7 @@ from bad_commands import BadCommand, json_values
 from seer.engine.hub_files import GenerationFields, Llama3Scaling, LocalDecoderFields, TokenizerFields
 from seer.sim.recorded import _JsonLengths
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 128,
     "hidden_size": 64,
@@ -27,7 +27,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
-TOKENIZER = {
+TOKENIZER: dict[str, Any] = {
     "version": "1.0",
     "added_tokens": [],
     "normalizer": None,
@@ -53,7 +53,11 @@ def model_cases() -> Iterator[BadCommand]:
     for key in ("vocab_size", "num_hidden_layers", "intermediate_size", "model_type"):
         yield _model(f"config.json-without-{key}", config={k: v for k, v in CONFIG.items() if k != key}, mentions=key)
     for key, value, number in _bad_fields(Llama3Scaling):
-        yield _model(f"rope-{key}-{number}", config=CONFIG | {"rope_scaling": SCALING | {key: value}}, mentions=key)
+        yield _model(
+            f"rope-{key}-{number}",
+            config=CONFIG | {"rope_scaling": SCALING | {key: value}},
+            mentions=f"rope scaling: {key}",
+        )
     for key, value, number in _bad_fields(GenerationFields):
         yield _model(f"generation-{key}-{number}", generation={key: value}, mentions=f"generation_config.json: {key}")
     for key, value, number in _bad_fields(TokenizerFields):
