@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that reads bytes which others wrote: each target takes bytes and returns, or raises an error of Seer.
+
+Any other exception is a crash. `tests/fuzz/corpus/NAME` holds the inputs that the fuzzer of a target begins with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+
+from seer.drafting import curve_keys
+from seer.drafting.log import LogStore
+from seer.drafting.recording import read_groups
+from seer.drafting.server import answer
+from seer.drafting.wire import WireError, decode
+from seer.engine import gpu_handles
+from seer.errors import SeerError
+from seer.hosting.channel import Channel
+from seer.hosting.messages import Down, Up
+from seer.kvpool import _arena, mooncake_record, supervise
+from seer.kvpool.local_files import PoolFiles
+from seer.machine import private_files
+from seer.machine.safetensors_header import read_header
+from seer.metrics.jsonl import read_events
+from seer.runs.journal_lines import read_journal
+from seer.runs.prompts import read_prompts
+from seer.runs.results import read_responses
+from seer.runs.run_folder import RunFolder
+from seer.sim.recorded import read_lengths
+
+Target = Callable[[bytes, Path], None]
+"""Feeds bytes; the folder is the target's own."""
+
+
+def draft_wire(data: bytes, folder: Path) -> None:
+    """A frame from a draft client, decoded and answered."""
+    with contextlib.suppress(WireError):
+        answer(LogStore(), 1, decode(data), now=0.0)
+
+
+def host_channel(data: bytes, folder: Path) -> None:
+    """What an instance's process sends to the driver, and the driver to it."""
+    for kind in (Up, Down):
+        with contextlib.suppress(SeerError):
+            asyncio.run(_receive_all(data, msgspec.msgpack.Decoder(kind)))
+
+
+async def _receive_all(data: bytes, decoder: Any) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    channel: Channel[Any] = Channel(reader, mock.Mock(), decoder)
+    while await channel.receive() is not None:
+        pass
+
+
+def of_file(name: str, read: Callable[[Path], object]) -> Target:
+    """A target that reads a file of this name."""
+
+    def target(data: bytes, folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(data)
+        with contextlib.suppress(SeerError):
+            read(path)
+
+    return target
+
+
+def model_folder(file: str) -> Target:
+    """A target that reads a model folder in which this file is the bytes."""
+
+    def read(path: Path) -> None:
+        from seer.engine.local.model_config import read_config
+        from seer.engine.local.tokenizer import Tokenizer
+        from seer.engine.local.weights import open_weights
+        from seer.engine.vllm.model_folder import read_folder
+
+        for reader in (read_config, read_folder, Tokenizer, open_weights):
+            with contextlib.suppress(SeerError):
+                reader(path.parent)
+
+    return of_file(file, read)
+
+
+def gguf(path: Path) -> None:
+    """The container, its tensors, and the folder that is made of it."""
+    from seer.engine.local.gguf_file import GgufFile
+
+    file = GgufFile(path)
+    for tensor in file.tensors:
+        with contextlib.suppress(SeerError):
+            file.read(tensor)
+    from seer.engine.local.gguf import write_folder
+
+    write_folder(file, path.parent / "made")
+
+
+def pool_files(data: bytes, folder: Path) -> None:
+    """The note and the state of a pool, in the folder of this user."""
+    files = PoolFiles.named("fuzzed", str(folder))
+    for path in (files.note, files.state):
+        private_files.write(path, data)
+    files.slab()
+    with mock.patch("seer.machine.file_lock.is_held", return_value=True), mock.patch.object(supervise, "log"):
+        supervise.find_state("fuzzed", str(folder))
+
+
+def arena(path: Path) -> None:
+    """The configuration of an arena; the rest is fuzzed under sanitizers (csrc/kvpool/tests/damage_test.cc)."""
+    path.chmod(0o600)
+    _arena.probe(str(path))
+
+
+def pooled_block(data: bytes, folder: Path) -> None:
+    """A block with its seal, as Mooncake hands it out."""
+    row, key = np.frombuffer(data, np.uint8).copy(), bytes(32)
+    block = np.empty(max(0, len(data) - mooncake_record.FOOTER_BYTES), np.uint8)
+    if len(data) >= mooncake_record.FOOTER_BYTES:
+        mooncake_record.unseal(row, len(data), block, key)
+
+
+def gpu_handle_file(path: Path) -> None:
+    """Handles of GPU memory, up to where torch would map them."""
+    with (
+        mock.patch.object(gpu_handles, "_tensor_of", lambda handle, path: handle),
+        mock.patch.object(private_files, "is_inside", return_value=True),
+        mock.patch.object(private_files, "read", lambda path, limit: path.read_bytes()),
+    ):
+        gpu_handles.open_handles(path)
+
+
+def key_file(path: Path) -> None:
+    """The keys of a draft server."""
+    path.chmod(0o600)
+    curve_keys.read_server_keys(path.parent)
+
+
+def run_json(path: Path) -> None:
+    """The manifest of a run folder."""
+    RunFolder(path.parent).read_manifest()
+
+
+def configuration(path: Path) -> None:
+    """A --config file."""
+    from seer.config import read_config_file
+
+    read_config_file(path)
+
+
+def metrics_page(data: bytes, folder: Path) -> None:
+    """What Mooncake's master answers."""
+    from seer.kvpool.mooncake_metrics import parse_tiers
+
+    parse_tiers(data.decode(errors="replace"))
+
+
+TARGETS: dict[str, Target] = {
+    "draft_wire": draft_wire,
+    "host_channel": host_channel,
+    "journal": of_file("journal.jsonl", read_journal),
+    "events": of_file("events.jsonl", lambda path: list(read_events(path))),
+    "results": of_file("results.jsonl", lambda path: list(read_responses(path))),
+    "run_json": of_file("run.json", run_json),
+    "prompts": of_file("p.jsonl", read_prompts),
+    "configuration": of_file("run.toml", configuration),
+    "model_config": model_folder("config.json"),
+    "tokenizer": model_folder("tokenizer.json"),
+    "tokenizer_config": model_folder("tokenizer_config.json"),
+    "weight_index": model_folder("model.safetensors.index.json"),
+    "safetensors": model_folder("model.safetensors"),
+    "safetensors_header": of_file("header.safetensors", read_header),
+    "gguf": of_file("model.gguf", gguf),
+    "recording": of_file("groups.npz", read_groups),
+    "trace_npz": of_file("lengths.npz", read_lengths),
+    "trace_json": of_file("lengths.json", read_lengths),
+    "trace_gz": of_file("lengths.json.gz", read_lengths),
+    "pool_files": pool_files,
+    "arena": of_file("arena", arena),
+    "pooled_block": pooled_block,
+    "gpu_handles": of_file("x.gpu-handles", gpu_handle_file),
+    "keys": of_file(curve_keys.SERVER_FILE, key_file),
+    "metrics_page": metrics_page,
+}
