@@ -54,6 +54,9 @@ class Noting(FakeInstance):
     ) -> None:
         self._note(f"begin_run {run} {past}")
 
+    def end_group(self, group: int) -> None:
+        self._note(f"end_group {group}")
+
     def _note(self, line: str) -> None:
         with open(self._notes, "a") as notes:
             notes.write(f"{line}\n")

@@ -92,11 +92,12 @@ def strike(rollout: Rollout, rng: random.Random) -> str:
     fleet = rollout.fleet
     assert fleet.pool is not None
     pids = [instance.pid for instance in fleet.instances]
+    server = fleet.draft_servers.processes[0] if fleet.draft_servers else None
     kinds: dict[str, Callable[[], None]] = {
         "kill an instance": lambda: send(signal.SIGKILL, rng.choice(pids)),
         "kill all instances": lambda: send(signal.SIGKILL, *pids),
         "stop an instance": lambda: send(signal.SIGSTOP, rng.choice(pids)),
-        "kill the draft server": lambda: send(signal.SIGKILL, fleet.draft_server.pid if fleet.draft_server else None),
+        "kill the draft server": lambda: send(signal.SIGKILL, server.pid if server else None),
         "damage the pool": lambda: damage(fleet.pool) if fleet.pool is not None else None,
         "remove the pool": lambda: (
             remove_files(PoolFiles.named(fleet.pool.settings["name"], "/dev/shm")) if fleet.pool is not None else None
@@ -146,8 +147,8 @@ def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[T
                     groups, expected[number % NUM_SEEDS], rollout.weights_version, f"round {number}, after {sink.done}"
                 )
                 strikes.update(sink.done)
-            server = rollout.fleet.draft_server
-            restarts = server.num_restarts if server is not None else 0
+            servers = rollout.fleet.draft_servers
+            restarts = sum(one.num_restarts for one in servers.processes) if servers is not None else 0
             print(
                 f"struck {dict(strikes)}; {rollout.fleet.num_lost} instances lost, {restarts} draft servers restarted"
             )

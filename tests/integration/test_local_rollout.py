@@ -25,6 +25,7 @@ from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError, NoProbability
+from seer.hosting import draft_servers
 from seer.machine import private_files
 from seer.verification.verify import PlainModel, ResponseToVerify, verify
 
@@ -185,8 +186,10 @@ def test_the_verification_notices_a_single_wrong_token_and_a_single_wrong_number
     assert verify(plain, [asked]).is_clean
 
 
-def tokens_on_draft_server(address: str, keys: ClientKeys, deadline_s: float = 60.0) -> int:
-    """Ask until there are some: instances ship tokens some milliseconds after they were sampled."""
+def status_of_draft_server(
+    address: str, keys: ClientKeys, is_wanted: Callable[[Status], bool], deadline_s: float = 60.0
+) -> Status:
+    """Ask until the status is as wanted: instances ship and drop tokens in the background."""
     give_up_s = time.monotonic() + deadline_s
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
@@ -197,20 +200,53 @@ def tokens_on_draft_server(address: str, keys: ClientKeys, deadline_s: float = 6
             assert socket.poll(int(deadline_s * 1000)), "the draft server did not answer"
             status = decode(socket.recv())
             assert isinstance(status, Status)
-            if status.tokens:
-                return status.tokens
-    return 0
+            if is_wanted(status):
+                return status
+    return status
 
 
-def test_instances_ship_tokens_to_the_draft_server_of_their_fleet_with_its_keys(model: Path) -> None:
-    async def scenario() -> int:
+def test_instances_ship_tokens_to_the_draft_servers_of_their_fleet_and_a_group_s_end_frees_them(model: Path) -> None:
+    async def scenario() -> tuple[Status, Status]:
         async with a_rollout(model) as rollout:
+            servers = rollout.fleet.draft_servers
+            assert servers is not None
+            (address,), keys = servers.addresses, servers.client_keys
+            end_group = rollout.fleet.end_group
+            ended: list[int] = []
+            rollout.fleet.end_group = ended.append  # type: ignore[method-assign]
             await rolled_out(rollout)
-            server = rollout.fleet.draft_server
-            assert server is not None
-            return await asyncio.to_thread(tokens_on_draft_server, server.address, server.client_keys)
+            shipped = await asyncio.to_thread(status_of_draft_server, address, keys, lambda status: status.tokens > 0)
+            assert sorted(ended) == list(range(len(PROMPTS)))
+            for group in ended:
+                end_group(group)
+            freed = await asyncio.to_thread(status_of_draft_server, address, keys, lambda status: not status.groups)
+            return shipped, freed
 
-    assert asyncio.run(scenario()) > 0
+    shipped, freed = asyncio.run(scenario())
+    assert shipped.groups > 0
+    assert shipped.tokens > 0
+    assert (freed.groups, freed.streams, freed.bytes) == (0, 0, 0)
+
+
+def test_many_instances_share_several_draft_servers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_servers, "INSTANCES_PER_SERVER", 1)
+
+    async def scenario() -> list[int]:
+        async with a_rollout(model) as rollout:
+            servers = rollout.fleet.draft_servers
+            assert servers is not None
+            rollout.fleet.end_group = lambda group: None  # type: ignore[method-assign]
+            await rolled_out(rollout)
+            return [
+                (
+                    await asyncio.to_thread(status_of_draft_server, one, servers.client_keys, lambda s: s.tokens > 0)
+                ).tokens
+                for one in servers.addresses
+            ]
+
+    tokens = asyncio.run(scenario())
+    assert len(tokens) == 2
+    assert min(tokens) > 0, "groups are spread over both"
 
 
 def bad_model(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:

@@ -124,6 +124,14 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class FollowsGroups(Protocol):
+    """A drafter that drafts from prompts and from siblings that run elsewhere."""
+
+    def register(self, group: int, request: int, prompt: Sequence[int]) -> None:
+        """A request of a group has arrived; called for each of its chunks."""
+
+
+@runtime_checkable
 class DeferredIndexing(Protocol):
     """A drafter that can index later, while a device computes."""
 

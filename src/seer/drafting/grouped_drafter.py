@@ -8,7 +8,8 @@ Invariants
   1. Nothing here waits: the draft client talks to the draft servers in its own thread.
   2. Groups of two runs never share an index: their names carry the run. A run starts with nothing but what `seed_from`
      gives it.
-  3. Observed tokens are in the index before the next draft. Without drafts they are indexed by the first `observe`
+  3. A group that has ended takes no memory: `drop` removes it here and on its draft server.
+  4. Observed tokens are in the index before the next draft. Without drafts they are indexed by the first `observe`
      after HOLD_S, when a request leaves, or when the engine calls `learn`.
 """
 
@@ -34,6 +35,10 @@ from seer.types import DraftMode
 HOLD_S = 0.02
 """Observed tokens wait up to this long and are then indexed in one call. One call per token costs more than indexing
 it, which matters where steps take a few milliseconds."""
+
+GROUP_TTL_S = 1800.0
+"""Time to live of a group that no request has used here. A backstop: groups are dropped when they end. A request that
+comes back later finds its siblings' tokens on the draft server."""
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ class GroupedDrafter:
         self._newest: dict[int, _Newest] = {}  # by request
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
+        self._registered: dict[int, set[str]] = {}  # group -> names under which its tokens are indexed
 
     def begin_run(self, run: str, mode: DraftMode, weights_version: int) -> None:
         """Start with an empty index: responses of other runs are not drafted from."""
@@ -91,6 +97,24 @@ class GroupedDrafter:
         self.acceptance = _fresh_acceptance()
         self._newest.clear()
         self._held.clear()
+        self._registered.clear()
+
+    def register(self, group: int, request: int, prompt: Sequence[int]) -> None:
+        """A request of a group is here: follow its siblings, and draft from the prompt too."""
+        if self.mode == "none":
+            return
+        name, names = self._name(group, request), self._registered.setdefault(group, set())
+        if name not in names:
+            names.add(name)
+            self._client.register(name, GROUP_TTL_S, prompt=prompt)
+
+    def drop(self, group: int) -> None:
+        """All requests of a group have ended: forget it here and on its server. Any thread may call this."""
+        names = self._registered.pop(group, set())
+        if self.mode == "grouped":
+            names.add(self._name(group, 0))  # it may hold responses of an earlier epoch without having run here
+        for name in names:
+            self._client.drop(name)
 
     def seed_from(self, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """Also draft from an earlier epoch's responses to the same prompts, given by group."""

@@ -109,6 +109,9 @@ class DraftingInstance(Protocol):
     ) -> None:
         """Forget what earlier runs generated, and draft as this run asks; `past` holds earlier responses by group."""
 
+    def end_group(self, group: int) -> None:
+        """All requests of the group have ended: forget the tokens that its drafts came from."""
+
 
 @runtime_checkable
 class ModelInstance(Protocol):

@@ -43,6 +43,7 @@ from seer.hosting.messages import (
     Close,
     Command,
     Down,
+    EndGroup,
     Extend,
     News,
     Park,
@@ -205,6 +206,9 @@ class _Server:
             instance.park(message.attempts)
         elif isinstance(message, Abort):
             instance.abort(message.request)
+        elif isinstance(message, EndGroup):
+            if isinstance(instance, DraftingInstance):
+                instance.end_group(message.group)
         elif isinstance(message, Call):
             task = asyncio.create_task(self._call(instance, message))
             self._calls.add(task)

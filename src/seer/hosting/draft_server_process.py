@@ -24,7 +24,7 @@ import sys
 
 import msgspec
 
-from seer.drafting.curve_keys import ServerKeys, make_keys
+from seer.drafting.curve_keys import ClientKeys, ServerKeys, make_keys
 from seer.errors import DeadlineExceeded, DraftError, SeerError
 from seer.hosting.channel import frame, receive_blocking
 from seer.hosting.child import exit_with_driver
@@ -54,13 +54,20 @@ _decoder = msgspec.msgpack.Decoder(_Setup)
 class DraftServerProcess:
     """Starts, restarts and ends the process."""
 
-    def __init__(self, *, max_restarts: int = 3, restart_pause_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        max_restarts: int = 3,
+        restart_pause_s: float = 1.0,
+        keys: tuple[ServerKeys, ClientKeys] | None = None,
+    ) -> None:
+        """Without `keys`, fresh ones."""
         self._budget = RestartBudget(max_restarts, restart_pause_s)
         self._child: ChildProcess | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
-        self._keys, self.client_keys = make_keys()
+        self._keys, self.client_keys = keys or make_keys()
         self.address = ""
         self.num_restarts = 0
 

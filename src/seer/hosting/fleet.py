@@ -35,7 +35,7 @@ from seer.engine.staged_weights import (
 )
 from seer.errors import DeadlineExceeded, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
-from seer.hosting.draft_server_process import DraftServerProcess
+from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.metrics.events import Event, EventSink, discard
@@ -72,7 +72,7 @@ class HostedFleet:
         self.pool = pool
         """The KV pool that the instances share."""
         self._wants_drafts = drafts and engine.can_draft
-        self.draft_server: DraftServerProcess | None = None
+        self.draft_servers: DraftServers | None = None
         self._supervisor = Supervisor(
             max_restarts=options.max_restarts,
             restart_pause_s=options.restart_pause_s,
@@ -109,11 +109,11 @@ class HostedFleet:
         if self.pool is not None:
             self.pool.start()
         if self._wants_drafts:
-            options = self._options
-            self.draft_server = DraftServerProcess(
-                max_restarts=options.max_restarts, restart_pause_s=options.restart_pause_s
+            options, num_servers = self._options, num_draft_servers(self._num_instances)
+            self.draft_servers = DraftServers(
+                num_servers, max_restarts=options.max_restarts, restart_pause_s=options.restart_pause_s
             )
-            await self.draft_server.start()
+            await self.draft_servers.start()
         if self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
             self._matrices = make_shared_folder("seer-matrices", 0)
         spec = self._spec()
@@ -165,6 +165,12 @@ class HostedFleet:
         if self._engine.can_draft:
             await self._configure(BeginRun(run, drafts, self.weights_version, past))
 
+    def end_group(self, group: int) -> None:
+        """A group has ended: instances and draft servers forget its tokens, which no sibling will draft from."""
+        if self._engine.can_draft:
+            for instance in self.instances:
+                instance.end_group(group)
+
     async def update_weights(self, weights: Weights) -> int:
         """Move every instance to the next weights version and return it. Tensors are written once for all instances."""
         weights_version = self.weights_version + 1
@@ -211,15 +217,15 @@ class HostedFleet:
         self._supervisor.stop()
         for instance in self.instances:
             instance.kill()
-        if self.draft_server is not None:
-            self.draft_server.kill()
+        if self.draft_servers is not None:
+            self.draft_servers.kill()
 
     async def close(self) -> None:
         """End every process and free the shared memory."""
         await self._supervisor.close()
         await asyncio.gather(*(instance.close() for instance in self.instances))
-        if self.draft_server is not None:
-            await self.draft_server.close()
+        if self.draft_servers is not None:
+            await self.draft_servers.close()
         self._free_memory()
         atexit.unregister(self._abandon)
 
@@ -238,12 +244,12 @@ class HostedFleet:
             self.pool.close()
 
     def _spec(self) -> InstanceSpec:
-        server = self.draft_server
+        servers = self.draft_servers
         settings = InstanceSettings(
             config=self._engine.config,
             pool=self.pool.settings if self.pool is not None else None,
-            draft_servers=(server.address,) if server is not None else None,
-            draft_keys=server.client_keys if server is not None else None,
+            draft_servers=servers.addresses if servers is not None else None,
+            draft_keys=servers.client_keys if servers is not None else None,
             matrices_dir=str(self._matrices) if self._matrices is not None else None,
         )
         return InstanceSpec(factory=self._engine.factory, settings=settings)

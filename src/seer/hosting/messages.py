@@ -4,7 +4,7 @@
 Every message is one msgpack frame (see channel.py). The first frame to the instance is `Setup`, the first frame to
 the driver is `Ready` or `StartFailed`. After that either side sends at any time.
 
-    to the instance   Setup, Submit, Extend, Park, Abort, Call, Close
+    to the instance   Setup, Submit, Extend, Park, Abort, EndGroup, Call, Close
     to the driver     Ready | StartFailed, News (also the heartbeat), CallResult, Broken
 
 A `Call` carries one command: `UpdateWeights`, `BeginRun`, `Pause` or `Resume`.
@@ -65,6 +65,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Stop working on a request."""
 
     request: int
+
+
+class EndGroup(msgspec.Struct, frozen=True, tag=True):
+    """All requests of a group have ended: forget the tokens that drafts of it came from."""
+
+    group: int
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
@@ -149,7 +155,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-Down = Setup | Submit | Extend | Park | Abort | Call | Close
+Down = Setup | Submit | Extend | Park | Abort | EndGroup | Call | Close
 Up = Ready | StartFailed | News | CallResult | Broken
 
 

@@ -43,6 +43,7 @@ from seer.hosting.messages import (
     Close,
     Command,
     Down,
+    EndGroup,
     Extend,
     News,
     Park,
@@ -259,6 +260,11 @@ class ProcessInstance:
     def pid(self) -> int | None:
         """Process id of the child, while there is one."""
         return self._child.pid if self._child is not None else None
+
+    def end_group(self, group: int) -> None:
+        """Have the child forget a group's drafts; a process that is down has forgotten them."""
+        if self._state is State.UP and self._channel is not None:
+            self._channel.send(EndGroup(group))
 
     async def call(self, command: Command) -> None:
         """Have the child carry out a command, and wait for it within the call deadline."""

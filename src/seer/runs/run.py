@@ -184,6 +184,7 @@ class Run:
             self._queue.put_nowait(None)
 
     def _deliver(self, result: GroupResult) -> None:
+        self._fleet.end_group(result.group)
         if self._rewards is None:
             self._hand_out(result)
             return

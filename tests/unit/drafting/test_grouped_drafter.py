@@ -9,10 +9,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+import zmq
+
+from draft_servers import CLIENT_KEYS, DEADLINE_S, serving
 from engines import a_chunk, always, an_engine, generate, tokens_of
 from seer.drafting.base import DraftAsk
 from seer.drafting.grouped_drafter import GroupedDrafter
+from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
+from seer.types import DraftMode
 
 
 def a_drafter() -> GroupedDrafter:
@@ -28,6 +33,55 @@ def test_a_sibling_that_says_the_same_is_drafted_from() -> None:
     (tree,) = drafter.draft([DraftAsk(3, 1, [1, 10, 11, 12], 1, 3)])
     assert list(tree.tokens) == [13, 14, 15]
     assert list(tree.parents) == [None, 0, 1]
+
+
+def test_the_prompt_is_drafted_from_before_any_sibling_has_said_a_word() -> None:
+    drafter = a_drafter()
+    prompt = [10, 11, 12, 13, 14, 15]
+    drafter.register(3, 1, prompt)
+    drafter.observe(3, 1, [10, 11, 12], start=0)
+    (tree,) = drafter.draft([DraftAsk(3, 1, [*prompt, 10, 11, 12], 6, 3)])
+    assert list(tree.tokens) == [13, 14, 15]
+
+
+@pytest.mark.parametrize("mode", ["grouped", "own"])
+def test_the_end_of_a_group_frees_its_tokens_here_and_on_its_server(mode: DraftMode) -> None:
+    with serving() as address:
+        drafters = [GroupedDrafter((address,), CLIENT_KEYS) for _ in range(2)]
+        for number, drafter in enumerate(drafters):
+            drafter.begin_run("test", mode, 0)
+            for group in (3, 4):
+                drafter.register(group, 10 * group + number, [1, 2, 3])
+                drafter.observe(group, 10 * group + number, [10, 11, 12], start=0)
+            drafter.learn()
+            assert drafter._client.flush(DEADLINE_S)
+        assert groups_on(address) == (2 if mode == "grouped" else 4)
+        for drafter in drafters:
+            drafter.drop(3)
+            assert drafter._client.flush(DEADLINE_S)
+        assert groups_on(address) == (1 if mode == "grouped" else 2)
+        held = [drafter._client.index.stats().groups for drafter in drafters]
+        assert held == [1, 1]
+        for drafter in drafters:
+            drafter.close()
+
+
+def test_responses_of_an_earlier_epoch_go_with_their_group() -> None:
+    drafter = a_drafter()
+    drafter.seed_from({3: [[10, 11, 12]], 4: [[20, 21, 22]]})
+    drafter.drop(3)
+    assert drafter._client.index.stats().groups == 1
+
+
+def groups_on(address: str) -> int:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        CLIENT_KEYS.secure(socket)
+        socket.connect(address)
+        socket.send(encode(Ask(1)))
+        assert socket.poll(int(DEADLINE_S * 1000)), "the draft server did not answer"
+        status = decode(socket.recv())
+        assert isinstance(status, Status)
+        return status.groups
 
 
 def test_a_greedy_group_is_verified_in_a_few_steps_and_unchanged(tmp_path: Path) -> None:

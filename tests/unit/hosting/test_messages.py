@@ -42,6 +42,9 @@ class Recording(FakeInstance):
     ) -> None:
         self.calls.append(("begin_run", run, drafts, weights_version, past))
 
+    def end_group(self, group: int) -> None:
+        self.calls.append(("end_group", group))
+
     async def pause(self) -> None:
         self.calls.append(("pause",))
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seer.drafting.base import OpensSessions
+from seer.drafting.base import FollowsGroups, OpensSessions
 from seer.engine.admission import refuse_impossible
 from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
@@ -108,6 +108,8 @@ class Engine:
     def add(self, chunk: Chunk) -> None:
         """Queue a chunk. The drafter learns what earlier chunks of its response generated."""
         active = activate(chunk, self.namespace, self.model.config.eos_token_ids)
+        if isinstance(self.scheduler.drafter, FollowsGroups):
+            self.scheduler.drafter.register(chunk.group, chunk.request, active.tokens[: chunk.num_prompt_tokens])
         if self.scheduler.drafter is not None and active.num_response:
             self.scheduler.drafter.observe(
                 chunk.group, chunk.request, active.tokens[chunk.num_prompt_tokens :], start=0

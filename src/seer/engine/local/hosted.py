@@ -81,6 +81,11 @@ class HostedLocal(ModelInstanceWrapper[LocalInstance]):
             self._drafter.begin_run(run, drafts, weights_version)
             self._drafter.seed_from(past)
 
+    def end_group(self, group: int) -> None:
+        """Forget a group's tokens. The engine has none of its requests: the driver has seen all of them end."""
+        if self._drafter is not None:
+            self._drafter.drop(group)
+
     async def close(self) -> None:
         """Close the engine, then its drafter and pool."""
         await super().close()

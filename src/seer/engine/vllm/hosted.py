@@ -58,6 +58,9 @@ class HostedVllm(ModelInstanceWrapper[VllmInstance]):
             self._seeding.begin_run(run, mode, weights_version)
             self._seeding.seed_from(past)
 
+    def end_group(self, group: int) -> None:
+        """Nothing: vLLM's process drafts by itself, and forgets a group after its time to live."""
+
     async def close(self) -> None:
         """Close the engine, then the client that sends `past`."""
         await super().close()

@@ -83,6 +83,7 @@ class StepDrafting:
         names = facts["group"], facts["request"], facts["is_probe"]
         tracked = _TrackedRequest(request, *names, prompt, request.num_tokens)
         self._tracked[request.request_id] = tracked
+        self._drafter.register(tracked.group, tracked.id, request.all_token_ids[:prompt])
         if request.num_tokens > prompt:
             tokens = request.all_token_ids[prompt : request.num_tokens]
             self._drafter.observe(tracked.group, tracked.id, tokens, start=0)
