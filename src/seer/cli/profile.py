@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`seer profile`: measure what a step of the local engine costs, as a table and a JSON file for people."""
+"""`seer profile`: measure what a step of the local engine costs, for people and for the start of the next rollout."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from seer.cli.number_option import NumberOption, number_list
 from seer.errors import MissingExtra
 from seer.ranges import Repeats, SequenceSlots
 
+THREADS = 1
+"""Of the engine on a CPU, as a rollout's instances have unless told otherwise."""
+
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `seer profile`."""
     parser = subparsers.add_parser(
         "profile",
         help="measure step costs of the local engine by batch size, tokens per request and context",
-        description="Measure the local engine's step time by batch size, tokens per request and context, and write it\n"
-        "as JSON. Engines do not read it: their speculation budget measures its own steps.",
+        description="Measure the local engine's step time by batch size, tokens per request and context, and keep\n"
+        "it as JSON. Rollouts of this model on this device start with it: their first steps draft by measured costs.\n"
+        "They go on with what they measure themselves. Another version of Seer or torch needs a new profile.",
         epilog="examples:\n  seer profile smollm2\n  seer profile DIR --device cuda --batches 16,64,256",
     )
     parser.add_argument("model", help="a folder, a Hugging Face id or a name")
@@ -28,7 +32,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--steps", type=NumberOption(Repeats), default=10, help="steps per shape (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
-    parser.add_argument("--out", type=Path, help="the file (profile-DEVICE.json beside the model)")
+    parser.add_argument("--out", type=Path, help="the file (one in the user's cache, where rollouts find it)")
     parser.set_defaults(run=run)
 
 
@@ -41,9 +45,10 @@ def run(args: argparse.Namespace) -> int:
 
         from seer.engine.local.bench import profile
         from seer.engine.local.models_get import find_model
+        from seer.engine.profiles import local_key
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "torch", "local") from None
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     folder = find_model(args.model)
     measured = profile(
         folder,
@@ -54,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         dtype=args.dtype,
     )
-    out = args.out or folder / f"profile-{args.device}.json"
+    out = args.out or local_key(folder, device=args.device, dtype=measured.dtype, threads=THREADS).path
+    out.parent.mkdir(parents=True, exist_ok=True)
     measured.save(out)
     sys.stdout.write("requests  tokens/request  context   step ms   (quartiles apart)\n")
     for point in measured.points:

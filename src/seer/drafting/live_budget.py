@@ -21,7 +21,15 @@ from seer.speculation.acceptance import slowest_survival
 from seer.speculation.budget import allot
 from seer.speculation.step_cost import MeasuredCost
 from seer.speculation.step_report import StepReport
-from seer.speculation.throughput import MAX_DEPTH, MAX_PATHS, MAX_TOKENS, Acceptance, BatchClass, DraftLimits
+from seer.speculation.throughput import (
+    MAX_DEPTH,
+    MAX_PATHS,
+    MAX_TOKENS,
+    Acceptance,
+    BatchClass,
+    DraftLimits,
+    StepCost,
+)
 from seer.types import budget_rule
 
 LINES = DraftLimits(tuple(range(MAX_DEPTH + 1)))
@@ -41,10 +49,13 @@ TRIAL_SHARE = 0.01
 class MeasuredBudget:
     """A draft budget from measured step costs. Implements `DraftBudget`."""
 
-    def __init__(self, drafter: GroupedDrafter, limits: DraftLimits = LINES) -> None:
+    def __init__(
+        self, drafter: GroupedDrafter, limits: DraftLimits = LINES, *, start: StepCost | None = None
+    ) -> None:
+        """`start` is a profile to go by until this instance's own steps are known."""
         self._drafter = drafter
         self._limits = limits
-        self._cost = MeasuredCost()
+        self._cost = MeasuredCost(start)
         self._num_idle = 0  # steps since drafts were last asked for
         self._patience_steps = FIRST_PATIENCE_STEPS
         self._chosen: dict[RunningBatch, Allowance] = {}

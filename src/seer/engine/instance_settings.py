@@ -28,6 +28,8 @@ class InstanceSettings:
     """Keys that the draft servers know."""
     matrices_dir: str | None = None
     """Folder where the local engine's instances share packed weights."""
+    step_profile: str | None = None
+    """File with measured step costs that fits this engine; drafts go by it until the instance has measured its own."""
 
     @property
     def max_num_seqs(self) -> int:

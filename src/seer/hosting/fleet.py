@@ -25,6 +25,7 @@ from seer.engine.base import Weights
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
+from seer.engine.profiles import find_profile
 from seer.engine.staged_weights import (
     StagedWeights,
     has_shared_memory,
@@ -245,11 +246,13 @@ class HostedFleet:
 
     def _spec(self) -> InstanceSpec:
         servers = self.draft_servers
+        profile = find_profile(self._engine.config) if servers is not None else None
         settings = InstanceSettings(
             config=self._engine.config,
             pool=self.pool.settings if self.pool is not None else None,
             draft_servers=servers.addresses if servers is not None else None,
             draft_keys=servers.client_keys if servers is not None else None,
+            step_profile=str(profile) if profile is not None else None,
             matrices_dir=str(self._matrices) if self._matrices is not None else None,
         )
         return InstanceSpec(factory=self._engine.factory, settings=settings)

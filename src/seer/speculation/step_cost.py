@@ -8,6 +8,8 @@ that time would be spread over the batched tokens: deep drafts would look too ex
 Steps that also prefilled are not used: their tokens cost differently. Nor are stalls: the first step of a new shape
 compiles and captures, and may take a hundred times as long. The fit uses the newest reports with and without drafts, so
 that a long time with drafts does not remove the reports without. A report of several steps counts as many times.
+
+Until there are enough steps of both kinds, the cost is that of `start`, a profile that was measured earlier.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import deque
 import numpy as np
 
 from seer.speculation.step_report import StepReport
+from seer.speculation.throughput import StepCost
 
 WINDOW_REPORTS = 64
 """Kept with drafts, and as many without: enough to average noise, few enough to follow a growing context."""
@@ -37,7 +40,9 @@ Step = tuple[float, float, float, float, int]
 class MeasuredCost:
     """A least-squares fit over recent steps. Implements `seer.speculation.throughput.StepCost`."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: StepCost | None = None) -> None:
+        self._start = start
+        self._start_s: dict[tuple[int, float], float] = {}  # a profile interpolates: too slow for several times a step
         self._plain: deque[Step] = deque(maxlen=WINDOW_REPORTS)
         self._drafting: deque[Step] = deque(maxlen=WINDOW_REPORTS)
         self._since_fit = 0
@@ -45,8 +50,8 @@ class MeasuredCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether there have been enough steps with drafts and without."""
-        return self._solved() is not None
+        """Whether there have been enough steps with drafts and without, or the start is known."""
+        return self._solved() is not None or self._start is not None
 
     def learn(self, report: StepReport) -> None:
         """Add a report."""
@@ -60,6 +65,11 @@ class MeasuredCost:
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
         """Seconds of one step without `draft_s`. Very high for drafts while the cost is unknown."""
         fit = self._solved()
+        if fit is None and self._start is not None:
+            shape = (num_requests, tokens_per_request)
+            if shape not in self._start_s:
+                self._start_s[shape] = self._start.step_s(*shape)
+            return self._start_s[shape]
         if fit is None:
             return 1.0 + num_requests * (tokens_per_request - 1)  # every draft token costs as much as a step
         return fit[0] + fit[1] * num_requests * tokens_per_request
@@ -67,7 +77,9 @@ class MeasuredCost:
     def draft_s(self, num_requests: int, depth: float) -> float:
         """Seconds that drafting costs besides the tokens it adds."""
         fit = self._solved()
-        return fit[2] if depth and fit is not None else 0.0
+        if fit is None:
+            return self._start.draft_s(num_requests, depth) if self._start is not None else 0.0
+        return fit[2] if depth else 0.0
 
     def _solved(self) -> tuple[float, float, float] | None:
         # Called several times per step: fit again only after new steps.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured step costs of an engine: the file that `seer profile` writes. Not used by an engine yet.
+"""Measured step costs of an engine: the file that `seer profile` writes and instances start from.
 
 Points lie on a grid of (requests, tokens per request, context tokens). Between them the cost is interpolated linearly.
 Beyond the last it is extrapolated from the last two; below the first it is constant. Does not import PyTorch.
@@ -41,6 +41,8 @@ class StepProfile:
     points: tuple[ProfilePoint, ...]
     draft_s_per_request: float = 0.0
     """Host time to draft for one request."""
+    versions: str = ""
+    """Of what it was measured with; a profile of other versions is not used."""
 
     def step_s(self, num_requests: int, tokens_per_request: float, context_tokens: float | None = None) -> float:
         """Seconds of one forward pass; the default context is the middle one of those measured."""

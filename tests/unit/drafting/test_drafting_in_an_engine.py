@@ -253,6 +253,25 @@ def test_as_long_as_costs_are_unknown_steps_with_and_without_drafts_take_turns(d
     assert budget(FOUR).max_steps is None  # now it is known to pay
 
 
+class Profile:
+    """Costs of steps, measured before this run."""
+
+    def __init__(self, base_s: float, slope_s: float) -> None:
+        self._base_s, self._slope_s = base_s, slope_s
+
+    def step_s(self, num_requests: int, tokens_per_request: float) -> float:
+        return self._base_s + self._slope_s * num_requests * tokens_per_request
+
+    def draft_s(self, num_requests: int, depth: float) -> float:
+        return 0.0
+
+
+def test_with_a_profile_the_very_first_step_drafts_where_that_pays(drafter: GroupedDrafter) -> None:
+    begin(drafter, "grouped")
+    assert MeasuredBudget(drafter, start=Profile(0.1, 0.0))(4, 100).max_tokens > TRIAL_TOKENS
+    assert MeasuredBudget(drafter, start=Profile(0.0, 0.1))(4, 100).max_tokens == 0
+
+
 def test_a_trial_that_had_nothing_to_draft_costs_no_patience(drafter: GroupedDrafter) -> None:
     begin(drafter, "grouped")
     budget = MeasuredBudget(drafter)

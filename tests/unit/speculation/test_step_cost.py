@@ -94,3 +94,36 @@ def test_a_report_of_eight_steps_weighs_as_much_as_eight_reports() -> None:
     cost.learn(a_step(16, 1.5, drafted=8, steps=5))
     cost.learn(a_step(16, 1.5, drafted=8, steps=20))
     assert cost.step_s(8, 2) + cost.draft_s(8, 1) == pytest.approx((5 * 3.0 + 25 * 1.5) / 30, rel=0.01)
+
+
+class Profiled:
+    """Costs that were measured earlier."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def step_s(self, num_requests: int, tokens_per_request: float) -> float:
+        self.num_asked += 1
+        return 0.010 + 0.001 * num_requests * tokens_per_request
+
+    def draft_s(self, num_requests: int, depth: float) -> float:
+        return 0.002 if depth else 0.0
+
+
+def test_a_profile_is_the_cost_until_enough_steps_of_both_kinds_were_seen() -> None:
+    cost = MeasuredCost(Profiled())
+    assert cost.is_known
+    for _ in range(8):
+        cost.learn(a_step(4, 0.5))
+    assert cost.step_s(4, 1) == pytest.approx(0.014), "steps without drafts alone do not say what drafts cost"
+    assert (cost.draft_s(4, 2), cost.draft_s(4, 0)) == (0.002, 0.0)
+    for _ in range(8):
+        cost.learn(a_step(12, 0.9, drafted=8))
+    assert cost.step_s(4, 1) == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_profile_is_asked_once_for_each_shape() -> None:
+    profiled = Profiled()
+    cost = MeasuredCost(profiled)
+    assert {cost.step_s(4, 3) for _ in range(10)} == {0.022}
+    assert profiled.num_asked == 1

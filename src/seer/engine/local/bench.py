@@ -20,6 +20,7 @@ from seer.drafting.base import Allowance, DraftAsk, DraftBudget, DraftTree
 from seer.engine.local.assembly import EngineSettings, assemble, choose_dtype, choose_limits
 from seer.engine.local.engine import Engine
 from seer.engine.local.model_config import read_config
+from seer.engine.profiles import versions
 from seer.errors import ConfigError
 from seer.speculation.step_profile import ProfilePoint, StepProfile
 from seer.speculation.step_report import StepReport
@@ -114,7 +115,11 @@ def profile(
                 _time_steps(engine, batch, context, num_steps + WARMUP_STEPS, growth)
                 points.append(_point(batch, tokens, context, steps[WARMUP_STEPS:]))
     return StepProfile(
-        model=folder.name, device=device, dtype=str(choose_dtype(dtype, on_device)), points=tuple(points)
+        model=folder.name,
+        device=device,
+        dtype=str(choose_dtype(dtype, on_device)).removeprefix("torch."),
+        points=tuple(points),
+        versions=versions(),
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from seer.config import LocalEngineConfig
@@ -31,6 +32,7 @@ from seer.engine.step_events import StepTally
 from seer.kvpool.base import Pool
 from seer.kvpool.open_pool import open_pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
+from seer.speculation.step_profile import StepProfile
 from seer.speculation.step_report import StepReport
 from seer.speculation.throughput import MAX_PATHS, MAX_TOKENS, DraftLimits
 from seer.types import DraftMode
@@ -50,11 +52,13 @@ class HostedLocal(ModelInstanceWrapper[LocalInstance]):
         drafter: GroupedDrafter | None,
         pool: Pool | None,
         events: EventSink,
+        step_profile: StepProfile | None = None,
         **settings: Any,
     ) -> None:
         on_gpu = str(settings.get("device", "cpu")).startswith("cuda")
         self._drafter, self._pool, self._emit = drafter, pool, events
-        self._budget = MeasuredBudget(drafter, GPU_TREES if on_gpu else TREES) if drafter is not None else None
+        limits = GPU_TREES if on_gpu else TREES
+        self._budget = MeasuredBudget(drafter, limits, start=step_profile) if drafter is not None else None
         instance = LocalInstance(
             id, model_dir, drafter=drafter, pool=pool, budget=self._budget, on_step=self._on_step, **settings
         )
@@ -149,6 +153,7 @@ def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLo
         drafter=GroupedDrafter(servers, given.draft_keys) if servers is not None else None,
         pool=open_pool(given.pool) if given.pool is not None else None,
         events=events,
+        step_profile=StepProfile.load(Path(given.step_profile)) if given.step_profile is not None else None,
         kv_blocks=config.kv.blocks,
         kv_memory_bytes=config.kv.memory_bytes,
         memory_share=MEMORY_SHARE if engine.memory_share is None else engine.memory_share,
