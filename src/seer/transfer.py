@@ -128,10 +128,16 @@ class TransferCosts:
     prefill: PrefillCost = PrefillCost(fixed_s=0.0, per_token_s=1e-4)
     bytes_per_token: int = 64 << 10
     """KV bytes of a token: those of an 8B model with grouped-query attention, unless stated."""
+    prefetch_tokens: int = 0
+    """Tokens whose KV may come from the pool's SSD tier to DRAM before their requests run; 0 without such a tier."""
 
 
 class TransferEstimate:
-    """The newest costs: the given ones until enough is measured; moving and computing are replaced separately."""
+    """The newest costs: the given ones until enough is measured of both.
+
+    The given ones favour moving. A measured cost beside a guessed one would compare nothing: a CPU prefills a hundred
+    times slower than the guess, so its first measured moves would look dear.
+    """
 
     MOVES_KEPT = 64
     """Transfers in the fit: only recent ones, because the load on the memory's bandwidth changes."""
@@ -151,6 +157,8 @@ class TransferEstimate:
         self._num_unmoved = 0
         self._moves: deque[tuple[int, float]] = deque(maxlen=self.MOVES_KEPT)
         self._prefill_tokens = self._prefill_s = 0.0
+        self._move: MoveCost | None = None
+        self._prefill: PrefillCost | None = None
 
     def saw_move(self, num_bytes: int, seconds: float) -> None:
         """`num_bytes` came from the pool in `seconds`."""
@@ -163,10 +171,10 @@ class TransferEstimate:
             return
         if len(set(sizes)) < 2:
             total_s = sum(time_s for _, time_s in self._moves)
-            move = MoveCost(latency_s=0.0, bandwidth_bytes_s=sum(sizes) / total_s)
+            self._move = MoveCost(latency_s=0.0, bandwidth_bytes_s=sum(sizes) / total_s)
         else:
-            move = fit_move_cost(sizes, [time_s for _, time_s in self._moves])
-        self.costs = dataclasses.replace(self.costs, move=move)
+            self._move = fit_move_cost(sizes, [time_s for _, time_s in self._moves])
+        self._compare()
 
     def saw_prefill(self, num_tokens: int, seconds: float) -> None:
         """`num_tokens` were prefilled in `seconds`."""
@@ -175,12 +183,16 @@ class TransferEstimate:
         self._prefill_tokens = self._prefill_tokens * self.PREFILL_DECAY + num_tokens
         self._prefill_s = self._prefill_s * self.PREFILL_DECAY + seconds
         if self._prefill_tokens >= self.MIN_PREFILL_TOKENS:
-            prefill = PrefillCost(fixed_s=0.0, per_token_s=self._prefill_s / self._prefill_tokens)
-            self.costs = dataclasses.replace(self.costs, prefill=prefill)
+            self._prefill = PrefillCost(fixed_s=0.0, per_token_s=self._prefill_s / self._prefill_tokens)
         self._num_unmoved += 1
         if self._num_unmoved == self.FORGET_AFTER:
             self._moves.clear()
-            self.costs = dataclasses.replace(self.costs, move=self._given_move)
+            self._move = self._given_move
+        self._compare()
+
+    def _compare(self) -> None:
+        if self._move is not None and self._prefill is not None:
+            self.costs = dataclasses.replace(self.costs, move=self._move, prefill=self._prefill)
 
 
 def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveCost:
@@ -193,7 +205,10 @@ def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveC
     if large <= small or large_s <= small_s:  # noise hid the slope: charge everything to bandwidth
         return MoveCost(latency_s=0.0, bandwidth_bytes_s=large / max(large_s, 1e-9))
     bandwidth = (large - small) / (large_s - small_s)
-    return MoveCost(latency_s=max(small_s - small / bandwidth, 0.0), bandwidth_bytes_s=bandwidth)
+    latency_s = small_s - small / bandwidth
+    if latency_s < 0:  # sizes too close for the noise: the slope says more than was ever measured
+        return MoveCost(latency_s=0.0, bandwidth_bytes_s=(small + large) / (small_s + large_s))
+    return MoveCost(latency_s=latency_s, bandwidth_bytes_s=bandwidth)
 
 
 def _median(points: Sequence[tuple[int, float]]) -> tuple[int, float]:

@@ -102,6 +102,7 @@ def test_measured_costs_change_the_decision() -> None:
     config = PlacementConfig(imbalance_threshold=2, transfer=estimate)
     for _ in range(8):
         estimate.saw_move(1_000_000, 10.0)  # a pool that has become slow
+    estimate.saw_prefill(1000, COSTS.prefill.seconds(0, 1000))
     assert place(a_request(generated=2000, last=1), 64, fleet, config) == Place(0, load_kv=False)
     estimate.saw_prefill(1000, 5000.0)  # and compute that is slower still
     assert place(a_request(generated=2000, last=1), 64, fleet, config) == Place(0, load_kv=True)

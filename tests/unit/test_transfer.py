@@ -104,6 +104,12 @@ def test_noise_without_a_slope_becomes_bandwidth_alone() -> None:
     assert cost.bandwidth_bytes_s == pytest.approx((2 << 20) / 1e-3)
 
 
+def test_sizes_that_are_close_never_predict_more_than_was_measured() -> None:
+    sizes, seconds = [5_898_240, 6_635_520, 5_898_240, 5_160_960], [0.0097, 0.0147, 0.0024, 0.0017]
+    cost = fit_move_cost(sizes, seconds)
+    assert cost.seconds(max(sizes)) <= max(seconds)
+
+
 def test_impossible_costs_are_refused() -> None:
     with pytest.raises(ConfigError):
         MoveCost(latency_s=0, bandwidth_bytes_s=0)
@@ -127,9 +133,9 @@ def test_an_estimate_follows_what_it_saw() -> None:
     estimate = TransferEstimate(TransferCosts(move=FAST_LINK, prefill=PREFILL))
     for size in (1 << 20, 1 << 20, 8 << 20, 8 << 20):
         estimate.saw_move(size, 1e-3 + size / 1e9)
+    estimate.saw_prefill(1000, 2.0)
     assert estimate.costs.move.latency_s == pytest.approx(1e-3)
     assert estimate.costs.move.bandwidth_bytes_s == pytest.approx(1e9)
-    estimate.saw_prefill(1000, 2.0)
     assert estimate.costs.prefill.seconds(0, 500) == pytest.approx(1.0)
     for _ in range(100):
         estimate.saw_prefill(1000, 4.0)  # the machine has become slower
@@ -154,4 +160,14 @@ def test_transfers_of_one_size_tell_a_bandwidth() -> None:
     estimate = TransferEstimate()
     for _ in range(TransferEstimate.MIN_MOVES):
         estimate.saw_move(1 << 20, 1e-3)
+    estimate.saw_prefill(1000, 2.0)
     assert estimate.costs.move.seconds(1 << 20) == pytest.approx(1e-3)
+
+
+def test_a_measured_cost_is_not_compared_with_a_guess() -> None:
+    given_costs = TransferCosts(move=FAST_LINK, prefill=PREFILL)
+    moves, prefills = TransferEstimate(given_costs), TransferEstimate(given_costs)
+    for size in (1 << 20, 1 << 20, 8 << 20, 8 << 20):
+        moves.saw_move(size, 1.0 + size / 1e6)  # slow, but the prefill of this machine may be slower still
+    prefills.saw_prefill(1000, 2.0)
+    assert moves.costs == prefills.costs == given_costs

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask instances to bring the KV of requests that run next from the pool's SSD tier to DRAM.
+
+The scheduler says which requests and where (seer.scheduling.look_ahead). The rollout loop calls this after it has
+started what fits, in production and in the simulator alike. It is a hint: nothing waits for it, and none is lost that
+matters.
+
+Invariant: an instance is asked once for the KV that a request has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seer.buffer import Request
+from seer.engine.base import Instance, PrefetchingInstance
+from seer.placement import Fleet
+from seer.scheduling.base import LooksAhead, Scheduler
+from seer.types import Chunk
+
+
+class Prefetcher:
+    """Remembers what has been asked for."""
+
+    def __init__(self, scheduler: Scheduler, instances: Sequence[Instance], weights_version: int) -> None:
+        self._scheduler = scheduler if isinstance(scheduler, LooksAhead) else None
+        self._instances = [one if isinstance(one, PrefetchingInstance) else None for one in instances]
+        self._weights_version = weights_version
+        self._asked: dict[int, int] = {}  # request -> tokens that it had generated
+
+    def look_ahead(self, fleet: Fleet) -> None:
+        """Ask for the KV of the requests that the scheduler will start next."""
+        if self._scheduler is None:
+            return
+        for request, instance in self._scheduler.upcoming(fleet):
+            asked = self._instances[instance]
+            if asked is not None and self._asked.get(request.id) != request.num_generated:
+                self._asked[request.id] = request.num_generated
+                asked.prefetch(self._chunk(request))
+
+    def _chunk(self, request: Request) -> Chunk:
+        """The chunk that the request would start with, as far as its KV goes."""
+        group = request.group
+        return Chunk(
+            request=request.id,
+            group=group.id,
+            attempt=request.attempt,
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_generated_tokens=request.num_generated,
+            max_tokens=request.remaining_limit,
+            sampling=group.sampling,
+            seed=request.seed,
+            weights_version=self._weights_version,
+            prompt=group.prompt,
+            spans=tuple(request.spans),
+        )
