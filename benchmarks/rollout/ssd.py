@@ -102,7 +102,7 @@ def most_paused_tokens(events: Sequence[Event]) -> int:
             prompt[event.request] = event.num_prompt_tokens
         elif isinstance(event, Started):
             paused.pop(event.request, None)
-        elif isinstance(event, Stopped) and event.reason == "limit":
+        elif isinstance(event, Stopped) and event.reason in ("limit", "parked"):
             paused[event.request] = prompt[event.request] + event.num_generated
             most = max(most, sum(paused.values()))
     return most

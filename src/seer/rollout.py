@@ -25,6 +25,7 @@ from seer.engine.base import Instance
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.metrics.events import Ended, EventSink, Extended, Queued, Started, Stopped, discard
 from seer.placement import Fleet
+from seer.prefetch import Prefetcher
 from seer.scheduling.base import Scheduler
 from seer.types import Attempt, ChunkEnd, ChunkOutput, Group, GroupResult, Lease, Restored
 
@@ -55,6 +56,7 @@ class RolloutLoop:
         """The rollout fails if no instance sends an output for this long; None waits for ever."""
         self._failures: dict[int, int] = {}
         self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
+        self._prefetcher = Prefetcher(scheduler, instances, weights_version)
         self._cancelling = False
         self._outputs: list[ChunkOutput] = []
         self._wake = asyncio.Event()
@@ -189,6 +191,7 @@ class RolloutLoop:
                 self.on_output(
                     ChunkOutput(request.id, chunk.attempt, plan.instance, 0, end=ChunkEnd.FAILED, error=str(error))
                 )
+        self._prefetcher.look_ahead(self.fleet)
         assert self.buffer.num_in_flight or self.buffer.drained or self._outputs or not self.fleet.num_alive, (
             f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class MovingIsFree(TransferEstimate):
 
     def __init__(self, given: TransferCosts) -> None:
         move = MoveCost(latency_s=0.0, bandwidth_bytes_s=1e15)
-        super().__init__(TransferCosts(move=move, bytes_per_token=given.bytes_per_token))
+        super().__init__(replace(given, move=move))
 
     def saw_move(self, num_bytes: int, seconds: float) -> None:
         pass
@@ -94,6 +95,7 @@ def test_kv_that_finds_no_room_in_dram_comes_back_from_ssd(model: Path, tmp_path
     assert summary_without.pool_refused_blocks > 0
     (used,) = [event for event in events if isinstance(event, PoolUsed)]
     assert min(used.num_spilled, used.num_hit_ssd + used.num_prefetched) > 0
+    assert min(used.num_prefetched, used.num_hit_dram) > 0, "without hints every block here is read from SSD in a step"
     assert summary.pool_ssd_written_bytes == used.num_spilled * used.block_bytes
     assert summary.pool_ssd_read_bytes == (used.num_hit_ssd + used.num_prefetched) * used.block_bytes
     assert list(tmp_path.rglob("*.slab")) == []

@@ -27,7 +27,16 @@ from typing import Any, Protocol, runtime_checkable
 from seer.errors import SeerError
 from seer.types import Attempt, Chunk, ChunkOutput, DraftMode, InstanceLimits, Lease
 
-__all__ = ["DraftingInstance", "Instance", "InstanceLimits", "InstanceView", "ModelInstance", "OutputSink", "Weights"]
+__all__ = [
+    "DraftingInstance",
+    "Instance",
+    "InstanceLimits",
+    "InstanceView",
+    "ModelInstance",
+    "OutputSink",
+    "PrefetchingInstance",
+    "Weights",
+]
 
 OutputSink = Callable[[ChunkOutput], None]
 
@@ -111,6 +120,14 @@ class DraftingInstance(Protocol):
 
     def end_group(self, group: int) -> None:
         """All requests of the group have ended: forget the tokens that its drafts came from."""
+
+
+@runtime_checkable
+class PrefetchingInstance(Protocol):
+    """An instance that can bring KV closer before a chunk needs it."""
+
+    def prefetch(self, chunk: Chunk) -> None:
+        """A request with this context will probably run here next: bring its KV from SSD to DRAM. Only a hint."""
 
 
 @runtime_checkable

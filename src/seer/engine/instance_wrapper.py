@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from seer.engine.base import Instance, InstanceLimits, InstanceView, ModelInstance, OutputSink, Weights
+from seer.engine.base import (
+    Instance,
+    InstanceLimits,
+    InstanceView,
+    ModelInstance,
+    OutputSink,
+    PrefetchingInstance,
+    Weights,
+)
 from seer.errors import SeerError
 from seer.types import Attempt, Chunk, Lease
 
@@ -68,6 +76,11 @@ class InstanceWrapper(Generic[InnerT]):
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """What the wrapped instance has cached of the chunk's context."""
         return self.inner.cached_prefix_tokens(chunk)
+
+    def prefetch(self, chunk: Chunk) -> None:
+        """Pass the hint on, if the wrapped instance takes it."""
+        if isinstance(self.inner, PrefetchingInstance):
+            self.inner.prefetch(chunk)
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Update the wrapped instance."""

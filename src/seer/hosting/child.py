@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import msgspec
 
 import seer
-from seer.engine.base import DraftingInstance, Instance, ModelInstance
+from seer.engine.base import DraftingInstance, Instance, ModelInstance, PrefetchingInstance
 from seer.errors import InstanceError
 from seer.hosting.channel import Channel, receive_blocking
 from seer.hosting.messages import (
@@ -48,6 +48,7 @@ from seer.hosting.messages import (
     News,
     Park,
     Pause,
+    Prefetch,
     Ready,
     Setup,
     StartFailed,
@@ -206,6 +207,9 @@ class _Server:
             instance.park(message.attempts)
         elif isinstance(message, Abort):
             instance.abort(message.request)
+        elif isinstance(message, Prefetch):
+            if isinstance(instance, PrefetchingInstance):
+                instance.prefetch(message.chunk)
         elif isinstance(message, EndGroup):
             if isinstance(instance, DraftingInstance):
                 instance.end_group(message.group)

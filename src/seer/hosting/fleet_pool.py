@@ -51,6 +51,9 @@ block that finds no room is computed again when its request resumes on another i
 FREE_SHARE = 0.5
 """Of the free memory: the other half is left to weights, prompts and responses."""
 
+PREFETCH_SHARE = 0.25
+"""Of the DRAM of a pool with an SSD tier, for KV of requests that run next. The rest is for KV that was just saved."""
+
 
 def default_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
     """A pool size for instances with `kv_bytes` of KV memory each, within the machine's free memory.
@@ -75,7 +78,8 @@ class FleetPool:
         self._ssd_folder: Path | None = None
         self._handle: Pool | None = None
         self._owner: file_lock.FileLock | None = None
-        self.transfer = TransferEstimate(TransferCosts(bytes_per_token=bytes_per_token))
+        ahead = 0 if ssd is None else int(PREFETCH_SHARE * settings["dram_bytes"] / bytes_per_token)
+        self.transfer = TransferEstimate(TransferCosts(bytes_per_token=bytes_per_token, prefetch_tokens=ahead))
         """Measured costs of moving KV through the pool and of computing it instead."""
 
     @classmethod

@@ -4,7 +4,7 @@
 Every message is one msgpack frame (see channel.py). The first frame to the instance is `Setup`, the first frame to
 the driver is `Ready` or `StartFailed`. After that either side sends at any time.
 
-    to the instance   Setup, Submit, Extend, Park, Abort, EndGroup, Call, Close
+    to the instance   Setup, Submit, Extend, Park, Abort, Prefetch, EndGroup, Call, Close
     to the driver     Ready | StartFailed, News (also the heartbeat), CallResult, Broken
 
 A `Call` carries one command: `UpdateWeights`, `BeginRun`, `Pause` or `Resume`.
@@ -65,6 +65,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Stop working on a request."""
 
     request: int
+
+
+class Prefetch(msgspec.Struct, frozen=True, tag=True):
+    """A request with this chunk's context probably comes next: bring its KV closer."""
+
+    chunk: Chunk
 
 
 class EndGroup(msgspec.Struct, frozen=True, tag=True):
@@ -155,7 +161,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-Down = Setup | Submit | Extend | Park | Abort | EndGroup | Call | Close
+Down = Setup | Submit | Extend | Park | Abort | Prefetch | EndGroup | Call | Close
 Up = Ready | StartFailed | News | CallResult | Broken
 
 

@@ -48,6 +48,7 @@ from seer.hosting.messages import (
     News,
     Park,
     Pause,
+    Prefetch,
     Ready,
     Resume,
     Setup,
@@ -200,6 +201,11 @@ class ProcessInstance:
     def cached_prefix_tokens(self, chunk: Chunk) -> int:
         """What this instance has computed since its KV memory was empty; it may have dropped some of it."""
         return min(self._known_tokens.get(chunk.request, 0), chunk.num_context_tokens)
+
+    def prefetch(self, chunk: Chunk) -> None:
+        """Send the hint."""
+        if self._state is State.UP and self._channel is not None:
+            self._channel.send(Prefetch(chunk))
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Switch to a newer weights version. Tensors go through a file in shared memory, kept for a restart."""

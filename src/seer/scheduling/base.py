@@ -8,12 +8,13 @@ from a trace. The rollout loop calls a scheduler for every change of a request. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from seer.buffer import Request
 from seer.placement import Fleet
+from seer.scheduling.look_ahead import Upcoming
 
 TrueLength = Callable[[Request], int]
 """The final length of a response. Only oracles use it."""
@@ -70,3 +71,11 @@ class Scheduler(Protocol):
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The next assignment, or None if nothing can start now. Its request leaves the queue."""
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A scheduler that knows which waiting requests run next."""
+
+    def upcoming(self, fleet: Fleet) -> Sequence[Upcoming]:
+        """Those whose KV is to be in DRAM by then, in order. Changes nothing."""

@@ -16,10 +16,11 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from seer.buffer import Request
 from seer.context import Context
+from seer.scheduling.look_ahead import in_heap_order
 from seer.types import Group
 
 ID_BITS = SERVICE_BITS = 32
@@ -73,6 +74,13 @@ class ProbesThenLongestGroup:
             self._by_length.leave(group)
             self._by_service.leave(group)
         return request
+
+    def upcoming(self) -> Iterator[Request]:
+        """The waiting probes in order, then the requests of the group that is chosen next."""
+        yield from (entry[2] for entry in in_heap_order(self._probes))
+        group = self._chosen_group()
+        if group is not None:
+            yield from (entry[2] for entry in in_heap_order(self._members[group]))
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """Count the granted tokens, which decide between groups of equal estimate."""

@@ -8,13 +8,14 @@ overtake the one that will probably end last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from seer.buffer import Request
 from seer.placement import Fleet, Place, PlacementConfig, place
 from seer.scheduling.base import Assignment, Renewal
 from seer.scheduling.fixed_rank import FirstComeFirstServed
+from seer.scheduling.look_ahead import Upcoming, look_ahead
 
 
 class Ordering(Protocol):
@@ -31,6 +32,9 @@ class Ordering(Protocol):
 
     def pop(self) -> Request:
         """Remove and return the request that `peek` shows."""
+
+    def upcoming(self) -> Iterator[Request]:
+        """The waiting requests in order, as far as known; the queue must not change meanwhile."""
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """The request just removed was given a chunk of this many tokens."""
@@ -103,6 +107,10 @@ class Divided:
     def shared_blocks(self, request: Request, fleet: Fleet) -> int:
         """Blocks counted once for a group; the paper counts them for each request."""
         return 0
+
+    def upcoming(self, fleet: Fleet) -> Sequence[Upcoming]:
+        """Waiting requests whose KV should come from SSD to DRAM now."""
+        return look_ahead(self._ordering.upcoming(), fleet, self._placement)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
         """Tokens that the request may generate before it returns."""

@@ -13,11 +13,12 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from seer.buffer import Request
 from seer.context import Context
 from seer.scheduling.fixed_rank import Rank
+from seer.scheduling.look_ahead import in_heap_order
 
 
 class EstimatedRank:
@@ -86,6 +87,14 @@ class EstimatedRank:
         heapq.heappop(fresh)
         if fresh:
             self._show(fresh[0][1])
+
+    def upcoming(self) -> Iterator[Request]:
+        """The waiting requests in order; of a group's requests that have not started, only the first."""
+        seen = set()
+        for rank, request in in_heap_order(self._heap):
+            if self._shown.get(request.id) == rank and request.id not in seen:
+                seen.add(request.id)
+                yield request
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks do not depend on grants."""

@@ -12,9 +12,10 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from seer.buffer import Request
+from seer.scheduling.look_ahead import in_heap_order
 
 Rank = tuple[float, ...]
 """Smallest first. It ends with the request's id, so that no two are equal."""
@@ -52,6 +53,10 @@ class FixedRank:
             return heapq.heappop(self._heap)[1]
         assert self._sorted, "pop without a waiting request"
         return self._sorted.pop()[1]
+
+    def upcoming(self) -> Iterator[Request]:
+        """The waiting requests, the smallest rank first."""
+        return (request for _, request in heapq.merge(in_heap_order(self._heap), reversed(self._sorted)))
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks are fixed."""

@@ -19,7 +19,7 @@ length is known soon.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from seer.buffer import Request
 from seer.context import Context
@@ -70,6 +70,10 @@ class MemoryOrSlotOrdering:
             request = self._slots().pop()
             self._by_memory.take(request)
         return request
+
+    def upcoming(self) -> Iterator[Request]:
+        """The waiting requests in order, by what is scarce now."""
+        return self._by_memory.upcoming() if self._memory_counts() else self._slots().upcoming()
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks do not depend on grants."""

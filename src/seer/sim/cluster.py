@@ -16,6 +16,7 @@ from seer.rollout import RolloutLoop
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
+from seer.sim.pool_tiers import PoolTiers
 from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
 from seer.transfer import TransferEstimate
@@ -46,12 +47,14 @@ def simulate(
     budget_rule: BudgetRule | None = None,
     curve: AcceptanceCurve | None = None,
     length_hints: Mapping[str, int] | None = None,
+    pool: PoolTiers | None = None,
     events: EventSink | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Roll the workload out to the end; `events` receives every event.
 
     `budget_rule` takes the place of the scheduler's own.
+    `pool` bounds the pool's DRAM and puts an SSD below it; without it DRAM holds everything.
     `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
     """
     workload.check()
@@ -75,7 +78,7 @@ def simulate(
     chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
 
     async def rollout() -> None:
-        instances = _make_instances(workload, flat, model, emit)
+        instances = _make_instances(workload, flat, model, emit, pool)
         loop = RolloutLoop(instances, chosen, context, events=emit)
         for instance in instances:
             await instance.start(loop.on_output)
@@ -99,7 +102,7 @@ def simulate(
 
 
 def _make_instances(
-    workload: Workload, lengths: list[int], model: SpeculationModel | None, emit: EventSink
+    workload: Workload, lengths: list[int], model: SpeculationModel | None, emit: EventSink, pool: PoolTiers | None
 ) -> list[SimulatedInstance]:
     progress = GroupProgress()  # siblings on all instances serve as references
     return [
@@ -111,6 +114,7 @@ def _make_instances(
             speculation=model,
             progress=progress,
             events=emit,
+            pool=pool,
         )
         for id in range(workload.num_instances)
     ]

@@ -33,6 +33,7 @@ from seer.sim.costs import InstanceCost, StepTime
 from seer.sim.decode_batch import ChunkRun, DecodeBatch
 from seer.sim.draft_depths import DraftDepths
 from seer.sim.kv_memory import KVMemory
+from seer.sim.pool_tiers import PoolTiers
 from seer.sim.prefill_queue import PrefillQueue
 from seer.sim.speculation import GroupProgress, SpeculationModel
 from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
@@ -59,11 +60,14 @@ class SimulatedInstance:
         progress: GroupProgress | None = None,
         events: EventSink = discard,
         sample_state: bool = True,
+        pool: PoolTiers | None = None,
     ) -> None:
+        """Without `pool`, the pool's DRAM holds everything."""
         self._id = id
         self._cost = cost
         self._limits = limits
         self._true_length = true_length
+        self._pool = pool
         self._progress = progress or GroupProgress()
         self._events = events
         self._sample_state = sample_state
@@ -119,9 +123,10 @@ class SimulatedInstance:
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
         self._in_flight.add(chunk.request)
         self._progress.started(chunk.group)
-        if chunk.load_kv:
+        from_ssd_s = self._from_ssd_s(chunk)
+        if chunk.load_kv and from_ssd_s is not None:
             missing = chunk.num_context_tokens - self.cached_prefix_tokens(chunk)
-            run.ready_s = self._loop.time() + self._cost.transfer_s(missing)
+            run.ready_s = self._loop.time() + from_ssd_s + self._cost.transfer_s(missing)
             heapq.heappush(self._loading, (run.ready_s, chunk.request, run))
         else:
             self._waiting.append(run)
@@ -150,8 +155,21 @@ class SimulatedInstance:
                 produced = self._remove(run)
                 if is_decoding:
                     self._memory.rest(request, run.chunk.num_context_tokens + produced)
+                    self._save(run.chunk, produced)
                 self._emit(run, produced, ChunkEnd.PARKED)
                 self._replan_soon()
+
+    def prefetch(self, chunk: Chunk) -> None:
+        """The pool reads the request's KV from its SSD, unless it rests here."""
+        if self._pool is not None and self._loop is not None and not self._memory.resting(chunk.request):
+            self._pool.prefetch(chunk.request, self._loop.time())
+
+    def _from_ssd_s(self, chunk: Chunk) -> float | None:
+        """Seconds until the KV that this instance lacks is in the pool's DRAM; None if the pool has dropped it."""
+        assert self._loop is not None, "chunks come after start"
+        if self._pool is None or not chunk.load_kv or self._memory.resting(chunk.request):
+            return 0.0
+        return self._pool.load_s(chunk.request, self._loop.time())
 
     def abort(self, request: int) -> None:
         """End the request's chunk with what it has generated."""
@@ -359,7 +377,15 @@ class SimulatedInstance:
             self._memory.drop_member(run.chunk)
             if not run.is_last:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
+                self._save(run.chunk, run.target)
+            elif self._pool is not None:
+                self._pool.free(run.chunk.request)
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
+
+    def _save(self, chunk: Chunk, produced: int) -> None:
+        """The chunk has ended and its request goes on: the pool holds its KV."""
+        if self._pool is not None:
+            self._pool.save(chunk.request, chunk.num_context_tokens + produced)
 
     def _set_step_time(self) -> None:
         """Set the cost of the coming steps; start a piece of prefill if none is in progress."""

@@ -175,6 +175,15 @@ class LocalInstance:
         keys = block_keys(engine.namespace, chunk.token_ids())
         return len(engine.scheduler.blocks.find(key.tobytes() for key in keys)) * self._limits.block_size
 
+    def prefetch(self, chunk: Chunk) -> None:
+        """Have the pool bring the KV that this instance lacks of a context from SSD to DRAM, in the background."""
+        pool, engine = self._settings.pool, self._engine
+        if pool is not None and engine is not None and chunk.weights_version == self._weights_version:
+            keys = block_keys(engine.namespace, chunk.token_ids())
+            held = len(engine.scheduler.blocks.find(key.tobytes() for key in keys))
+            if held < len(keys):
+                pool.prefetch(keys[held:])
+
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Replace the weights in place. From then on, KV of the old weights is never found."""
         self._refuse_if_broken()
