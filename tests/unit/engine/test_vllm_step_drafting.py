@@ -55,13 +55,23 @@ class Steps:
         self.requests: dict[str, ARequest] = {}
         self._drafts: dict[str, list[int]] = {}
 
-    def add(self, number: int, generated: list[int], *, drafts: str = "grouped", **changes: Any) -> ARequest:
+    def add(
+        self,
+        number: int,
+        generated: list[int],
+        *,
+        drafts: str = "grouped",
+        group: int = 0,
+        ended_groups: tuple[int, ...] = (),
+        **changes: Any,
+    ) -> ARequest:
         request = ARequest(str(number), [1, 2, 3, *generated], 3 + len(generated), **changes)
         facts = {
             "run": "r",
             "drafts": drafts,
             "weights_version": 0,
-            "group": 0,
+            "group": group,
+            "ended_groups": ended_groups,
             "request": number,
             "is_probe": False,
             "num_prompt_tokens": 3,
@@ -91,6 +101,19 @@ def test_a_request_drafts_the_tokens_of_its_sibling() -> None:
     steps.step({1: SIBLING, 2: [99]})
     (_, draft) = steps.step({1: [50], 2: [12]})
     assert draft == [13, 14, 15, 16]
+
+
+def test_a_group_that_has_ended_is_forgotten_with_the_next_request() -> None:
+    steps = Steps()
+    steps.add(1, SIBLING, group=7)
+    steps.step({1: [50]})
+    held = steps.drafting._drafter._client.index.stats
+    assert held().groups == 1
+    steps.requests["1"].is_over = True
+    steps.add(2, [], group=8, ended_groups=(7,))
+    assert held().groups == 1, "the new group alone"
+    steps.drafting._drafter.drop(8)
+    assert held().groups == 0
 
 
 def test_tokens_of_another_instance_are_indexed_on_arrival() -> None:

@@ -59,7 +59,10 @@ class HostedVllm(ModelInstanceWrapper[VllmInstance]):
             self._seeding.seed_from(past)
 
     def end_group(self, group: int) -> None:
-        """Nothing: vLLM's process drafts by itself, and forgets a group after its time to live."""
+        """Forget a group's drafts, here and in vLLM's process."""
+        self.inner.end_group(group)
+        if self._seeding is not None:
+            self._seeding.drop(group)
 
     async def close(self) -> None:
         """Close the engine, then the client that sends `past`."""

@@ -150,6 +150,7 @@ class VllmInstance:
         self._is_closed = False
         self._failure: SeerError | None = None
         self._run, self._drafts = "", "none"
+        self._ended_groups: list[int] = []
         self._background: set[asyncio.Task[None]] = set()
         self.counts = StepCounts()
         self.num_recomputed_tokens = 0
@@ -294,6 +295,11 @@ class VllmInstance:
     async def begin_run(self, run: str, drafts: str, weights_version: int) -> None:
         """Draft as this run asks; the run's first request carries it to the scheduler."""
         self._run, self._drafts = run, drafts if self._settings.speculation is not None else "none"
+        self._ended_groups.clear()  # of another run, whose groups have the same numbers
+
+    def end_group(self, group: int) -> None:
+        """Forget a group's drafts; the next request carries it to the scheduler."""
+        self._ended_groups.append(group)
 
     async def pool_counts(self) -> dict[str, float]:
         """Counts of the connector: blocks moved, missed and dropped, and seconds."""
@@ -338,6 +344,7 @@ class VllmInstance:
         active.is_begun = True
         chunk = active.chunk
         facts = request_facts(chunk, self._identity, self._run, self._drafts)
+        facts["ended_groups"], self._ended_groups = self._ended_groups, []
         # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
         params = sampling_params(chunk, self.folder.eos_token_ids, facts, noise_by_position=self._noise_by_position)

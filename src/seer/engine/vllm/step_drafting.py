@@ -78,6 +78,8 @@ class StepDrafting:
         """A chunk arrived: index its response so far."""
         began_s = time.perf_counter()
         self._begin_run(facts["run"], facts["drafts"], facts["weights_version"])
+        for ended in facts["ended_groups"]:
+            self._drafter.drop(ended)
         self._tracked = {key: one for key, one in self._tracked.items() if not one.request.is_finished()}
         prompt = facts["num_prompt_tokens"]
         names = facts["group"], facts["request"], facts["is_probe"]
