@@ -112,6 +112,7 @@ def test_reading_from_ssd_promotes_where_a_slot_is_to_spare(tmp_path: Path) -> N
         pool.get_now(keys, np.zeros_like(blocks))
         assert pool.stats().num_promoted > 0
         assert pool.stats().num_hit_ssd == 8
+        assert pool.stats().num_prefetched == 0, "kept after a hit is not prefetched"
         pool.get_now(keys[:2], np.zeros_like(blocks[:2]))
         assert pool.stats().num_hit_dram == 2
         pool.close(remove=True)
@@ -123,7 +124,8 @@ def test_prefetch_brings_blocks_to_dram_in_the_background(tmp_path: Path) -> Non
         pool.put_now(keys, blocks)
         assert pool._open_arena().locate(keys[0])["dram_offset"] is None  # type: ignore[index]
         pool.prefetch(keys[:4])
-        wait_until(lambda: pool.stats().num_promoted == 4, "promotion")
+        wait_until(lambda: pool.stats().num_prefetched == 4, "promotion")
+        assert pool.stats().num_promoted == 4
         assert all(pool._open_arena().locate(k)["dram_offset"] is not None for k in keys[:4])  # type: ignore[index]
         assert pool.stats().num_evicted == 0
         pool.close(remove=True)
