@@ -30,7 +30,7 @@ from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.index import LINEAR, DraftOptions
 from seer.drafting.index_session import IndexSession
 from seer.speculation.acceptance import AcceptanceTracker
-from seer.types import DraftMode
+from seer.types import GROUP_DRAFTS, DraftMode
 
 HOLD_S = 0.02
 """Observed tokens wait up to this long and are then indexed in one call. One call per token costs more than indexing
@@ -111,7 +111,7 @@ class GroupedDrafter:
     def drop(self, group: int) -> None:
         """All requests of a group have ended: forget it here and on its server. Any thread may call this."""
         names = self._registered.pop(group, set())
-        if self.mode == "grouped":
+        if self.mode in GROUP_DRAFTS:
             names.add(self._name(group, 0))  # it may hold responses of an earlier epoch without having run here
         for name in names:
             self._client.drop(name)

@@ -49,9 +49,7 @@ TRIAL_SHARE = 0.01
 class MeasuredBudget:
     """A draft budget from measured step costs. Implements `DraftBudget`."""
 
-    def __init__(
-        self, drafter: GroupedDrafter, limits: DraftLimits = LINES, *, start: StepCost | None = None
-    ) -> None:
+    def __init__(self, drafter: GroupedDrafter, limits: DraftLimits = LINES, *, start: StepCost | None = None) -> None:
         """`start` is a profile to go by until this instance's own steps are known."""
         self._drafter = drafter
         self._limits = limits
