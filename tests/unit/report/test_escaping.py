@@ -15,7 +15,7 @@ from seer.metrics.events import Ended, Queued, Started, Stepped, Stopped
 from seer.metrics.jsonl import EventLog
 from seer.runs.run_folder import RunFolder
 
-HOSTILE = '</title></style><script>alert(1)</script><img src=x onerror="alert(2)" \'&amp;'
+HOSTILE = '<u></title></style><script>alert(1)</script><img src=x onerror="alert(2)" \'&amp;'
 TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "div", "b", "span", "i", "table"}
 TAGS |= {"tr", "th", "td", "svg", "rect", "line", "text", "path", "circle"}
 
@@ -111,10 +111,11 @@ def test_a_row_of_a_comparison_names_no_other_place(
     assert "run.json cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("numbers", [{"speedup": HOSTILE}, {"makespan_s": "1"}])
-def test_numbers_of_a_comparison_are_numbers(tmp_path: Path, numbers: dict[str, str]) -> None:
+@pytest.mark.parametrize(("numbers", "code"), [({"speedup": 1.5}, 0), ({"speedup": HOSTILE}, 2), ({"tail_s": "1"}, 2)])
+def test_numbers_of_a_comparison_are_numbers(tmp_path: Path, numbers: dict[str, Any], code: int) -> None:
     run = a_run(tmp_path / "run", MANIFEST | {"command": "compare", "rows": [{"scheduler": "seer"} | numbers]})
-    assert main(["report", str(run.path)]) == 2
+    a_run(run.path / "seer-0", MANIFEST)
+    assert main(["report", str(run.path)]) == code
 
 
 @pytest.mark.parametrize("name", ["step", "mode", "rollout_s", "tail_s", "on_policy", "mean_gap"])
