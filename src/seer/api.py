@@ -28,6 +28,7 @@ from seer.hosting.memory_limits import refuse_what_cannot_fit
 from seer.hosting.memory_plan import pool_bytes, pool_ssd
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
+from seer.runs.arguments import check_journal, check_prompts, check_run, check_sampling, check_weights
 from seer.runs.encoded_check import refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity
 from seer.runs.journal import Journal
@@ -64,6 +65,7 @@ class Rollout:
             pool=_make_pool(self.engine),
             drafts=config.speculation == "auto",
         )
+        self._is_started = False
         self._run: Run | None = None
         self._length_hints: dict[str, int] = {}
         self.verification: Verification | None = None
@@ -71,7 +73,10 @@ class Rollout:
 
     async def __aenter__(self) -> Self:
         """Start the instances."""
+        if self._is_started:
+            raise SeerError("the rollout has been started already", hint="enter it once")
         await self._fleet.start()
+        self._is_started = True
         return self
 
     async def __aexit__(
@@ -80,6 +85,7 @@ class Rollout:
         """End the instances, and a run that is still going."""
         if self._run is not None:
             self._run.cancel()
+        self._is_started = False
         await self._fleet.close()
 
     @property
@@ -109,6 +115,8 @@ class Rollout:
 
         Prompts that are encoded already keep their place, their sampling and their number of responses.
         """
+        check_prompts(prompts)
+        check_sampling(sampling)
         good, bad = encode(
             as_prompts(prompts),
             self.engine.codec,
@@ -165,8 +173,22 @@ class Rollout:
         Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
         `cancel`.
         """
+        check_run(
+            seed=seed,
+            reward=reward,
+            reward_deadline_s=reward_deadline_s,
+            scheduler=scheduler,
+            lengths=lengths,
+            length_hints=length_hints,
+            past_responses=past_responses,
+            events=events,
+            verify=verify,
+        )
+        journal = check_journal(journal, resume)
         encoded = self.encode(prompts, n=n, sampling=sampling)
+        self._require_started()
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
+        self._require_no_run()
         self.verification = None
         verifier = self._make_verifier(encoded, verify, seed, ends_ignored=lengths is not None) if verify else None
         options = RunOptions(
@@ -214,9 +236,19 @@ class Rollout:
         `keep_context` carries the lengths that the last run saw to the next one as first estimates, by
         prompt id. Drafts never outlive their weights version.
         """
+        check_weights(weights, keep_context, is_read=self.engine.model_dir is not None)
+        self._require_started()
         self._length_hints = self._run.length_hints() if keep_context and self._run is not None else {}
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         return await self._fleet.update_weights(weights)
+
+    def _require_started(self) -> None:
+        if not self._is_started:
+            raise SeerError("the rollout is not started, or has ended", hint="async with Rollout(...) as rollout:")
+
+    def _require_no_run(self) -> None:
+        if self._fleet.is_attached:
+            raise SeerError("another run of this rollout is going on", hint="finish it, or close its iterator")
 
     def _make_verifier(
         self, prompts: Sequence[EncodedPrompt], share: float, seed: int, *, ends_ignored: bool
@@ -244,12 +276,16 @@ class SyncRollout:
 
     def __init__(self, model: str | Path | RolloutConfig, **settings: Unpack[RolloutKeywords]) -> None:
         self._config = as_config(model, settings)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="seer-rollout", daemon=True)
+        self._loop: asyncio.AbstractEventLoop  # both are made by `__enter__`
+        self._thread: threading.Thread
         self._rollout: Rollout | None = None
 
     def __enter__(self) -> Self:
         """Start the instances."""
+        if self._rollout is not None:
+            raise SeerError("the rollout has been started already", hint="enter it once")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="seer-rollout", daemon=True)
         self._thread.start()
         try:
             self._rollout = Rollout(self._config)
@@ -263,8 +299,9 @@ class SyncRollout:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the instances and the thread."""
+        rollout = self._started()
         try:
-            self._wait(self._started().__aexit__(kind, error, trace))
+            self._wait(rollout.__aexit__(kind, error, trace))
         finally:
             self._stop()
 
@@ -290,6 +327,7 @@ class SyncRollout:
 
     def run(self, prompts: Iterable[PromptInput | EncodedPrompt], **settings: Any) -> Iterator[GroupResult]:
         """`Rollout.run`, as a plain iterator."""
+        check_prompts(prompts)
         groups = self._started().run(list(prompts), **settings)
         try:
             while True:
@@ -302,7 +340,8 @@ class SyncRollout:
 
     def cancel(self) -> None:
         """`Rollout.cancel`; may be called from any thread."""
-        self._loop.call_soon_threadsafe(self._started().cancel)
+        rollout = self._started()
+        self._loop.call_soon_threadsafe(rollout.cancel)
 
     def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
         """`Rollout.update_weights`."""
@@ -314,6 +353,9 @@ class SyncRollout:
         return self._rollout
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise SeerError("the rollout has ended", hint="with SyncRollout(...) as rollout:")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _stop(self) -> None:
@@ -337,6 +379,10 @@ def rollout_sync(
 
 def as_config(model: str | Path | RolloutConfig, settings: RolloutKeywords) -> RolloutConfig:
     """The configuration that the arguments of `Rollout` stand for."""
+    if not isinstance(model, str | Path | RolloutConfig):
+        raise ConfigError(f"model is a {type(model).__name__}", hint="a folder, a name, or a RolloutConfig")
+    if model == "":
+        raise ConfigError("the model has no name", hint="a folder, a name, or a RolloutConfig")
     if not isinstance(model, RolloutConfig):
         return from_keywords(model, settings)
     if settings:

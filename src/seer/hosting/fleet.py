@@ -154,6 +154,11 @@ class HostedFleet:
             if not instance.is_up:
                 loop.lose_instance(instance.id)
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether it serves a loop."""
+        return self._loop is not None
+
     def detach(self) -> None:
         """The loop has ended; drop outputs until the next one."""
         self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None

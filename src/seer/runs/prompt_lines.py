@@ -43,6 +43,14 @@ class Prompt:
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
         check_fields(self)
+        if sum(content is not None for content in (self.text, self.messages, self.token_ids)) != 1:
+            raise InputError("a prompt needs exactly one of text, messages and token_ids")
+        if not isinstance(self.id, str):
+            raise InputError(f"id is a {type(self.id).__name__}, not text")
+        for name, value in (self.sampling or {}).items():
+            if name not in _SAMPLING:
+                raise InputError(f"unknown sampling setting {name!r}", hint=f"one of {', '.join(_SAMPLING)}")
+            check(value, _SAMPLING[name], name)
 
     def sampling_over(self, default: Sampling) -> Sampling:
         """The run's sampling with this prompt's own settings on top."""

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what a Python program passes to `Rollout`: wrong kinds of values are refused by name, before any start.
+
+Ranges of single numbers are in `seer.ranges`; what prompts may be is in prompt_lines.py and encoded_check.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from seer.errors import ConfigError, InputError
+from seer.ranges import Count, CountOrZero, Seconds, Seed, TokenId, check
+from seer.types import Sampling
+
+VerifiedShare = Annotated[float, Meta(ge=0, le=1)]
+"""Of the responses; 0 verifies none."""
+
+
+def check_prompts(prompts: Any) -> None:
+    """Refuse a single prompt, and what is no list at all."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise InputError(f"prompts is a {type(prompts).__name__}, not a list of prompts", hint='["one prompt", ...]')
+
+
+def check_sampling(sampling: Any) -> None:
+    """Refuse what is neither a `Sampling` nor None."""
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise ConfigError(f"sampling is a {type(sampling).__name__}", hint="Sampling(max_tokens=...)")
+
+
+def check_run(
+    *,
+    seed: Any,
+    reward: Any,
+    reward_deadline_s: Any,
+    scheduler: Any,
+    lengths: Any,
+    length_hints: Any,
+    past_responses: Any,
+    events: Any,
+    verify: Any,
+) -> None:
+    """Refuse settings of a run that are of a wrong kind or out of range."""
+    check(seed, Seed, "seed")
+    check(reward_deadline_s, Seconds, "reward_deadline_s")
+    check(verify, VerifiedShare, "verify")
+    if scheduler is not None and not isinstance(scheduler, str):
+        raise ConfigError(f"scheduler={scheduler!r} is no name", hint="scheduler='seer'")
+    if reward is not None:
+        _check_callable(reward, "reward", 2, "reward(prompt, response)")
+    _check_callable(events, "events", 1, "events(event)")
+    if lengths is not None:
+        _check_rows(lengths, list[Count], "lengths", "lengths[prompt][index]")
+    if length_hints is not None:
+        _check_mapping(length_hints, "length_hints", "{prompt id: tokens}")
+        for name, length in length_hints.items():
+            check(length, CountOrZero, f"length_hints[{name!r}]")
+    if past_responses is not None:
+        _check_mapping(past_responses, "past_responses", "{prompt id: [token ids, ...]}")
+        for name, rows in past_responses.items():
+            _check_rows(rows, list[TokenId], f"past_responses[{name!r}]", "[token ids, ...]")
+
+
+def check_journal(journal: Any, resume: Any) -> Path | None:
+    """The journal's path; refused if it cannot be a file, or if there is none to resume."""
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume={resume!r}", hint="True or False")
+    if journal is None:
+        if resume:
+            raise ConfigError("resume=True without a journal", hint="journal=Path(...)")
+        return None
+    if not isinstance(journal, str | os.PathLike):
+        raise ConfigError(f"journal is a {type(journal).__name__}, not a path", hint="journal=Path(...)")
+    path = Path(journal)
+    if path.is_dir():
+        raise InputError(f"journal {path} is a folder", hint="name a file")
+    return path
+
+
+def check_weights(weights: Any, keep_context: Any, *, is_read: bool) -> None:
+    """Refuse what are no weights; `is_read` says whether the engine reads them at all."""
+    if not isinstance(keep_context, bool):
+        raise ConfigError(f"keep_context={keep_context!r}", hint="True or False")
+    if isinstance(weights, Mapping):
+        wrong = next((name for name, one in weights.items() if not hasattr(one, "nbytes")), None)
+        if wrong is not None or not weights:
+            what = "is empty" if wrong is None else f"holds a {type(weights[wrong]).__name__} as {wrong!r}"
+            raise ConfigError(f"the mapping of weights {what}", hint="tensors by their Hugging Face names")
+    elif not isinstance(weights, str | os.PathLike):
+        raise ConfigError(f"weights is a {type(weights).__name__}", hint="a path, or tensors by name")
+    elif is_read and not Path(weights).exists():
+        raise InputError(f"there are no weights at {os.fspath(weights)!r}", hint="a model folder or a safetensors file")
+
+
+def _check_callable(function: Any, name: str, num_arguments: int, form: str) -> None:
+    if not callable(function):
+        raise ConfigError(f"{name} is a {type(function).__name__}, not a function", hint=form)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*[None] * num_arguments)
+    except TypeError as error:
+        raise ConfigError(f"{name} cannot be called as {form}: {error}", hint=f"def {form}: ...") from None
+
+
+def _check_mapping(value: Any, name: str, form: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is a {type(value).__name__}", hint=form)
+
+
+def _check_rows(rows: Any, kind: Any, name: str, form: str) -> None:
+    """Refuse what is not a list of rows of this kind."""
+    if not _is_list(rows) or not all(_is_list(row) for row in rows):
+        raise ConfigError(f"{name} is not a list of lists", hint=form)
+    for position, row in enumerate(rows):
+        check(list(row), kind, f"{name}[{position}]")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
