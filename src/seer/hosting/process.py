@@ -67,10 +67,6 @@ FORGIVEN_SHARE = 0.9
 """Of a time in which a process got no core. One that hangs in a loop on a busy machine is found after ten times the
 deadline at the latest."""
 
-FORGIVEN_SHARE = 0.9
-"""Of a time in which a process got no core. A process that hangs in a loop on a busy machine is found after ten times the
-deadline at the latest."""
-
 OnLost = Callable[[int, str], None]
 OnFatal = Callable[[SeerError], None]
 
