@@ -13,7 +13,7 @@ from seer.cli.number_option import NumberOption
 from seer.cli.size_option import size_option
 from seer.drafting.curve_keys import CLIENT_FILE, SERVER_FILE, read_server_keys, write_keys
 from seer.drafting.log import LogLimits
-from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig
+from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig, bound_memory
 from seer.ranges import NumBytes, Seconds, check
 
 EXAMPLES = """\
@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     check(args.memory, NumBytes, "--memory")
     limits = LogLimits(memory_bytes=args.memory, default_ttl_s=args.ttl_s, retain=args.retain)
     keys = read_server_keys(args.keys) if args.keys is not None else None
-    server = DraftServer(ServerConfig(address=args.address, keys=keys, open_to_all=args.open, limits=limits))
+    config = ServerConfig(address=args.address, keys=keys, open_to_all=args.open, limits=limits)
+    bound_memory(limits)
+    server = DraftServer(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if args.json:

@@ -8,9 +8,11 @@ Invariants
   1. A log only grows, and token i of a stream never changes.
   2. Appending is idempotent by position: known tokens are skipped, a gap is refused with the length held.
   3. Nothing of one weights version is returned to another, except logs retained on purpose, under numbers of their own.
-  4. Bytes held never exceed the limit: retained groups go first, then the least recently used ones. If only the
-     group that grows is left, its tokens are refused.
+  4. Bytes held, those of empty groups too, never exceed the limit: retained groups go first, then the least recently
+     used ones. If only the group that grows is left, its tokens are refused.
   5. A group unused for its time to live is gone at the next `expire`.
+  6. The weights version moves on by what a client generates or asks for, never by a drop, and never by more than
+     MAX_VERSION_STEP while groups are held: one message with a wrong number cannot make all that follow stale.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,6 +26,12 @@ from seer.drafting.wire import CONFLICT, FULL, STALE, Known, Tail, Wanted
 
 STREAM_BYTES = 160
 """What an empty log costs: dictionary slot, number and bytearray object."""
+
+GROUP_BYTES = 400
+"""What an empty group costs: dictionary slot, number, object and its two dictionaries (343 bytes measured)."""
+
+MAX_VERSION_STEP = 1000
+"""Weights move on by one. A server that missed some updates, because it was down, has no groups."""
 
 _TOKEN_BYTES = 4
 """Tokens are int32, as on the wire."""
@@ -61,7 +69,7 @@ class _LoggedGroup:
         return self.inherited.get(request) if log is None else log
 
     def bytes(self) -> int:
-        return sum(STREAM_BYTES + len(log) for _, log in self.logs())
+        return GROUP_BYTES + sum(STREAM_BYTES + len(log) for _, log in self.logs())
 
 
 class _Retained(NamedTuple):
@@ -69,7 +77,7 @@ class _Retained(NamedTuple):
     logs: dict[int, bytearray]
 
     def bytes(self) -> int:
-        return sum(STREAM_BYTES + len(log) for log in self.logs.values())
+        return GROUP_BYTES + sum(STREAM_BYTES + len(log) for log in self.logs.values())
 
 
 class StoreStats(NamedTuple):
@@ -156,7 +164,7 @@ class LogStore:
 
     def drop(self, weights_version: int, groups: Iterable[int]) -> None:
         """Forget finished groups, or retain their logs."""
-        if not self._enter(weights_version):
+        if weights_version != self._weights_version:
             return
         for number in groups:
             if number in self._groups:
@@ -179,7 +187,9 @@ class LogStore:
     # ---- inside
 
     def _enter(self, weights_version: int) -> bool:
-        """Follow the newest weights version seen; False for one that is over."""
+        """Follow the newest weights version seen; False for one that is over, or too far ahead."""
+        if self._groups and weights_version > self._weights_version + MAX_VERSION_STEP:
+            return False
         if weights_version > self._weights_version:
             for number in list(self._groups):
                 self._retire(number)
@@ -198,6 +208,9 @@ class LogStore:
             if past is not None and past.weights_version < self._weights_version:
                 del self._retained[number]
                 group.inherited = {mix(past.weights_version, request): log for request, log in past.logs.items()}
+                self._bytes -= past.bytes()
+            self._make_room(group.bytes(), keep=number)
+            self._bytes += group.bytes()
         group.last_used = now
         self._groups[number] = group  # last: the most recently used
         return group
@@ -219,7 +232,7 @@ class LogStore:
         while self._bytes + needed > limit and self._retained:
             self._bytes -= self._retained.pop(next(iter(self._retained))).bytes()
         while self._bytes + needed > limit:
-            oldest = next(iter(self._groups))
+            oldest = next(iter(self._groups), keep)
             if oldest == keep:  # the group in use is the last one: it is alone
                 return False
             self._bytes -= self._groups.pop(oldest).bytes()

@@ -5,10 +5,16 @@ One thread serves one ROUTER socket and one store; with keys a second thread let
 message gets exactly one answer; a frame that cannot be read gets Refused. Nothing that a peer sends can stop the loop.
 
 Waits for: a frame, a stop, or the next time to expire groups. No wait is longer than until that time.
+
+Memory: the logs have their limit (log.py). A client that does not read its answers loses those beyond QUEUED_MESSAGES,
+and asks again. ZeroMQ sets no bound to a message of many frames, so a process that serves calls `bound_memory`: beyond
+the logs' limit and SPARE_BYTES the system refuses it memory and it ends. Of peers without keys only handshakes reach
+ZeroMQ, over at most MAX_CONNECTIONS.
 """
 
 import logging
 import os
+import resource
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -46,6 +52,12 @@ _EXPIRE_EVERY_S = 1.0
 """Times to live are minutes: a second more does not matter."""
 _FRAMES_AT_ONCE = 1000
 """Frames served before stop and expiry are looked at again, so that a flood does not delay them for long."""
+QUEUED_MESSAGES = 16
+"""Per client and direction. A client waits for the answers to one push and one fetch at a time."""
+MAX_CONNECTIONS = 1024
+"""Open files of a server process, about one per connection. Instances have one connection each."""
+SPARE_BYTES = 512 << 20
+"""Beyond the logs: the interpreter, and what ZeroMQ queues for a normal number of clients."""
 _REPLY_BYTES = 1 << 20
 """Tokens per answer: a client decodes them in one go with the interpreter locked, and its engine waits for that."""
 
@@ -74,6 +86,18 @@ class ServerConfig:
             )
         if self.keys is not None and self.open_to_all:
             raise ConfigError("a draft server has keys or is open to all, not both", hint="drop --keys or --open")
+
+
+def bound_memory(limits: LogLimits) -> None:
+    """Bound the memory and the connections of this process, which serves and does nothing else."""
+    _lower(resource.RLIMIT_DATA, limits.memory_bytes + SPARE_BYTES)
+    _lower(resource.RLIMIT_NOFILE, MAX_CONNECTIONS)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, highest = resource.getrlimit(limit)
+    value = value if highest == resource.RLIM_INFINITY else min(value, highest)
+    resource.setrlimit(limit, (value, value))
 
 
 def answer(store: LogStore, server: int, message: object, now: float) -> Reply:
@@ -108,6 +132,8 @@ class DraftServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
         self._wake_read, self._wake_write = os.pipe()
         keys = self._config.keys
         self._authenticator = keys.secure(self._socket, self._context) if keys is not None else None

@@ -162,12 +162,14 @@ class DraftServerProcess:
 
 def main() -> None:
     """Serve until the driver ends."""
-    from seer.drafting.server import DraftServer, ServerConfig
+    from seer.drafting.server import DraftServer, ServerConfig, bound_memory
 
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
     setup = receive_blocking(sock, _decoder)
-    server = DraftServer(ServerConfig(address=setup.address, keys=setup.keys))
+    config = ServerConfig(address=setup.address, keys=setup.keys)
+    bound_memory(config.limits)
+    server = DraftServer(config)
     sock.sendall(server.address.encode())
     server.run()
 

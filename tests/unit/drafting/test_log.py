@@ -2,7 +2,7 @@
 import pytest
 
 from seer.drafting.ids import mix
-from seer.drafting.log import STREAM_BYTES, LogLimits, LogStore
+from seer.drafting.log import GROUP_BYTES, MAX_VERSION_STEP, STREAM_BYTES, LogLimits, LogStore
 from seer.drafting.wire import CONFLICT, FULL, STALE, Known, Tail
 
 
@@ -92,7 +92,7 @@ def test_weights_versions_are_kept_apart() -> None:
     assert everything(store, 1, weights_version=4) == {}
     assert store.append(3, Tail(1, 7, 1, tokens(6)), now=0.0) == STALE
     assert everything(store, 1, weights_version=3) == {}
-    assert store.stats().bytes == 0
+    assert store.stats().bytes == GROUP_BYTES, "the one of version 4"
 
 
 @pytest.mark.parametrize("how", ["dropped", "expired", "left"])
@@ -112,7 +112,7 @@ def test_retained_logs_open_the_next_weights_version_of_the_prompt(how: str) -> 
 
 
 def test_memory_is_bounded_and_the_oldest_groups_go_first() -> None:
-    limit = 4 * (STREAM_BYTES + 400)
+    limit = 5 * (GROUP_BYTES + STREAM_BYTES + 400)
     store = LogStore(LogLimits(memory_bytes=limit))
     for group in range(1, 8):
         assert store.append(0, Tail(group, 1, 0, tokens(*range(100))), now=float(group)) == 100
@@ -129,4 +129,33 @@ def test_the_books_balance() -> None:
         if step % 13 == 0:
             store.drop(weights_version, [step % 5])
         stats = store.stats()
-        assert stats.bytes == 4 * stats.tokens + STREAM_BYTES * stats.streams
+        groups = GROUP_BYTES * (stats.groups + stats.retained_groups)
+        assert stats.bytes == groups + 4 * stats.tokens + STREAM_BYTES * stats.streams
+
+
+@pytest.mark.parametrize("how", ["registered", "fetched", "pushed to"])
+def test_groups_without_tokens_are_bounded_too(how: str) -> None:
+    limit = 100 * GROUP_BYTES
+    store = LogStore(LogLimits(memory_bytes=limit))
+    for group in range(10_000):
+        if how == "registered":
+            store.register(0, [group], ttl_s=60.0, now=0.0)
+        elif how == "fetched":
+            store.fetch(0, [known(group)], 1 << 20, now=0.0)
+        else:
+            store.append(0, Tail(group, 1, 5, tokens(1)), now=0.0)
+        assert store.stats().bytes <= limit
+    assert store.stats().groups == 100
+
+
+def test_a_far_weights_version_does_not_make_the_present_one_stale() -> None:
+    store = LogStore()
+    store.append(3, Tail(1, 7, 0, tokens(5)), now=0.0)
+    store.drop(2**60, [1])
+    store.drop(4, [])
+    store.register(2**60, [1], ttl_s=60.0, now=0.0)
+    assert store.append(3 + MAX_VERSION_STEP + 1, Tail(1, 7, 0, tokens(5)), now=0.0) == STALE
+    assert store.append(3, Tail(1, 7, 1, tokens(6)), now=0.0) == 2
+    assert everything(store, 1, weights_version=3) == {7: tokens(5, 6)}
+    store.expire(now=1e9)
+    assert store.append(2**40, Tail(1, 7, 0, tokens(5)), now=0.0) == 1, "an empty server follows any client"
