@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`seer doctor`: what is installed, what is supported, what is missing and how to get it.
+"""`seer doctor`: what is installed, what is supported, what is missing and how to get it; and what killed runs left.
 
 Reads package metadata and looks for modules; imports nothing heavy, so it also works where an install is broken.
 """
@@ -23,6 +23,7 @@ EXAMPLES = """\
 examples:
   seer doctor
   seer doctor --json
+  seer doctor --clean       remove what killed runs left
 """
 
 
@@ -44,15 +45,19 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "doctor",
         help="check what is installed, supported and missing",
         description="List the packages that Seer can use: which are installed, whether their versions are\n"
-        "supported, and how to install what is missing. Fails only when Seer's own parts are broken.",
+        "supported, and how to install what is missing. Fails only when Seer's own parts are broken.\n"
+        "With --clean it removes what killed runs left in shared memory and among the temporary files.",
         epilog=EXAMPLES,
     )
+    parser.add_argument("--clean", action="store_true", help="remove what killed runs of this user left, and exit")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
+    if args.clean:
+        return _clean(as_json=args.json)
     found = findings()
     if args.json:
         sys.stdout.write(json.dumps([asdict(one) for one in found], indent=1) + "\n")
@@ -60,6 +65,17 @@ def run(args: argparse.Namespace) -> int:
         _print(found)
     broken = any(one.state != "ok" for one in found if one.purpose == CORE)
     return 1 if broken else 0
+
+
+def _clean(*, as_json: bool) -> int:
+    from seer.cli.leftovers import remove_leftovers
+
+    gone = remove_leftovers()
+    if as_json:
+        sys.stdout.write(json.dumps({"removed": gone}) + "\n")
+    else:
+        sys.stdout.write("".join(f"removed {one}\n" for one in gone) or "nothing to remove\n")
+    return 0
 
 
 CORE = "Seer itself"

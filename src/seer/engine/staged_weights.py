@@ -75,13 +75,10 @@ def make_shared_folder(kind: str, num_bytes: int) -> Path:
 
     It belongs to this process until `remove_shared_folder`. Folders of killed processes, of any kind, are removed.
     """
-    on_disk = private_files.find_folder(tempfile.gettempdir())
-    if on_disk is not None:
-        owned_folders.remove_orphans(on_disk)
+    remove_orphaned_folders()  # first: what they free may be needed
     if not has_shared_memory():
         return owned_folders.make_folder(kind, tempfile.gettempdir())
     memory = private_files.SHARED_MEMORY
-    owned_folders.remove_orphans(private_files.folder(memory))  # first: what they free may be needed
     free_bytes = shutil.disk_usage(memory).free
     if free_bytes > num_bytes:
         return owned_folders.make_folder(kind, memory)
@@ -93,6 +90,14 @@ def make_shared_folder(kind: str, num_bytes: int) -> Path:
         tempfile.gettempdir(),
     )
     return owned_folders.make_folder(kind, tempfile.gettempdir())
+
+
+def remove_orphaned_folders() -> None:
+    """Remove the folders of killed processes, of any kind, in shared memory and among the temporary files."""
+    for base in {private_files.SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        home = private_files.find_folder(base)
+        if home is not None:
+            owned_folders.remove_orphans(home)
 
 
 def remove_shared_folder(folder: Path) -> None:

@@ -30,6 +30,7 @@ from seer.engine.staged_weights import (
     StagedWeights,
     has_shared_memory,
     make_shared_folder,
+    remove_orphaned_folders,
     remove_shared_folder,
     stage,
     stage_in_place,
@@ -243,6 +244,7 @@ class HostedFleet:
             self._free_memory()
 
     def _free_memory(self) -> None:
+        remove_orphaned_folders()  # of instances that were killed
         self._staged.discard()
         if self._matrices is not None:
             remove_shared_folder(self._matrices)

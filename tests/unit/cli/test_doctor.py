@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from seer.cli.main import main
 from seer.engine.vllm import version
 from seer.errors import ConfigError, MissingExtra
+from seer.hosting.fleet_pool import FleetPool
+from seer.kvpool.local_files import PoolFiles
 
 
 def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -60,3 +65,38 @@ def test_a_missing_vllm_is_an_extra_to_install(monkeypatch: pytest.MonkeyPatch) 
     with_versions(monkeypatch)
     with pytest.raises(MissingExtra, match="vllm is not installed"):
         version.require_vllm()
+
+
+def a_killed_run() -> tuple[str, Path]:
+    """The pool and the folder that a process leaves which is killed while it has both."""
+    program = """
+import os, signal, sys
+from seer.hosting.fleet_pool import FleetPool
+from seer.machine import owned_folders
+pool = FleetPool.local(block_bytes=4096, block_size=16, dram_bytes=1 << 20)
+pool.start()
+print(pool.settings["name"], owned_folders.make_folder("seer-weights", "/dev/shm"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    name, folder = ran.stdout.split()
+    return name, Path(folder)
+
+
+def test_clean_removes_what_a_killed_run_left_and_nothing_of_a_living_one(capsys: pytest.CaptureFixture[str]) -> None:
+    living = FleetPool.local(block_bytes=4096, block_size=16, dram_bytes=1 << 20)
+    living.start()
+    try:
+        name, folder = a_killed_run()
+        left = PoolFiles.named(name, "/dev/shm")
+        assert left.arena.exists()
+        assert folder.exists()
+        assert main(["doctor", "--clean", "--json"]) == 0
+        removed = json.loads(capsys.readouterr().out)["removed"]
+        assert f"folder {folder}" in removed
+        assert any(one.startswith(f"pool {name} ") for one in removed)
+        assert not folder.exists()
+        assert not [path for path in left.folder.iterdir() if name in path.name or folder.name in path.name]
+        assert PoolFiles.named(living.settings["name"], "/dev/shm").arena.exists()
+    finally:
+        living.close()

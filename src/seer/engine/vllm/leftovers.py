@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes shared memory that vLLM's processes would leave behind when they are killed.
+"""What vLLM's processes would leave behind when they are killed: shared memory, semaphores and sockets.
 
-On a CPU the engine and its worker talk through segments named `psm_*`. Once both have mapped them, the names are not
-needed: the system frees a segment without a name when its last process ends, however it ends.
+On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`. Once both have
+mapped them, the names are not needed: the system frees a segment without a name when its last process ends, however it
+ends. Sockets go into a folder of this process, which the next process removes if this one is killed.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
-_PREFIX = "/dev/shm/psm_"
-"""The names that Python's `multiprocessing.shared_memory` gives."""
+from seer.machine import owned_folders
+
+_PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
+"""The names that Python's `multiprocessing` gives."""
 
 
 def unname_segments(pid: int) -> None:
     """Remove the names of the segments that a process has mapped; the memory stays."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]
-        if path.startswith(_PREFIX) and not path.endswith("(deleted)"):
+        if path.startswith(_PREFIXES) and not path.endswith("(deleted)"):
             Path(path).unlink(missing_ok=True)
+
+
+def place_sockets() -> Path:
+    """Have vLLM make its sockets in a new folder; the caller removes it. Before the engine starts."""
+    folder = owned_folders.make_folder("vllm-sockets", tempfile.gettempdir())
+    os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
+    return folder
