@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames over a local socket: four bytes of length, then that many bytes of msgpack.
+"""Frames over a local socket: the length and the number of the frame, then that many bytes of msgpack.
 
 Both processes run on one machine and import the same version of Seer: there is no negotiation, and a frame that does
 not decode is a programming error. End of file means that the other process has ended.
+
+Invariant: messages are received in the order in which they were sent, each once. A frame that comes twice is dropped,
+one that comes early waits for those before it, and one that does not come breaks the channel.
 """
 
 from __future__ import annotations
@@ -17,49 +20,74 @@ import msgspec
 
 T = TypeVar("T")
 
-_LENGTH = struct.Struct("<I")
-"""Four bytes hold every length up to MAX_FRAME_BYTES."""
+HEAD = struct.Struct("<IQ")
+"""Length and number. Four bytes hold every length up to MAX_FRAME_BYTES."""
 MAX_FRAME_BYTES = 1 << 30
 """Far above any batch of outputs: a longer frame means a broken stream, not a message."""
+
+MAX_EARLY_FRAMES = 8
+"""Frames that wait for an earlier one: with more of them the earlier one counts as lost. Heartbeats are frames too, so
+a loss is found within a few seconds."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: object) -> bytes:
-    """One message as bytes on the wire."""
+def frame(message: object, number: int = 0) -> bytes:
+    """One message as bytes on the wire; `number` counts the messages that were sent before it."""
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return HEAD.pack(len(body), number) + body
 
 
 class Channel(Generic[T]):
     """One end of the connection: sends anything, receives messages of one union."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: msgspec.msgpack.Decoder[T]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        decoder: msgspec.msgpack.Decoder[T],
+        num_received: int,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._decoder = decoder
+        self._num_sent = 0
+        self._num_received = num_received
+        self._early: dict[int, bytes] = {}  # frames by number, received before those they follow
+        self.lost_a_frame = False
+        """Whether the channel ended because a frame did not come, not because the other process ended."""
 
     @classmethod
-    async def over(cls, sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> Channel[T]:
-        """A channel over a connected socket, which it owns from now on."""
+    async def over(
+        cls, sock: socket.socket, decoder: msgspec.msgpack.Decoder[T], *, num_received: int = 0
+    ) -> Channel[T]:
+        """A channel over a connected socket, which it owns from now on; `num_received` frames were read before."""
         reader, writer = await asyncio.open_connection(sock=sock)
-        return cls(reader, writer, decoder)
+        return cls(reader, writer, decoder, num_received)
 
     def send(self, message: object) -> None:
         """Queue a message without waiting. A message to a process that has ended is dropped."""
         if not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.write(frame(message, self._num_sent))
+            self._num_sent += 1
 
     async def receive(self) -> T | None:
-        """The next message, or None when the other process has ended."""
+        """The next message, or None when the other process has ended or a frame was lost."""
         try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            assert length <= MAX_FRAME_BYTES, f"frame of {length} bytes"
-            return self._decoder.decode(await self._reader.readexactly(length))
+            while self._num_received not in self._early:
+                length, number = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+                assert length <= MAX_FRAME_BYTES, f"frame of {length} bytes"
+                body = await self._reader.readexactly(length)
+                if number >= self._num_received:
+                    self._early[number] = body
+                if len(self._early) > MAX_EARLY_FRAMES:
+                    self.lost_a_frame = True
+                    return None
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+        body = self._early.pop(self._num_received)
+        self._num_received += 1
+        return self._decoder.decode(body)
 
     async def flush(self) -> None:
         """Wait until everything queued has left this process."""
@@ -76,8 +104,8 @@ class Channel(Generic[T]):
 
 
 def receive_blocking(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """The next message of a blocking socket, for the one frame that comes before the event loop runs."""
-    (length,) = _LENGTH.unpack(_read_exactly(sock, _LENGTH.size))
+    """The next message of a blocking socket, where frames come in order."""
+    length, _ = HEAD.unpack(_read_exactly(sock, HEAD.size))
     return decoder.decode(_read_exactly(sock, length))
 
 

@@ -171,7 +171,7 @@ class _Server:
 
     async def serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._channel = channel = await Channel.over(sock, _decoder)
+        self._channel = channel = await Channel.over(sock, _decoder, num_received=1)
         try:
             self._instance = instance = await self._make()
         except Exception as error:  # the driver raises it again

@@ -381,7 +381,9 @@ class ProcessInstance:
                 else:
                     why = f"instance {self._id}: {message.error}"
                     answer.set_exception(revive_error(why, message.kind, message.hint))
-        if self._state is State.UP and self._child is not None:
+        if channel.lost_a_frame:
+            self._lose("a message of its process was lost")
+        elif self._state is State.UP and self._child is not None:
             await self._child.wait(self._options.close_deadline_s)
             self._lose(f"its process ended: {self._child.exit_cause()}")
 

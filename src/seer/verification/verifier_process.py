@@ -8,6 +8,7 @@ It ends with the driver. It has the lowest priority, so that the instances run f
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
@@ -58,7 +59,7 @@ def main() -> None:
     begin = receive_blocking(sock, _decoder)
     assert isinstance(begin, Begin), f"the first message is a {type(begin).__name__}"
     model = PlainModel(Path(begin.folder), Path(begin.weights) if begin.weights is not None else None)
-    while True:
+    for number in itertools.count():
         message = receive_blocking(sock, _decoder)
         assert isinstance(message, Verify), f"a {type(message).__name__} came after the first message"
         try:
@@ -66,7 +67,7 @@ def main() -> None:
         except Exception as error:  # the driver raises it
             traceback.print_exc()
             answer = Verified(error=f"{type(error).__name__}: {error}")
-        sock.sendall(frame(answer))
+        sock.sendall(frame(answer, number))
 
 
 if __name__ == "__main__":
