@@ -97,8 +97,10 @@ crash-test: setup ## A thousand random kills of pool users; nothing acknowledged
 	$(BIN)/python tests/crash/pool_torture.py --kills 1000 --seed 1
 
 .PHONY: test-faults
-test-faults: setup ## 200 rollouts while processes are killed and stopped at random
-	SEER_FAULT_ROUNDS=200 $(BIN)/pytest -n 0 -s tests/crash/test_rollout_faults.py --timeout 7200
+test-faults: setup ## 1,000 rollouts that are struck at random: processes, memory, files, messages, clocks (hours)
+	mkdir -p build
+	SEER_FAULT_ROUNDS=1000 SEER_FAULT_REPORT=build/faults.jsonl $(BIN)/pytest -n 0 -s tests/crash/test_rollout_faults.py \
+	  tests/crash/test_driver_faults.py --timeout 36000
 
 .PHONY: test-grpo
 test-grpo: setup ## A tiny model learns with TRL and Seer, ten seeds, and on vLLM where that is installed

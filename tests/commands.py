@@ -42,7 +42,7 @@ def num_lines(path: Path) -> int:
 def shared_files(pid: int) -> set[Path]:
     """Files and folders for this user's processes that a process holds open, by its open lock files and arenas."""
     found = set()
-    for number in Path(f"/proc/{pid}/fd").iterdir():
+    for number in list(Path(f"/proc/{pid}/fd").iterdir()):
         try:
             path = Path(os.readlink(number))
         except OSError:  # closed since

@@ -1,73 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts while somebody kills, stops and damages things at random: every token is there once, nothing hangs.
+"""Rollouts on instances that are killed, stopped, slowed down and disturbed at random (tests/strikes.py).
 
-Struck are the instances, the draft server, the pool (its memory damaged or removed; Mooncake's master killed) and
-the driver itself, whose run is then resumed. Rounds are few by default; SEER_FAULT_ROUNDS=200 is the long form
-(`make test-faults`), which also says what was done.
+Every token is there once, nothing hangs, and nothing is left when the fleet is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from collections import Counter
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from faults import children_of, damage
+from commands import shared_files
+from fault_campaign import ROUNDS, StrikesAt, Tally, Tokens, rng_of, tokens_of
+from frame_proxy import proxied
 from pools import a_mooncake_store
+from strikes import STRIKES, send, stacks_of
 
 pytest.importorskip("torch")
 
-from seer import FinishReason, GroupResult, HostingConfig, Rollout, Sampling
+from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
-from seer.hosting.fleet_pool import PREFIX
+from seer.errors import SeerError
 from seer.kvpool import supervise
-from seer.kvpool.local_files import PoolFiles, find_pools, remove_files
-from seer.metrics.events import Event, Started, Stopped
+from seer.metrics.events import Event
+from vllm_engines import HEAD_DIM
 
-ROUNDS = int(os.environ.get("SEER_FAULT_ROUNDS", "6"))
-DRIVER_ROUNDS = MOONCAKE_ROUNDS = max(1, ROUNDS // 10)
-ROUND_DEADLINE_S = 120.0
+VLLM_ROUNDS = ROUNDS // 25
+MOONCAKE_ROUNDS = max(1, ROUNDS // 50)
+LOCAL_ROUNDS = max(1, ROUNDS - VLLM_ROUNDS - MOONCAKE_ROUNDS - ROUNDS // 25)  # the rest: test_driver_faults.py
+ROUNDS_PER_FLEET = 25
+"""Then the fleet is closed, which must leave nothing, and a new one is started: a pool that was removed stays away."""
+ROUND_DEADLINE_S = 400.0
 NUM_SEEDS = 3
 PROMPTS = [[3 + i, 7, 11] for i in range(5)]
 SAMPLING = Sampling(max_tokens=64)
-DRIVER_TOKENS = 256
 HOSTING = HostingConfig(
-    pin_cores=False, heartbeat_s=0.2, silence_deadline_s=2.0, progress_deadline_s=20.0, max_restarts=10 * ROUNDS
+    pin_cores=False,
+    start_deadline_s=60.0,
+    call_deadline_s=60.0,
+    heartbeat_s=0.2,
+    silence_deadline_s=2.0,
+    progress_deadline_s=20.0,
+    max_restarts=10**6,
+    restart_pause_s=0.0,
 )
-Tokens = dict[tuple[int, int], list[int]]
+VLLM_HOSTING = replace(HOSTING, start_deadline_s=200.0, heartbeat_s=0.5, silence_deadline_s=10.0)
+ON_VLLM = [name for name in STRIKES if name not in ("kill all instances", "take memory from an instance")]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path) -> list[Tokens]:
-    """What undisturbed runs give, by seed."""
-
-    async def scenario() -> list[Tokens]:
-        async with a_rollout(model, instances=1) as rollout:
-            return [tokens_of(await rolled_out(rollout, lambda event: None, seed)) for seed in range(NUM_SEEDS)]
-
-    return asyncio.run(scenario())
-
-
-def tokens_of(groups: list[GroupResult]) -> Tokens:
-    return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", head_dim=HEAD_DIM)
 
 
 def a_rollout(model: Path, **settings: Any) -> Rollout:
@@ -75,174 +67,113 @@ def a_rollout(model: Path, **settings: Any) -> Rollout:
     return Rollout(model, **defaults | {"pool_bytes": 8 << 20, "hosting": HOSTING} | settings)
 
 
-async def rolled_out(rollout: Rollout, events: Callable[[Event], None], seed: int) -> list[GroupResult]:
-    async with asyncio.timeout(ROUND_DEADLINE_S):
-        return [g async for g in rollout.run(PROMPTS, n=3, sampling=SAMPLING, events=events, seed=seed)]
+async def rolled_out(
+    rollout: Rollout, events: Callable[[Event], None], seed: int, sampling: Sampling
+) -> list[GroupResult]:
+    async with asyncio.timeout(None) as limit:
+        task = asyncio.current_task()
+        assert task is not None
+        # A real clock, because the loop's own may jump.
+        timer = threading.Timer(
+            ROUND_DEADLINE_S, asyncio.get_running_loop().call_soon_threadsafe, [limit.reschedule, 0]
+        )
+        timer.daemon = True
+        timer.start()
+        try:
+            return [g async for g in rollout.run(PROMPTS, n=3, sampling=sampling, events=events, seed=seed)]
+        finally:
+            timer.cancel()
 
 
-def send(number: signal.Signals, *pids: int | None) -> None:
-    for pid in pids:
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # an earlier strike may have ended it unnoticed so far
-                os.kill(pid, number)
+def undisturbed(model: Path, sampling: Sampling = SAMPLING, **settings: Any) -> list[Tokens]:
+    """What undisturbed runs give, by seed."""
+
+    async def scenario() -> list[Tokens]:
+        async with a_rollout(model, **{"instances": 1} | settings) as rollout:
+            return [
+                tokens_of(await rolled_out(rollout, lambda event: None, seed, sampling)) for seed in range(NUM_SEEDS)
+            ]
+
+    return asyncio.run(scenario())
 
 
-def strike(rollout: Rollout, rng: random.Random) -> str:
-    """Do one thing that no program should have to bear."""
-    fleet = rollout.fleet
-    assert fleet.pool is not None
-    pids = [instance.pid for instance in fleet.instances]
-    server = fleet.draft_servers.processes[0] if fleet.draft_servers else None
-    kinds: dict[str, Callable[[], None]] = {
-        "kill an instance": lambda: send(signal.SIGKILL, rng.choice(pids)),
-        "kill all instances": lambda: send(signal.SIGKILL, *pids),
-        "stop an instance": lambda: send(signal.SIGSTOP, rng.choice(pids)),
-        "kill the draft server": lambda: send(signal.SIGKILL, server.pid if server else None),
-        "damage the pool": lambda: damage(fleet.pool) if fleet.pool is not None else None,
-        "remove the pool": lambda: (
-            remove_files(PoolFiles.named(fleet.pool.settings["name"], "/dev/shm")) if fleet.pool is not None else None
-        ),
-    }
-    kind = rng.choice(list(kinds))
-    kinds[kind]()
-    return kind
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[Tokens]:
+    return undisturbed(model)
 
 
-class StrikesAt:
-    """An event sink that strikes when so many chunks have started or stopped."""
-
-    def __init__(self, moments: set[int], action: Callable[[], str]) -> None:
-        self._moments, self._action = moments, action
-        self._num_seen = 0
-        self.done: list[str] = []
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Started | Stopped):
-            self._num_seen += 1
-            if self._num_seen in self._moments:
-                self.done.append(self._action())
+def a_plan(rollout: Rollout, rng: random.Random, kinds: list[str]) -> StrikesAt:
+    """One or two strikes at chosen moments."""
+    plan = {}
+    for _ in range(rng.choice([1, 1, 2])):
+        name = rng.choice(kinds)
+        plan[rng.randrange(2, 40)] = (name, partial(STRIKES[name], rollout.fleet, rng))
+    return StrikesAt(plan)
 
 
-def check(groups: list[GroupResult], expected: Tokens, weights_version: int, story: str) -> None:
-    assert tokens_of(groups) == expected, story
-    responses = [r for group in groups for r in group.responses]
-    assert len(responses) == 3 * len(PROMPTS), story
-    assert {r.finish_reason for r in responses} <= {FinishReason.STOP, FinishReason.LENGTH}, story
-    assert {r.weights_version for r in responses} == {weights_version}, story
+async def disturbed_rounds(rollout: Rollout, model: Path, expected: list[Tokens], tally: Tally, **options: Any) -> None:
+    kinds, sampling = options.get("kinds", list(STRIKES)), options.get("sampling", SAMPLING)
+    async with rollout:
+        for _ in range(options["num_rounds"]):
+            number = tally.rounds
+            if number % 5 == 4:  # the same weights, of a new weights version: nothing of the old one may be used
+                await rollout.update_weights(model)
+            sink = a_plan(rollout, rng_of(tally.test, number), kinds)
+            try:
+                groups = await rolled_out(rollout, sink, number % NUM_SEEDS, sampling)
+            except (SeerError, TimeoutError) as error:
+                raise AssertionError(f"{tally.story(sink.done)}\n{stacks_of(rollout.fleet)}") from error
+            tally.compare(tokens_of(groups), expected[number % NUM_SEEDS], sink.done)
+            tally.check_ends(groups, rollout.weights_version, sink.done)
+        tally.instances_lost += rollout.fleet.num_lost
+        files = shared_files(os.getpid())
+        children = [instance.pid for instance in rollout.fleet.instances]
+    tally.check_leftovers(files, children)
+    tally.save()
 
 
-def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[Tokens]) -> None:
-    rng = random.Random(ROUNDS)
-    strikes: Counter[str] = Counter()
+def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[Tokens], tmp_path: Path) -> None:
+    tally = Tally("local")
+    with proxied():
+        while tally.rounds < LOCAL_ROUNDS:
+            hosting = replace(HOSTING, log_dir=tmp_path / "logs")
+            rollout = a_rollout(model, pool_ssd_dir=tmp_path, pool_ssd_bytes=8 << 20, hosting=hosting)
+            num_rounds = min(ROUNDS_PER_FLEET, LOCAL_ROUNDS - tally.rounds)
+            asyncio.run(disturbed_rounds(rollout, model, expected, tally, num_rounds=num_rounds))
+    tally.finish()
 
-    async def disturbed() -> None:
-        async with a_rollout(model) as rollout:
-            for number in range(ROUNDS - DRIVER_ROUNDS - MOONCAKE_ROUNDS):
-                if number % 5 == 4:  # the same weights, of a new weights version: nothing of the old one may be used
-                    await rollout.update_weights(model)
-                moments = {rng.randrange(2, 40) for _ in range(rng.choice([1, 1, 2]))}
-                sink = StrikesAt(moments, lambda: strike(rollout, rng))
-                groups = await rolled_out(rollout, sink, number % NUM_SEEDS)
-                check(
-                    groups, expected[number % NUM_SEEDS], rollout.weights_version, f"round {number}, after {sink.done}"
-                )
-                strikes.update(sink.done)
-            servers = rollout.fleet.draft_servers
-            restarts = sum(one.num_restarts for one in servers.processes) if servers is not None else 0
-            print(
-                f"struck {dict(strikes)}; {rollout.fleet.num_lost} instances lost, {restarts} draft servers restarted"
-            )
 
-    asyncio.run(disturbed())
-    assert strikes
+@pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of each other's deprecations
+@pytest.mark.skipif(not VLLM_ROUNDS, reason="vLLM takes part from 25 rounds on")
+def test_no_fault_changes_a_token_of_vllm(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    greedy = Sampling(max_tokens=64, temperature=0.0, ignore_eos=True)
+    engine: dict[str, Any] = {"engine": "vllm", "kv_blocks": 64, "chunk_tokens": 24, "hosting": VLLM_HOSTING}
+    expected = undisturbed(model, greedy)
+    tally = Tally("vllm")
+    with proxied():
+        rollout = a_rollout(model, **engine)
+        options = {"kinds": ON_VLLM, "sampling": greedy, "num_rounds": VLLM_ROUNDS}
+        asyncio.run(disturbed_rounds(rollout, model, expected, tally, **options))
+    tally.finish()
 
 
 def test_no_fault_of_mooncake_changes_a_token(model: Path, expected: list[Tokens]) -> None:
-    rng = random.Random(ROUNDS + 1)
-    strikes: Counter[str] = Counter()
+    tally = Tally("mooncake")
 
-    def kill_master(name: str) -> str:
+    def kill_master(name: str) -> None:
         now = supervise.find_state(name, "/dev/shm")
         send(signal.SIGKILL, now.pids.get("master") if now is not None else None)
-        return "kill Mooncake's master"
 
     async def disturbed(name: str) -> None:
         async with a_rollout(model, pool="mooncake", pool_name=name) as rollout:
             for number in range(MOONCAKE_ROUNDS):
-                sink = StrikesAt({rng.randrange(2, 40)}, partial(kill_master, name))
-                groups = await rolled_out(rollout, sink, number % NUM_SEEDS)
-                check(
-                    groups, expected[number % NUM_SEEDS], rollout.weights_version, f"round {number}, after {sink.done}"
-                )
-                strikes.update(sink.done)
+                moment = rng_of(tally.test, number).randrange(2, 40)
+                sink = StrikesAt({moment: ("kill Mooncake's master", partial(kill_master, name))})
+                groups = await rolled_out(rollout, sink, number % NUM_SEEDS, SAMPLING)
+                tally.compare(tokens_of(groups), expected[number % NUM_SEEDS], sink.done)
+                tally.check_ends(groups, rollout.weights_version, sink.done)
 
     with a_mooncake_store() as store:
         asyncio.run(disturbed(store.name))
-    print(f"struck {dict(strikes)}")
-    assert strikes
-
-
-def a_driver(model: Path, prompts: Path, run_dir: Path, *, resume: bool) -> subprocess.Popen[str]:
-    words = ["rollout", "--model", str(model), "--prompts", str(prompts), "--n", "3", "--run-dir", str(run_dir)]
-    words += ["--max-tokens", str(DRIVER_TOKENS), "--instances", "2", "--no-pin", "--chunk-tokens", "16"]
-    words += ["--kv-memory", "8MiB", "--pool-memory", "8MiB"]
-    if resume:
-        words = ["rollout", "--resume", str(run_dir)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "seer.cli.main", *words, "--quiet", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def kill_at_chunk(driver: subprocess.Popen[str], journal: Path, num_chunks: int) -> bool:
-    """Kill the driver once its journal is so long; False if it was done before."""
-    deadline = time.monotonic() + ROUND_DEADLINE_S
-    while not (journal.exists() and journal.read_bytes().count(b"\n") > num_chunks):
-        assert time.monotonic() < deadline, "the run writes no journal"
-        if driver.poll() is not None:
-            break
-        time.sleep(0.002)
-    driver.kill()
-    _, printed = driver.communicate(timeout=ROUND_DEADLINE_S)
-    assert driver.returncode in (0, -signal.SIGKILL), printed
-    return driver.returncode != 0
-
-
-def results(run_dir: Path) -> dict[tuple[str, int], list[int]]:
-    records = [json.loads(line) for line in (run_dir / "results.jsonl").read_text().splitlines()]
-    tokens = {(r["prompt_id"], r["index"]): r["token_ids"] for r in records}
-    assert len(tokens) == len(records), "a response was written twice"
-    return tokens
-
-
-def wait_for_no_orphan(run_dir: Path) -> None:
-    deadline = time.monotonic() + ROUND_DEADLINE_S
-    while children_of(run_dir):  # they follow their driver at once; nobody sends them anything
-        assert time.monotonic() < deadline, f"orphans: {children_of(run_dir)}"
-        time.sleep(0.02)
-
-
-def test_a_killed_driver_loses_no_token_and_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
-    rng = random.Random(ROUNDS + 2)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt_token_ids": ids}) for ids in PROMPTS) + "\n")
-    whole = a_driver(model, prompts, tmp_path / "whole", resume=False)
-    _, printed = whole.communicate(timeout=ROUND_DEADLINE_S)
-    assert whole.returncode == 0, printed
-    num_kills = 0
-    for number in range(DRIVER_ROUNDS):
-        run_dir = tmp_path / f"run-{number}"
-        driver = a_driver(model, prompts, run_dir, resume=False)
-        num_kills += kill_at_chunk(driver, run_dir / "journal.jsonl", rng.randrange(1, 100))
-        wait_for_no_orphan(run_dir)
-        again = a_driver(model, prompts, run_dir, resume=True)
-        _, printed = again.communicate(timeout=ROUND_DEADLINE_S)
-        assert again.returncode == 0, f"round {number}: {printed}"
-        assert results(run_dir) == results(tmp_path / "whole"), f"round {number}"
-    dead = [pool.name for pool in find_pools() if pool.name.startswith(f"{PREFIX}-") and not pool.live_pids]
-    assert dead == [], "the resumed run gives back what the killed one left in shared memory"
-    print(f"killed {num_kills} drivers in {DRIVER_ROUNDS} rounds")
-    assert num_kills
+    tally.finish()

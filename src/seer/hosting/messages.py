@@ -115,6 +115,10 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     command: Command
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to do: later messages show the instance's process that an earlier one was lost (channel.py)."""
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     """Free everything and exit."""
 
@@ -161,7 +165,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-Down = Setup | Submit | Extend | Park | Abort | Prefetch | EndGroup | Call | Close
+Down = Setup | Submit | Extend | Park | Abort | Prefetch | EndGroup | Call | Ping | Close
 Up = Ready | StartFailed | News | CallResult | Broken
 
 

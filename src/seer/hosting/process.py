@@ -48,6 +48,7 @@ from seer.hosting.messages import (
     News,
     Park,
     Pause,
+    Ping,
     Prefetch,
     Ready,
     Resume,
@@ -426,6 +427,8 @@ class ProcessInstance:
             await asyncio.sleep(options.heartbeat_s)
             now_s = self._now_s()
             late_s = now_s - before_s - options.heartbeat_s
+            if self._channel is not None:
+                self._channel.send(Ping())
             # If this loop itself was delayed, news may be unread: that silence was not the child's. Neither is the
             # time in which the child got no core; but a child that hangs in a loop waits for one too, so only a part
             # is forgiven.

@@ -7,6 +7,8 @@ whose core it has, does not wait: its silence counts in full.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -26,13 +28,13 @@ class Starvation:
         return max((wait_s - before.get(thread, wait_s) for thread, wait_s in self._waits_s.items()), default=0.0)
 
     def _read(self, pid: int) -> list[tuple[str, float]]:
+        tasks = self._proc / str(pid) / "task"
         found: list[tuple[str, float]] = []
-        try:
-            for thread in (self._proc / str(pid) / "task").iterdir():
-                _, waited_ns, _ = (thread / "schedstat").read_text().split()
-                found.append((thread.name, int(waited_ns) / 1e9))
-                for child in (thread / "children").read_text().split():
-                    found += self._read(int(child))
-        except (OSError, ValueError):  # it has ended, or this kernel does not count
-            pass
+        with contextlib.suppress(OSError):  # the process has ended
+            for thread in os.listdir(tasks):
+                with contextlib.suppress(OSError, ValueError):  # the thread has ended, or this kernel does not count
+                    _, waited_ns, _ = (tasks / thread / "schedstat").read_text().split()
+                    found.append((thread, int(waited_ns) / 1e9))
+                    for child in (tasks / thread / "children").read_text().split():
+                        found += self._read(int(child))
         return found

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault campaign: rollouts that are struck at random, each compared token by token with an undisturbed one.
+
+SEER_FAULT_ROUNDS says how many rounds there are in all; a few by default, 1,000 in `make test-faults`. The strikes of a
+round follow from SEER_FAULT_SEED and the round's number. Without it the seed is random; it is printed, and a failure
+names it: the same seed and number of rounds strike in the same way again.
+
+SEER_FAULT_REPORT names a file to which each test appends lines of JSON with its counts so far; the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seer import FinishReason, GroupResult
+from seer.metrics.events import Event, Started, Stopped
+
+ROUNDS = int(os.environ.get("SEER_FAULT_ROUNDS", "6"))
+SEED = int(os.environ.get("SEER_FAULT_SEED", "0")) or secrets.randbelow(2**32)
+REPORT = os.environ.get("SEER_FAULT_REPORT")
+Tokens = dict[tuple[int, int], list[int]]
+
+
+def rng_of(test: str, number: int) -> random.Random:
+    """The random numbers of one round."""
+    return random.Random(f"{SEED} {test} {number}")
+
+
+@dataclass
+class Tally:
+    """What one test of the campaign did and found."""
+
+    test: str
+    seed: int = SEED
+    rounds: int = 0
+    strikes: Counter[str] = field(default_factory=Counter)
+    responses: int = 0
+    tokens: int = 0
+    differences: int = 0
+    leftovers: int = 0
+    instances_lost: int = 0
+
+    def __post_init__(self) -> None:
+        print(f"\nSEER_FAULT_SEED={SEED} SEER_FAULT_ROUNDS={ROUNDS}", flush=True)
+
+    def compare(self, tokens: Mapping[Any, list[int]], expected: Mapping[Any, list[int]], strikes: list[str]) -> None:
+        """Compare a round with the undisturbed one and count it."""
+        differing = [key for key in {*tokens, *expected} if tokens.get(key) != expected.get(key)]
+        self.differences += len(differing)
+        assert not differing, f"{self.story(strikes)}: {len(differing)} responses differ, the first is {differing[0]}"
+        self.rounds += 1
+        self.strikes.update(strikes)
+        self.responses += len(tokens)
+        self.tokens += sum(map(len, tokens.values()))
+
+    def check_ends(self, groups: list[GroupResult], weights_version: int, strikes: list[str]) -> None:
+        """Every response ended by itself, under the newest weights."""
+        responses = [r for group in groups for r in group.responses]
+        assert {r.finish_reason for r in responses} <= {FinishReason.STOP, FinishReason.LENGTH}, self.story(strikes)
+        assert {r.weights_version for r in responses} == {weights_version}, self.story(strikes)
+
+    def finish(self) -> None:
+        """The test is over: save the counts, and check that there was something to count."""
+        self.save()
+        assert self.strikes or not self.rounds, "nothing was struck"
+
+    def save(self) -> None:
+        """Print the counts so far and add them to the report."""
+        line = json.dumps(vars(self) | {"strikes": dict(self.strikes.most_common())})
+        print(f"\n{line}", flush=True)
+        if REPORT:
+            with open(REPORT, "a") as report:
+                report.write(f"{line}\n")
+
+    def check_leftovers(self, files: Iterable[Path], pids: Iterable[int | None]) -> None:
+        """Nothing of a fleet is left after it was closed."""
+        left = [path for path in files if path.exists()] + [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        self.leftovers += len(left)
+        assert not left, f"left by the fleet: {left}"
+
+    def story(self, strikes: list[str]) -> str:
+        """What was done to the round at hand, for the message of an assertion."""
+        replay = f"SEER_FAULT_SEED={SEED} SEER_FAULT_ROUNDS={ROUNDS} replays it"
+        return f"{self.test}, round {self.rounds}, after {strikes} ({replay})"
+
+
+def tokens_of(groups: list[GroupResult]) -> Tokens:
+    """The tokens of every response."""
+    tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
+    assert len(tokens) == sum(len(group.responses) for group in groups), "a response came twice"
+    return tokens
+
+
+class StrikesAt:
+    """An event sink that strikes when so many chunks have started or stopped."""
+
+    def __init__(self, plan: dict[int, tuple[str, Callable[[], None]]]) -> None:
+        self._plan = plan
+        self._num_seen = 0
+        self.done: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started | Stopped):
+            self._num_seen += 1
+            if self._num_seen in self._plan:
+                name, strike = self._plan[self._num_seen]
+                strike()
+                self.done.append(name)
