@@ -53,6 +53,7 @@ async def run_once(args: argparse.Namespace, variant: str) -> dict[str, Any]:
         instances=2,
         max_num_seqs=args.max_num_seqs,
         kv_blocks=args.kv_blocks,
+        block_size=args.block_size,
         scheduler=args.scheduler,
         speculation="off",
         pool_bytes=args.plenty_mib << 20 if variant == "plenty" else dram_bytes,
@@ -165,15 +166,18 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="keep the SSD file out of the page cache")
     parser.add_argument("--variants", default="ssd,dram,plenty")
     parser.add_argument("--scheduler", default="seer")
-    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=5)
     parser.add_argument("--n", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=288)
-    parser.add_argument("--max-num-seqs", type=int, default=4)
-    parser.add_argument("--kv-blocks", type=int, default=84, help="of each instance, 16 tokens each")
-    parser.add_argument("--dram-mib", type=int, default=45)
+    parser.add_argument("--max-tokens", type=int, default=224)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--kv-blocks", type=int, default=96, help="of each instance")
+    parser.add_argument(
+        "--block-size", type=int, default=4, help="tokens; what a block lacks at a park is computed again"
+    )
+    parser.add_argument("--dram-mib", type=int, default=28)
     parser.add_argument("--ssd-mib", type=int, default=2048)
     parser.add_argument("--plenty-mib", type=int, default=2048)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-rollout")
     args = parser.parse_args()
