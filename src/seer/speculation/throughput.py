@@ -73,8 +73,8 @@ class Acceptance:
         return self.by_paths[min(self.by_paths)]
 
     def gain(self, size: DraftSize) -> float:
-        """τ: tokens gained per request and step with drafts of this size."""
-        gains = self.gains[size.paths]
+        """τ: tokens gained per request and step with drafts of this size; of the fewest paths known for others."""
+        gains = self.gains.get(size.paths) or self.gains[min(self.gains)]
         return gains[min(size.tokens, len(gains) - 1)]
 
 

@@ -66,6 +66,13 @@ def test_more_paths_are_drafted_where_they_gain_more() -> None:
     assert allot("seer", Cost(free_tokens=5), [BatchClass(1, wide)], DraftLimits()) == [DraftSize(4, 1)]
 
 
+def test_probes_and_others_that_were_only_measured_with_several_paths_get_a_budget() -> None:
+    measured = Acceptance({4: [1, 0.5, 0.3]})
+    batch = [BatchClass(2, measured, is_probe=True), BatchClass(3, measured)]
+    sizes = allot("seer", Cost(free_tokens=20), batch, DraftLimits(tuple(range(3)), max_paths=4))
+    assert [size.tokens for size in sizes] == [2, 2]
+
+
 def test_where_steps_are_padded_every_request_drafts_as_much() -> None:
     batch = [BatchClass(10, linear(geometric_survival(a))) for a in (0.8, 0.1)]
     limits = DraftLimits((0, 1, 3), is_uniform=True)
