@@ -38,6 +38,14 @@ def removed(name: str) -> Damage:
     return lambda run: run.file(name).unlink()
 
 
+def made_a_folder(name: str) -> Damage:
+    def damage(run: RecordedRun) -> None:
+        run.file(name).unlink()
+        run.file(name).mkdir()
+
+    return damage
+
+
 def content(name: str, text: str) -> Damage:
     return lambda run: run.file(name).write_text(text)
 
@@ -127,7 +135,7 @@ DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
     "run.json is another object": (content("run.json", '{"name": "other"}'), READERS),
     "run.json is a list": (content("run.json", "[]"), READERS),
     "run.json is no text": (lambda run: run.file("run.json").write_bytes(b"\xff\xfe\x00"), READERS),
-    "run.json is a folder": (lambda run: (run.file("run.json").unlink(), run.file("run.json").mkdir()), READERS),
+    "run.json is a folder": (made_a_folder("run.json"), READERS),
     "its options are text": (manifest(options="many"), READERS),
     "its instances are text": (option(instances="two"), READERS),
     "its instances are negative": (option(instances=-1), READERS),
@@ -196,7 +204,7 @@ DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
     "results are cut": (cut("results.jsonl", 0.7), {"resume": REFUSED, "verify": REFUSED}),
     "results are foreign": (content("results.jsonl", "notes\n"), {"resume": REFUSED, "verify": REFUSED}),
     "results are a folder": (
-        lambda run: (run.file("results.jsonl").unlink(), run.file("results.jsonl").mkdir()),
+        made_a_folder("results.jsonl"),
         {"resume": REFUSED, "verify": REFUSED},
     ),
     "results have a wrong type": (

@@ -20,7 +20,7 @@ from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError, SeerError
-from seer.runs.prompts import EncodedPrompt, as_prompts
+from seer.runs.prompts import EncodedPrompt, Prompt
 from seer.verification.verifier import Verifier
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(3)]
@@ -51,7 +51,9 @@ def groups(model: Path) -> list[GroupResult]:
 
 
 def a_verifier(model: Path, share: float = 1.0) -> Verifier:
-    prompts = [EncodedPrompt(p, tuple(ids), SAMPLING, 4) for p, ids in zip(as_prompts(PROMPTS), PROMPTS, strict=True)]
+    prompts = [
+        EncodedPrompt(Prompt(token_ids=tuple(ids), id=str(i)), tuple(ids), SAMPLING, 4) for i, ids in enumerate(PROMPTS)
+    ]
     return Verifier(prompts, share, folder=model, weights=None, dtype="float32", ends_ignored=False)
 
 

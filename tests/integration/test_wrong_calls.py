@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ MAKING: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a model that is a number": (lambda: Rollout(3, engine="fake"), SeerError, "model is a int"),  # type: ignore[arg-type]
     "a model without a name": (lambda: Rollout(""), SeerError, "no name"),
     "a model that is not there": (lambda: Rollout("/nowhere"), SeerError, "/nowhere"),
-    "two models": (lambda: Rollout("a", "b"), SIGNATURE, "positional"),  # type: ignore[misc]
+    "two models": (lambda: Rollout("a", "b"), SIGNATURE, "positional"),  # type: ignore[call-arg, arg-type]
     "a misspelt setting": (lambda: rollout(instnces=2), SeerError, "instnces"),
     "a configuration and settings": (
         lambda: Rollout(RolloutConfig(model="m", engine="fake"), instances=2),
@@ -59,7 +60,7 @@ MAKING: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "engine settings of another kind": (lambda: rollout(engine_settings=3), SeerError, "engine_settings"),
     "an unknown device": (lambda: rollout(device="tpu"), SeerError, "device='tpu'"),
     "an unknown type": (lambda: rollout(dtype="int4"), SeerError, "dtype='int4'"),
-    "no max_tokens": (Sampling, SIGNATURE, "max_tokens"),  # type: ignore[call-arg]
+    "no max_tokens": (partial(Sampling), SIGNATURE, "max_tokens"),
     "no tokens": (lambda: Sampling(max_tokens=0), SeerError, "max_tokens=0"),
     "tokens as text": (lambda: Sampling(max_tokens="5"), SeerError, "max_tokens='5'"),  # type: ignore[arg-type]
     "half a token": (lambda: Sampling(max_tokens=1.5), SeerError, "max_tokens=1.5"),  # type: ignore[arg-type]
@@ -185,7 +186,7 @@ def started() -> Iterator[SyncRollout]:
 @pytest.mark.parametrize("name", RUNNING)
 def test_a_run_that_cannot_work_is_refused_by_name_and_the_next_one_works(started: SyncRollout, name: str) -> None:
     settings, kind, why = RUNNING[name]
-    asked = {"prompts": [[1, 2]], "sampling": S} | settings
+    asked: dict[str, Any] = {"prompts": [[1, 2]], "sampling": S} | settings
     with pytest.raises(kind, match=why):
         list(started.run(**asked))
     assert len(list(started.run([[1, 2]], sampling=S))) == 1

@@ -46,10 +46,16 @@ class RolloutLine(TypedDict):
     mode: str
     rollout_s: float
     since_last_s: float | None
+    weights_version: NotRequired[int]
+    num_prompts: NotRequired[int]
+    num_responses: NotRequired[int]
     num_tokens: NotRequired[int]
     mean_tokens: NotRequired[float]
     longest_tokens: NotRequired[int]
+    weights_s: NotRequired[float]
+    check_s: NotRequired[float]
     tail_s: NotRequired[float]
+    num_known: NotRequired[int]
     reward_errors: NotRequired[int]
     on_policy: NotRequired[OnPolicyLine | None]
 

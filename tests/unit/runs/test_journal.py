@@ -156,7 +156,8 @@ def forged(path: Path, *lines: JournalLine, version: int = VERSION) -> Path:
     """A journal whose checksums are right."""
     checksums = Checksums()
     header = JournalHeader(version, ME.settings, ME.weights)
-    path.write_bytes(b"".join(checksums.sealed(line) for line in [header, *lines]))
+    whole: list[JournalHeader | JournalLine] = [header, *lines]
+    path.write_bytes(b"".join(checksums.sealed(line) for line in whole))
     return path
 
 
