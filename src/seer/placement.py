@@ -5,9 +5,10 @@ A scheduler says which request is next; this module says where it fits.
 
 The paper's rule: an instance is a candidate if it can hold the request's KV at the chunk's *end*. While the load is
 balanced, take the candidate that already holds the longest prefix of the request; once the spread of in-flight
-requests exceeds a threshold, take the least loaded. KV that the chosen instance lacks is pulled from the pool or
-computed again, whichever is faster by measured costs (seer.transfer). That holds for the request's last instance too,
-which may have dropped its KV while it waited.
+requests exceeds a threshold, take the least loaded. The paper pulls KV that the chosen instance lacks if it is more
+than a margin of tokens, and computes it otherwise (`PlacementConfig.as_in_the_paper`). Without a margin, the faster of
+the two by measured costs is chosen (seer.transfer). Both hold for the request's last instance too, which may have
+dropped its KV while it waited.
 
 Invariants
   1. Promised blocks never exceed an instance's blocks, so no instance has to preempt. Schedulers that overcommit are
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -31,15 +32,26 @@ from seer.errors import ConfigError
 from seer.transfer import Gap, TransferEstimate, plan_transfer
 from seer.types import InstanceLimits
 
+PAPER_IMBALANCE = 32
+"""Spread of in-flight requests up to which the paper's placement counts as balanced."""
+PAPER_PULL_MARGIN_TOKENS = 512
+"""Missing tokens up to which the paper's placement computes KV again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementConfig:
     """When cached KV decides, when load decides, and what moving KV costs."""
 
-    imbalance_threshold: int = 32
+    imbalance_threshold: int = PAPER_IMBALANCE
     """Spread of in-flight requests up to which the longest cached prefix decides."""
     transfer: TransferEstimate | None = field(default_factory=TransferEstimate)
     """Costs of moving and of computing KV; None without a pool: missing KV is then always computed."""
+    pull_margin_tokens: int | None = None
+    """More missing tokens than this are pulled, fewer are computed; None: whichever is faster by `transfer`."""
+
+    def as_in_the_paper(self) -> PlacementConfig:
+        """The paper's threshold and margin, with the same pool."""
+        return replace(self, imbalance_threshold=PAPER_IMBALANCE, pull_margin_tokens=PAPER_PULL_MARGIN_TOKENS)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -287,9 +299,11 @@ def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementCon
     """
     if config.transfer is None or not request.num_generated:
         return False
-    costs = config.transfer.costs
     held = request.group.num_prompt_tokens if fleet.prompt_home(request) == instance else 0
     missing = request.num_tokens - held
+    if config.pull_margin_tokens is not None:
+        return missing > config.pull_margin_tokens
+    costs = config.transfer.costs
     gap = Gap(
         first_token=held,
         num_tokens=missing,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Promises of memory, and where a chunk goes."""
 
+from dataclasses import replace
+
 import pytest
 
 from builders import a_fleet, a_group, requests_of
@@ -75,6 +77,18 @@ def test_kv_is_pulled_only_where_that_is_sooner_than_computing_it(last: int, exp
     load(fleet, 1, 3)  # uneven: everything goes to instance 0, home or not
     assert place(a_request(generated=127, last=last), 64, fleet, CONFIG) == Place(expected, load_kv=False)
     assert place(a_request(generated=128, last=last), 64, fleet, CONFIG) == Place(expected, load_kv=True)  # 3 blocks
+
+
+def test_the_papers_placement_pulls_a_gap_of_more_than_512_tokens_whatever_it_costs() -> None:
+    fleet = a_fleet(2)
+    free_compute = TransferCosts(move=COSTS.move, prefill=PrefillCost(fixed_s=0.0, per_token_s=0.0))
+    config = PlacementConfig(imbalance_threshold=2, transfer=TransferEstimate(free_compute)).as_in_the_paper()
+    assert (config.imbalance_threshold, config.pull_margin_tokens) == (32, 512)
+    prompt_tokens = a_request().num_tokens
+    at_margin, above = (a_request(generated=512 - prompt_tokens + more, last=1) for more in (0, 1))
+    assert place(at_margin, 64, fleet, config) == Place(1, load_kv=False)
+    assert place(above, 64, fleet, config) == Place(1, load_kv=True)
+    assert place(above, 64, fleet, replace(config, transfer=None)) == Place(1, load_kv=False)
 
 
 def test_a_prompt_that_is_there_need_not_be_pulled() -> None:

@@ -58,9 +58,10 @@ class Divided:
         whole_blocks: bool = False,
     ) -> None:
         """With `whole_blocks`, chunks end where a KV block has just become full, so that no KV is computed twice."""
-        self._ordering = ordering if ordering is not None else FirstComeFirstServed()
         self._chunk_tokens = chunk_tokens
         self._placement = placement or PlacementConfig()
+        has_pool = self._placement.transfer is not None
+        self._ordering = ordering if ordering is not None else FirstComeFirstServed(has_pool=has_pool)
         self._whole_blocks = whole_blocks
 
     def admit(self, requests: Sequence[Request], fleet: Fleet) -> None:

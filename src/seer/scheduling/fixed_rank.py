@@ -66,8 +66,18 @@ class FixedRank:
 
 
 class FirstComeFirstServed(FixedRank):
-    """Order of admission; requests that have started come before those that have not."""
+    """One queue: a request that returns from a chunk goes to its end, as in the paper.
+
+    Without a pool its KV would be computed again when its turn comes, so there it goes first instead.
+    """
+
+    def __init__(self, *, has_pool: bool = True) -> None:
+        super().__init__()
+        self._has_pool = has_pool
+        self._num_queued = 0
 
     def rank(self, request: Request) -> Rank:
-        """(not started, id): ids are in order of admission."""
-        return (request.num_generated == 0, request.id)
+        """(turn, id); the turn is 0 for a request that goes on at once."""
+        self._num_queued += 1
+        goes_on = request.num_generated > 0 and not self._has_pool
+        return (0 if goes_on else self._num_queued, request.id)

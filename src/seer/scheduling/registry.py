@@ -8,12 +8,15 @@
 | group           | whole, placed once   | per group, fewest pending                    | -            |
 | streamrl-oracle | whole, placed once   | true lengths, long groups apart, longest first| -           |
 | partial         | as verl-sync         | twice the groups, stops when enough are done | - (off-policy)|
-| divided         | chunks               | first come, first served                     | -            |
+| divided         | chunks               | one queue; a returning request goes last     | -            |
 | context         | chunks               | probes, then longest estimated group         | -            |
 | oracle          | chunks               | true lengths, longest remaining first        | -            |
 | seer-paper      | as context           |                                              | grouped      |
 | seer            | chunks of fitted size| by what is scarce, memory or sequence slots  | grouped      |
 | seer-oracle     | chunks of fitted size| true lengths, longest remaining first        | -            |
+
+`context` and `seer-paper` place as the paper does: the longest cached prefix decides while the instances differ by at
+most 32 requests, and more than 512 missing tokens of KV are pulled.
 
 `oracle` is the paper's: it knows the true lengths but has chunks of a fixed size. It is not a bound on throughput.
 `seer` and `seer-oracle` choose the size of their chunks and may be faster. How much is drafted is decided by the rule
@@ -86,7 +89,7 @@ def _context(settings: SchedulerSettings, context: Context, true_length: TrueLen
     return Divided(
         ordering,
         chunk_tokens=settings.chunk_tokens,
-        placement=settings.placement,
+        placement=settings.placement.as_in_the_paper(),
         whole_blocks=settings.whole_blocks,
     )
 

@@ -4,12 +4,18 @@
 `moonlight`, `qwen2-vl-72b` and `kimi-k2` are those of the paper's Table 3. The paper gives the mean and the maximum
 length, and says that lengths within a group are correlated. The distribution and the correlation are our assumptions:
 log-normal lengths, cut at the maximum, with a share of the variance of the logarithm common to the group.
+
+Invariants
+  1. All seeds have the same lengths, the quantiles of the distribution. A seed decides which of them share a group, and
+     the order of the groups. So results of two seeds differ by the arrangement alone.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -33,20 +39,30 @@ class LengthModel:
     """Share of the variance of the logarithm that is common to a group's responses."""
 
     def sample(self, num_groups: int, group_size: int, seed: int) -> list[list[int]]:
-        """Lengths by group. Their mean is `mean`, as nearly as the maximum allows."""
+        """Lengths by group: the same lengths for every seed, arranged anew."""
         random = np.random.default_rng(seed)
         common = random.standard_normal((num_groups, 1)) * math.sqrt(self.correlation)
         own = random.standard_normal((num_groups, group_size)) * math.sqrt(1.0 - self.correlation)
-        noise = self.sigma * (common + own)
-        low, high = 0.0, math.log(self.maximum) + 4 * self.sigma
-        for _ in range(60):  # the cut lowers the mean: find the median that gives `mean`, by bisection
-            middle = (low + high) / 2
-            if np.minimum(np.exp(middle + noise), self.maximum).mean() < self.mean:
-                low = middle
-            else:
-                high = middle
-        lengths = np.clip(np.exp(low + noise), 1, self.maximum).astype(int)
-        return [[int(length) for length in row] for row in lengths]
+        lengths = np.empty(num_groups * group_size, dtype=int)
+        lengths[np.argsort((common + own).ravel(), kind="stable")] = _quantiles(self, len(lengths))
+        rows: list[list[int]] = lengths.reshape(num_groups, group_size).tolist()
+        return rows
+
+
+@lru_cache(maxsize=16)
+def _quantiles(shape: LengthModel, num: int) -> np.ndarray:
+    """`num` lengths at equal steps of probability, in ascending order. Their mean is as nearly the stated one as the
+    maximum allows."""
+    normal = NormalDist()
+    noise = shape.sigma * np.array([normal.inv_cdf((i + 0.5) / num) for i in range(num)])
+    low, high = 0.0, math.log(shape.maximum) + 4 * shape.sigma
+    for _ in range(60):  # the cut lowers the mean: find the median that gives the mean, by bisection
+        middle = (low + high) / 2
+        if np.minimum(np.exp(middle + noise), shape.maximum).mean() < shape.mean:
+            low = middle
+        else:
+            high = middle
+    return np.clip(np.exp(low + noise), 1, shape.maximum).astype(int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,14 +50,17 @@ def test_a_smaller_request_does_not_overtake_the_best_that_fits_nowhere() -> Non
     assert drain(scheduler, fleet) == []
 
 
-def test_first_come_first_served_goes_on_with_what_was_begun() -> None:
-    ordering = FirstComeFirstServed()
-    fresh, begun = requests_of(a_group(0, 2))
-    begun.num_generated = 5
-    for request in (fresh, begun):
-        ordering.push(request)
-    assert ordering.peek() is begun
-    assert [ordering.pop(), ordering.pop()] == [begun, fresh]
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_a_request_that_returns_goes_last_unless_its_kv_would_be_lost(has_pool: bool) -> None:
+    ordering = FirstComeFirstServed(has_pool=has_pool)
+    first, second, third = requests_of(a_group(0, 3))
+    ordering.admit([first, second, third])
+    assert ordering.pop() is first
+    first.num_generated = 5
+    ordering.push(first)
+    assert ordering.peek() is (second if has_pool else first)
+    expected = [second, third, first] if has_pool else [first, second, third]
+    assert [ordering.pop() for _ in expected] == expected
     assert ordering.peek() is None
 
 

@@ -4,8 +4,11 @@
 import pytest
 
 from builders import a_scheduler
+from seer.context import Context
 from seer.errors import ConfigError
-from seer.scheduling.registry import NAMES, SchedulerSettings, parse_scheduler
+from seer.placement import PlacementConfig
+from seer.scheduling.divided import Divided
+from seer.scheduling.registry import NAMES, SchedulerSettings, make_scheduler, parse_scheduler
 
 ISSUED = {
     "verl-sync",
@@ -51,3 +54,11 @@ def test_an_unknown_scheduler_is_refused_with_a_hint(name: str, hint: str) -> No
 def test_a_chunk_makes_progress() -> None:
     with pytest.raises(ConfigError):
         SchedulerSettings(chunk_tokens=0)
+
+
+@pytest.mark.parametrize("name", ["context", "seer-paper"])
+def test_the_papers_schedulers_place_as_the_paper_does_whatever_a_run_is_set_to(name: str) -> None:
+    settings = SchedulerSettings(placement=PlacementConfig(imbalance_threshold=1))
+    scheduler = make_scheduler(parse_scheduler(name), settings, Context(), lambda request: 1)
+    assert isinstance(scheduler, Divided)
+    assert scheduler._placement == settings.placement.as_in_the_paper()

@@ -4,6 +4,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_the_seed_alone_decides_the_lengths() -> None:
     first, again = load_workload("moonlight"), load_workload("moonlight")
     other = load_workload("moonlight", WorkloadOptions(seed=1))
     assert first.lengths == again.lengths != other.lengths
+
+
+def test_a_seed_arranges_the_same_lengths_anew() -> None:
+    shape = LengthModel(mean=1000, maximum=5000, sigma=1.0, correlation=0.8)
+    first, second = (shape.sample(60, 4, seed) for seed in (0, 1))
+    assert first != second
+    assert sorted(chain(*first)) == sorted(chain(*second))
+    assert sorted(chain(*first)) == sorted(chain(*shape.sample(30, 8, 0)))  # groups of another size too
 
 
 def test_lengths_correlate_within_a_group_as_asked() -> None:
