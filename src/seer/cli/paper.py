@@ -19,19 +19,20 @@ from rich.text import Text
 from seer.cli.number_option import NumberOption
 from seer.cli.seeds import parse_seeds
 from seer.ranges import Threads
-from seer.sim.paper import WORKLOADS, CellResult, Measure, Study, answer, claims, run_jobs
+from seer.sim.paper import SHARES, WORKLOADS, CellResult, Measure, Study, answer, claims, run_jobs
 
 EXAMPLES = """\
 examples:
-  seer paper                     a minute or two on two cores
-  seer paper --seeds 0,1,2       the mean over three sets of lengths, as the paper's is over iterations
+  seer paper                     about half an hour on two cores
+  seer paper --seeds 0           one arrangement of the groups: a few minutes
   seer paper --json > paper.json
 """
 TITLES: dict[Study, str] = {
     "table 4": "Table 4: throughput over veRL as mechanisms are added",
     "figure 7": "Figure 7: throughput over veRL, groups of 8 and 16",
-    "figure 8": "Figure 8: total and tail seconds, and what is left of veRL's tail",
-    "context": "Length context: over veRL and the oracle, without speculation",
+    "figure 8": "Figure 8: total and tail seconds, what is left of veRL's tail, and when groups were complete",
+    "context": "Length context: over veRL and the oracles, without speculation",
+    "first version": "First version of the paper: its stated ranges, and ours",
 }
 MEASURES: dict[Measure, str] = {
     "speedup": "",
@@ -39,6 +40,10 @@ MEASURES: dict[Measure, str] = {
     "tail_s": "tail s",
     "tail_share": "tail left",
     "oracle_share": "of oracle",
+    "bar_share": "of seer-oracle",
+    "group_median_s": "half of the groups s",
+    "group_p90_s": "90% of the groups s",
+    "group_last_s": "all groups s",
 }
 
 
@@ -48,12 +53,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "paper",
         help="print the paper's tables beside ours",
         description="Simulate the paper's evaluation and print its numbers beside ours.\n"
-        "The cost model is fitted to veRL's rows of Figure 8. The other rows are not fitted, but they were in view\n"
-        "when its remaining constants were chosen (docs/design/0002-simulator.md).",
+        "The cost model is fitted to what the paper measured on veRL: its rows of Figure 8, and Figure 11. The other\n"
+        "rows are not fitted (docs/design/0002-simulator.md).",
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "--seeds", default="0", metavar="S,...", help="sets of lengths to average: 0,1,2 or 0..7 (%(default)s)"
+        "--seeds", default="0..15", metavar="S,...", help="arrangements to average: 0,1,2 or 0..15 (%(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print a list of cells instead of tables")
     parser.add_argument(
@@ -93,12 +98,10 @@ def print_studies(console: Console, answers: Sequence[CellResult], seeds: Sequen
     goals = [a for a in answers if a.within_goal is not None]
     met = sum(bool(a.within_goal) for a in goals)
     console.print(
-        "Each cell: paper, ours (error). Calibrated: veRL's total and tail seconds, marked *; the others are not, but "
-        "were in view when constants were chosen.\n"
-        "SD of veRL and StreamRL is ours (drafts from a request's own text); the paper's differs by model.\n"
-        f"Goals (table 4 within 10%, tail left within 8 points, context at 94-98% of oracle): {met} of "
-        f"{len(goals)} cells meet theirs; misses are red and marked !. "
-        f"Mean over seeds {', '.join(map(str, seeds))}.",
+        "Each cell: paper, ours, half of the 95% interval of our mean (error). Calibrated: veRL's total and tail "
+        "seconds, marked *.\n"
+        f"Goals (10%; 8 points for shares, and for tail seconds as a share of veRL's): {met} of {len(goals)} cells "
+        f"meet theirs; misses are red and marked !. Mean over seeds {', '.join(map(str, seeds))}.",
         highlight=False,
     )
 
@@ -118,20 +121,21 @@ def _table(title: str, answers: Sequence[CellResult]) -> Table:
         name = f"{row} ({first.claim.scheduler})"
         name += f", G={size}" if size else ""
         name += f", {MEASURES[measure]}" if MEASURES[measure] else ""
+        name += f": {first.claim.stated}" if first.claim.stated else ""
         table.add_row(name, *(_cell(cells[workload]) for workload in WORKLOADS))
     return table
 
 
 def _cell(a: CellResult) -> Text:
     measure = a.claim.measure
-    if measure in ("total_s", "tail_s"):
-        shown = "{:,.0f}"
-    else:
-        shown = "{:.0%}" if measure in ("tail_share", "oracle_share") else "{:.2f}"
+    is_share = measure in SHARES
+    shown = "{:,.0f}" if measure.endswith("_s") else ("{:.0%}" if is_share else "{:.2f}")
     text = shown.format(a.ours)
+    if a.half_width:
+        text += f" ±{shown.format(a.half_width).removesuffix('%')}"
     if a.claim.paper is None or a.error is None:
         return Text(text)
-    error = f"{100 * a.error:+.0f}" + (" points" if measure in ("tail_share", "oracle_share") else "%")
+    error = f"{100 * a.error:+.0f}" + (" points" if is_share else "%")
     mark = "*" if a.claim.calibrated else ("!" if a.within_goal is False else " ")
     style = "red" if a.within_goal is False else ("dim" if a.claim.calibrated else "")
     return Text(f"{shown.format(a.claim.paper)}  {text} ({error}){mark}", style=style)

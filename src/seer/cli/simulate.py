@@ -2,8 +2,8 @@
 """`seer simulate`: one workload under several schedulers, in virtual time, as a table, JSON and plots.
 
 The rollout loop and the schedulers are the production code; instances are cost models. What is printed is
-computed from the run's events alone. The oracle (true lengths, no speculation) is always run as well:
-`oracle_share` is a scheduler's throughput as a share of the oracle's on the same lengths.
+computed from the run's events alone. `seer-oracle` (true lengths, Seer's chunks, no speculation) is always run as well:
+`oracle_share` is a scheduler's throughput as a share of its throughput on the same lengths.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from seer.sim.replay import run_metadata
 from seer.sim.workloads import Workload
 
 DEFAULT_SCHEDULERS = "verl-sync,verl,divided,context,seer"
-ORACLE = "oracle"
+ORACLE = "seer-oracle"
 
 EXAMPLES = f"""\
 workloads:

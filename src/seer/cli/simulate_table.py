@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
 from seer.sim.cluster import SimulationResult
+from seer.sim.intervals import mean_of
 from seer.sim.workloads import Workload
 
 
@@ -115,8 +115,8 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
     """One line per scheduler of one seed; ratios are to the first."""
     first = rows[0]
     table = Table(
-        caption=f"x: throughput relative to {first.scheduler}; of oracle: without speculation, same lengths; "
-        "groups s: until half and 90% of the groups were complete"
+        caption=f"x: throughput relative to {first.scheduler}; of oracle: of seer-oracle, without speculation, same "
+        "lengths; groups s: until half and 90% of the groups were complete"
     )
     table.add_column("scheduler", no_wrap=True)
     columns = "tokens/s,x,of oracle,total s,tail s,groups s,preempted,recomputed,migrations,idle,accepted,simulated in"
@@ -142,7 +142,7 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
 
 
 def print_means(console: Console, rows: Sequence[Row]) -> None:
-    """One line per scheduler: the mean over the seeds and, below it, the range. Ratios are taken seed by seed."""
+    """One line per scheduler: the mean over the seeds with its interval and, below, the range. Ratios are by seed."""
     first = rows[0].scheduler
     base = {row.seed: row.throughput_tokens_s for row in rows if row.scheduler == first}
     columns: list[tuple[str, str, Callable[[Row], float | None]]] = [
@@ -157,8 +157,8 @@ def print_means(console: Console, rows: Sequence[Row]) -> None:
         ("idle", "{:.1%}", lambda row: row.idle_share),
     ]
     table = Table(
-        caption=f"mean over {len(base)} seeds, range below; x: throughput relative to {first} on the same seed; "
-        "of oracle: without speculation, same lengths",
+        caption=f"mean over {len(base)} seeds ± half of its 95% interval, range below; x: throughput relative to "
+        f"{first} on the same seed; of oracle: of seer-oracle, without speculation, same lengths",
         show_lines=True,
     )
     table.add_column("scheduler")
@@ -174,7 +174,9 @@ def _mean_and_range(rows: Sequence[Row], form: str, value: Callable[[Row], float
     values = [number for number in map(value, rows) if number is not None]
     if not values:
         return "-"
-    return f"{form.format(fmean(values))}\n{form.format(min(values))}..{form.format(max(values))}"
+    mean, half_width = mean_of(values)
+    spread = form.format(half_width).removesuffix("%")
+    return f"{form.format(mean)} ±{spread}\n{form.format(min(values))}..{form.format(max(values))}"
 
 
 def _name(row: Row) -> str:

@@ -17,10 +17,10 @@ from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_sc
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
 from seer.sim.pool_tiers import PoolTiers
-from seer.sim.speculation import AcceptanceCurve, GroupProgress, SpeculationModel
+from seer.sim.speculation import PAPER_TABLE_2, AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.workloads import Workload
 from seer.transfer import TransferEstimate
-from seer.types import GROUP_DRAFTS, BudgetRule
+from seer.types import GROUP_DRAFTS, BudgetRule, DraftMode
 from seer.types import budget_rule as rule_of
 
 Speculation = Literal["auto", "off"]
@@ -44,6 +44,7 @@ def simulate(
     *,
     speculation: Speculation = "auto",
     settings: SchedulerSettings | None = None,
+    drafts: DraftMode | None = None,
     budget_rule: BudgetRule | None = None,
     curve: AcceptanceCurve | None = None,
     length_hints: Mapping[str, int] | None = None,
@@ -53,7 +54,7 @@ def simulate(
 ) -> SimulationResult:
     """Roll the workload out to the end; `events` receives every event.
 
-    `budget_rule` takes the place of the scheduler's own.
+    `drafts` and `budget_rule` take the place of the scheduler's own.
     `pool` bounds the pool's DRAM and puts an SSD below it; without it DRAM holds everything.
     `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
     """
@@ -66,9 +67,14 @@ def simulate(
     summarizer = Summarizer(workload.num_instances)
     emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
     model: SpeculationModel | None = None
-    if speculation == "auto" and spec.drafts != "none":
-        rule = budget_rule or rule_of(spec.drafts)
-        model = SpeculationModel(spec.drafts in GROUP_DRAFTS, rule, curve or AcceptanceCurve())
+    if speculation == "auto" and (drafts or spec.drafts) != "none":
+        mode = drafts or spec.drafts
+        rule = budget_rule or rule_of(mode)
+        plain = workload.drafts.plain if mode == "own" else None
+        curve = curve or AcceptanceCurve(workload.drafts.scaled(PAPER_TABLE_2[1]))
+        model = SpeculationModel(mode in GROUP_DRAFTS, rule, curve, plain)
+        if plain is not None:
+            workload = replace(workload, cost=replace(workload.cost, draft_pass_s=plain.pass_s))
     settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),

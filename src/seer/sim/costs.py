@@ -178,6 +178,11 @@ class InstanceCost:
     with stock vLLM as 2.4 ms growing to about 7 ms per step."""
     draft_s_per_token: float = 0.5e-6
     """Time to draft one token: about 4 us for 8 tokens of one request, as measured on our index."""
+    draft_pass_s: float = 0.0
+    """Time of a pass of a draft model, which proposes one token for every request."""
+    verify_context_share: float = 0.0
+    """Reading the context for each further verified token, as a share of reading it for the first. 0: one read serves
+    all tokens of a request; 1: each token reads it anew."""
 
     @property
     def kv_tokens(self) -> int:
@@ -193,14 +198,15 @@ class InstanceCost:
         linear_s = max(
             self.model.touched_bytes(num_tokens) / bandwidth, 2.0 * self.model.active_parameters * num_tokens / flops
         )
-        # A request's KV is read once for all its verified tokens. With MLA the FLOPs can take longer than that.
+        # A good kernel reads a request's KV once for all its verified tokens. With MLA the FLOPs can take longer.
         context_s = max(
-            self.model.kv_bytes_per_token / bandwidth,
+            self.model.kv_bytes_per_token * (1.0 + self.verify_context_share * (tokens_per_request - 1.0)) / bandwidth,
             self.model.attention_flops_per_context_token * tokens_per_request / flops,
         )
         draft_s = 0.0
         if tokens_per_request > 1.0:
-            draft_s = self.speculation_overhead_s + num_requests * (tokens_per_request - 1.0) * self.draft_s_per_token
+            depth = tokens_per_request - 1.0
+            draft_s = self.speculation_overhead_s + depth * (num_requests * self.draft_s_per_token + self.draft_pass_s)
         base_s = self.overhead_s + draft_s + self.slowdown * (linear_s + self._communication_s(num_tokens))
         return StepTime(base_s, self.slowdown * context_s)
 

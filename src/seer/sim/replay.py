@@ -22,6 +22,7 @@ from seer.metrics.events import Ended, Event, Queued, Started
 from seer.metrics.jsonl import read_events, read_header
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.costs import GPUS, MODELS, InstanceCost
+from seer.sim.draft_model import DraftModel
 from seer.sim.workloads import Workload
 from seer.types import FinishReason
 
@@ -40,6 +41,7 @@ class _Cluster(msgspec.Struct, frozen=True):
     max_tokens: int
     chunk_tokens: int
     max_num_seqs: int
+    drafts: DraftModel = DraftModel()
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -77,6 +79,7 @@ def run_metadata(workload: Workload, scheduler: str, speculation: Speculation, s
             max_tokens=workload.max_tokens,
             chunk_tokens=workload.chunk_tokens,
             max_num_seqs=workload.max_num_seqs,
+            drafts=workload.drafts,
         ),
     )
     content: dict[str, Any] = msgspec.to_builtins(metadata)
@@ -147,4 +150,5 @@ def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: di
         num_instances=cluster.num_instances,
         chunk_tokens=cluster.chunk_tokens,
         max_num_seqs=cluster.max_num_seqs,
+        drafts=cluster.drafts,
     )

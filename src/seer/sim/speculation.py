@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from seer.sim.costs import InstanceCost, StepTime
+from seer.sim.draft_model import PlainDrafts, acceptance_for
 from seer.speculation.budget import allot
 from seer.speculation.threshold import DENSE, MIXTURE
 from seer.speculation.throughput import (
@@ -78,15 +79,8 @@ def _rate(curve: AcceptanceCurve, num_references: float) -> float:
 
 @lru_cache(maxsize=4096)
 def acceptance_rate(length: float) -> float:
-    """Solve τ(MAX_DEPTH) = length for α by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if tokens_per_step(geometric_survival(middle), MAX_DEPTH) < length:
-            low = middle
-        else:
-            high = middle
-    return low
+    """Solve τ(MAX_DEPTH) = length for α."""
+    return acceptance_for(length, MAX_DEPTH)
 
 
 @dataclass(slots=True)
@@ -132,10 +126,14 @@ class SpeculationModel:
     grouped: bool
     rule: BudgetRule = "seer"
     curve: AcceptanceCurve = AcceptanceCurve()
+    plain: PlainDrafts | None = None
+    """Of plain speculation, in place of drafts from a request's own text."""
     _step_times: dict[tuple[int, float], StepTime] = field(default_factory=dict, compare=False, repr=False)
 
     def acceptance(self, progress: GroupProgress, group: int) -> float:
         """α for a request of this group now."""
+        if self.plain is not None:
+            return self.plain.acceptance
         return self.curve.rate(progress.references(group) if self.grouped else 0.0)
 
     def sizes(
@@ -150,10 +148,15 @@ class SpeculationModel:
             self.rule,
             ModelledStep(cost, context_tokens, self._step_times),
             classes,
-            LIMITS if self.grouped else LINES,
+            self._limits(),
             thresholds=MIXTURE if cost.model.num_experts else DENSE,
         )
         return Sizes(sizes[0], sizes[-1])
+
+    def _limits(self) -> DraftLimits:
+        if self.plain is not None:
+            return DraftLimits(tuple(range(self.plain.max_depth + 1)))
+        return LIMITS if self.grouped else LINES
 
 
 class Sizes(NamedTuple):

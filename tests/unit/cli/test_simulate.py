@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seer.cli.main import main
+from seer.sim.intervals import mean_of
 from seer.cli.simulate import DEFAULT_SCHEDULERS
 
 SMALL = ["simulate", "synthetic", "--groups", "10", "--group-size", "4", "--mean", "300", "--max", "2000"]
@@ -57,7 +58,7 @@ def test_the_same_seed_gives_the_same_bytes_but_for_the_wall_time(capsys: pytest
 
 
 def test_the_oracles_share_of_itself_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = simulate_json(capsys, "--schedulers", "oracle")
+    (row,) = simulate_json(capsys, "--schedulers", "seer-oracle")
     assert row["oracle_share"] == 1.0
 
 
@@ -99,9 +100,9 @@ def test_the_table_of_several_seeds_shows_the_mean_and_the_range_of_ratios_of_eq
     assert "seeds 0, 1, 2" in out
     cells = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if line.startswith("│")]
     assert [row[3] for row in cells] == [
-        "1.00",
+        "1.00 ±0.00",
         "1.00..1.00",
-        f"{sum(ratios) / 3:.2f}",
+        "{:.2f} ±{:.2f}".format(*mean_of(ratios)),
         f"{min(ratios):.2f}..{max(ratios):.2f}",
     ]
 

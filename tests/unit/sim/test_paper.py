@@ -27,6 +27,9 @@ def a_summary(*, tokens_s: float, total_s: float = 100.0, tail_s: float = 10.0) 
         migrated_tokens=0,
         idle_share=0.0,
         mean_accepted=1.0,
+        group_median_s=1.0,
+        group_p90_s=1.0,
+        group_last_s=1.0,
     )
 
 
