@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit each paper workload to what the paper measured on veRL, and to nothing else.
 
-    time      `overhead_s` and `slowdown`, scaled together, to veRL's total seconds (Fig. 8). Its tail seconds, which the
-              assumed spread of lengths and share of memory decide, are printed beside the paper's.
+    time      `overhead_s` and `slowdown`, scaled together, to veRL's total seconds (Fig. 8). Its tail seconds, which
+              the assumed spread of lengths and share of memory decide, are printed beside the paper's.
     grouped   `level` and `verify_context_share`, to acceptance length and speedup of grouped speculation (Fig. 11)
     plain     `pass_s`, to the speedup of plain speculation (Fig. 11); its acceptance is the paper's
 

@@ -36,6 +36,8 @@ class SimulationResult:
     summary: Summary
     wall_s: float
     """Real seconds the simulation took."""
+    length_hints: Mapping[str, int]
+    """What the rollout learned about its prompts, for a later one."""
 
 
 def simulate(
@@ -63,18 +65,14 @@ def simulate(
     spec = parse_scheduler(scheduler)
     wanted_groups = len(workload.lengths)
     if spec.oversample > 1:
-        workload = replace(workload, lengths=workload.lengths * spec.oversample)
+        times = spec.oversample
+        workload = replace(workload, lengths=workload.lengths * times, keys=workload.keys * times)
     summarizer = Summarizer(workload.num_instances)
     emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
-    model: SpeculationModel | None = None
-    if speculation == "auto" and (drafts or spec.drafts) != "none":
-        mode = drafts or spec.drafts
-        rule = budget_rule or rule_of(mode)
-        plain = workload.drafts.plain if mode == "own" else None
-        curve = curve or AcceptanceCurve(workload.drafts.scaled(PAPER_TABLE_2[1]))
-        model = SpeculationModel(mode in GROUP_DRAFTS, rule, curve, plain)
-        if plain is not None:
-            workload = replace(workload, cost=replace(workload.cost, draft_pass_s=plain.pass_s))
+    mode = drafts or spec.drafts
+    model = None if speculation == "off" else _speculation(workload, mode, budget_rule or rule_of(mode), curve)
+    if model is not None and model.plain is not None:
+        workload = replace(workload, cost=replace(workload.cost, draft_pass_s=model.plain.pass_s))
     settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),
@@ -104,7 +102,18 @@ def simulate(
         off_policy=spec.off_policy,
         summary=summarizer.summary(),
         wall_s=time.perf_counter() - began_s,
+        length_hints=context.as_length_hints({group.id: group for group in workload.groups()}),
     )
+
+
+def _speculation(
+    workload: Workload, mode: DraftMode, rule: BudgetRule, curve: AcceptanceCurve | None
+) -> SpeculationModel | None:
+    if mode == "none":
+        return None
+    plain = workload.drafts.plain if mode == "own" else None
+    curve = curve or AcceptanceCurve(workload.drafts.scaled(PAPER_TABLE_2[1]))
+    return SpeculationModel(mode in GROUP_DRAFTS, rule, curve, plain)
 
 
 def _make_instances(

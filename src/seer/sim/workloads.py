@@ -41,10 +41,15 @@ class LengthModel:
     correlation: float
     """Share of the variance of the logarithm that is common to a group's responses."""
 
-    def sample(self, num_groups: int, group_size: int, seed: int) -> list[list[int]]:
-        """Lengths by group: the same lengths for every seed, arranged anew."""
+    def sample(self, num_groups: int, group_size: int, seed: int, *, iteration: int = 0) -> list[list[int]]:
+        """Lengths by group: the same lengths for every seed, arranged anew.
+
+        In another iteration the groups are the same prompts: what is common to a group stays, the rest is drawn again.
+        """
         random = np.random.default_rng(seed)
         common = random.standard_normal((num_groups, 1)) * math.sqrt(self.correlation)
+        if iteration:
+            random = np.random.default_rng((seed, iteration))
         own = random.standard_normal((num_groups, group_size)) * math.sqrt(1.0 - self.correlation)
         lengths = np.empty(num_groups * group_size, dtype=int)
         lengths[np.argsort((common + own).ravel(), kind="stable")] = _quantiles(self, len(lengths))
@@ -81,6 +86,8 @@ class Workload:
     chunk_tokens: int = 8192
     max_num_seqs: int = 1024
     drafts: DraftModel = TABLE_2_DRAFTS
+    keys: tuple[str, ...] = ()
+    """The groups' prompts, for length hints; empty: the groups' numbers."""
 
     @property
     def num_requests(self) -> int:
@@ -109,9 +116,10 @@ class Workload:
     def groups(self) -> list[Group]:
         """The groups without their lengths, which only instances and oracles may know."""
         sampling = Sampling(max_tokens=self.max_tokens)
+        keys = self.keys or tuple(map(str, range(len(self.lengths))))
         return [
-            Group(id=i, num_requests=len(row), num_prompt_tokens=self.prompt_tokens, sampling=sampling, key=str(i))
-            for i, row in enumerate(self.lengths)
+            Group(id=i, num_requests=len(row), num_prompt_tokens=self.prompt_tokens, sampling=sampling, key=key)
+            for i, (row, key) in enumerate(zip(self.lengths, keys, strict=True))
         ]
 
     def check(self) -> None:

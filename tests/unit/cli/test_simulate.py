@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from seer.cli.main import main
-from seer.sim.intervals import mean_of
 from seer.cli.simulate import DEFAULT_SCHEDULERS
+from seer.sim.intervals import mean_of
 
 SMALL = ["simulate", "synthetic", "--groups", "10", "--group-size", "4", "--mean", "300", "--max", "2000"]
 PROMISED = {
