@@ -14,6 +14,7 @@ Invariants
      well as standing in the key, so a reader with another weights version or layout can never hit.
   2. Key i depends on every token of blocks 0..i and on nothing after them.
   3. Only full blocks have keys: the tokens of an unfinished last block are left to the caller.
+  4. The parts of a block that different tensor-parallel ranks hold have different keys, made from one (`keys_of_part`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from seer.errors import ConfigError
 KEY_BYTES = 32
 HASH_BYTES = 16
 """128 bits: two prefixes do not collide by chance."""
-_FORMAT = b"seer-kv-1"  # part of every digest: a change of this file's rules must change every key
+_FORMAT = b"seer-kv-2"  # part of every digest: a change of this file's rules must change every key
 
 KeyArray: TypeAlias = NDArray[np.uint8]
 """Keys as one contiguous array of shape [n, 32]; what every backend works on."""
@@ -62,11 +63,8 @@ class KVLayout:
     kind: str = "kv"
     """`kv` when keys and values are stored apart, `latent` when one latent stands for both (MLA)."""
 
-    rank: int = 0
-    """Which shard of the model this is, 0 when unsharded."""
-
     num_ranks: int = 1
-    """How many shards the model has."""
+    """How many tensor-parallel ranks the model is spread over."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "num_ranks"):
@@ -74,8 +72,6 @@ class KVLayout:
                 raise ConfigError(f"layout.{name}={getattr(self, name)} must be at least 1")
         if self.kind not in ("kv", "latent"):
             raise ConfigError(f"layout.kind={self.kind!r} is neither 'kv' nor 'latent'")
-        if not 0 <= self.rank < self.num_ranks:
-            raise ConfigError(f"layout.rank={self.rank} is outside 0..{self.num_ranks - 1}")
 
     def block_bytes(self, dtype_bytes: int) -> int:
         """Bytes of one block, given the size of its element type."""
@@ -119,6 +115,16 @@ def namespace_digest(namespace: Namespace) -> bytes:
 def key_prefix(namespace: Namespace) -> bytes:
     """The first 16 bytes of every key of this namespace: weights version, then half of the namespace digest."""
     return namespace.weights_version.to_bytes(8, "little") + namespace_digest(namespace)[:8]
+
+
+def keys_of_part(keys: Sequence[bytes], part: int) -> Sequence[bytes]:
+    """The keys of one part of each block, where the ranks of a model hold different parts; part 0 has `keys` itself.
+
+    The part goes into the namespace half of a key, so one chain of hashes serves all ranks.
+    """
+    if not part:
+        return keys
+    return [key[:8] + (int.from_bytes(key[8:16], "little") ^ part).to_bytes(8, "little") + key[16:] for key in keys]
 
 
 def chain_hash(parent: bytes, tokens: bytes) -> bytes:

@@ -96,7 +96,7 @@ def a_plan(pool: Any, *, drafts: int = 0, **options: Any) -> Any:
     from seer.engine.vllm.connector_plan import Plan
 
     defaults = {"flush_blocks": 1, "flush_steps": 1, "near_deadline_s": 0.0}
-    return Plan(pool, (LAYOUT, ""), tokens_per_step=1 + drafts, options=TransferOptions(**defaults | options))
+    return Plan(pool, LAYOUT, "", tokens_per_step=1 + drafts, options=TransferOptions(**defaults | options))
 
 
 def step(plan: Any, *, new: Any = (), cached: Any = (), resumed: Any = ()) -> Any:

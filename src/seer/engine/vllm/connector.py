@@ -2,7 +2,8 @@
 """The KV pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.32.
 
 vLLM makes one connector in the scheduler, which decides what moves (connector_plan.py), and one in each worker, which
-moves it (connector_transfer.py). A `PoolMetadata` goes from the first to the second with every step.
+moves it (connector_transfer.py); with tensor parallelism each worker moves its part (connector_parts.py). A
+`PoolMetadata` goes from the first to the others with every step.
 
 A request's blocks are freed as soon as it ends: a step's saves are read from KV memory before the step's forward pass
 is launched, and anything that may overwrite a freed block is launched later.
@@ -19,7 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from seer.config import TransferOptions
-from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_layout
+from seer.engine.vllm.connector_parts import WholeBlocks, kv_layout, kv_parts
+from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_salt
 from seer.engine.vllm.connector_stats import LoadStats
 from seer.engine.vllm.connector_transfer import BlockTransfer
 from seer.errors import ConfigError
@@ -41,29 +43,29 @@ class SeerPoolConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        world = vllm_config.parallel_config.world_size
-        if world > 1:
-            raise ConfigError(
-                f"the pool takes KV of unsharded models, this one is on {world} ranks", hint="pool='none'"
-            )
+        parts, layout = kv_parts(vllm_config), kv_layout(vllm_config, kv_cache_config)
         config = vllm_config.kv_transfer_config
         assert config is not None, "a connector is made because there is a kv_transfer_config"
         extra = config.kv_connector_extra_config
         options = TransferOptions(**extra.get("options", {}))
         self._pool = open_pool(extra["pool"])
+        self._pool_block_bytes: int = extra["pool"]["block_bytes"]
         self._num_blocks = kv_cache_config.num_blocks
         self._plan: Plan | None = None
         self._transfer: BlockTransfer | None = None
         if role == KVConnectorRole.SCHEDULER:
             speculative = vllm_config.speculative_config
             self._plan = Plan(
-                self._pool,
-                pool_layout(vllm_config, kv_cache_config),
+                WholeBlocks(self._pool, parts.num_parts),
+                layout,
+                pool_salt(vllm_config),
                 tokens_per_step=1 + (speculative.num_speculative_tokens if speculative is not None else 0),
                 options=options,
             )
         else:
-            self._transfer = BlockTransfer(self._pool, options)
+            from vllm.distributed import get_tensor_model_parallel_rank
+
+            self._transfer = BlockTransfer(self._pool, options, parts=parts, rank=get_tensor_model_parallel_rank())
 
     # Scheduler's side
 
@@ -93,8 +95,14 @@ class SeerPoolConnector(KVConnectorBase_V1):
     # Worker's side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Use this KV memory, by layer."""
+        """Use this KV memory, by layer; refuse a pool that was made for smaller blocks."""
         self._moving().use(list(kv_caches.values()), self._num_blocks)
+        needed = self._moving().block_bytes
+        if needed > self._pool_block_bytes:
+            raise ConfigError(
+                f"a KV block has {needed} bytes on each rank, the pool was made for {self._pool_block_bytes}",
+                hint="all instances on a pool need the same model, dtype, block_size and tensor_parallel",
+            )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """The step begins: read the blocks to save before anything else is launched."""

@@ -25,7 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -34,13 +34,12 @@ from vllm.v1.request import RequestStatus
 
 from seer.config import TransferOptions
 from seer.engine.vllm.chunks import EXTRA
-from seer.kvpool.base import Pool
+from seer.engine.vllm.connector_parts import WholeBlocks
 from seer.kvpool.keys import KVLayout, Namespace, chain_hash, key_prefix, namespace_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
 NEAR_BLOCKS = 2
@@ -54,6 +53,7 @@ class SaveJob:
 
     request: str
     keys: list[bytes]
+    """Of part 0; each worker makes those of its own part."""
     blocks: list[int]
 
 
@@ -77,19 +77,9 @@ class PoolMetadata(KVConnectorMetadata):
     frees: list[str] = field(default_factory=list)
 
 
-def pool_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[KVLayout, str]:
-    """The layout of blocks, and a salt for what else their bytes depend on."""
-    (group,) = kv_cache_config.kv_cache_groups  # connectors like this one switch hybrid KV memory off
-    spec: Any = group.kv_cache_spec
-    layout = KVLayout(
-        num_layers=len(group.layer_names),
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_size,
-        dtype=str(spec.dtype).removeprefix("torch."),
-        block_size=spec.block_size,
-    )
-    cache = vllm_config.cache_config
-    return layout, f"vllm/{vllm.__version__}/{current_platform.device_type}/{cache.cache_dtype}"
+def pool_salt(vllm_config: VllmConfig) -> str:
+    """What the bytes of blocks depend on, beside their layout."""
+    return f"vllm/{vllm.__version__}/{current_platform.device_type}/{vllm_config.cache_config.cache_dtype}"
 
 
 @dataclass(slots=True)
@@ -121,10 +111,10 @@ class Plan:
     """The plan of one engine."""
 
     def __init__(
-        self, pool: Pool, layout: tuple[KVLayout, str], *, tokens_per_step: int, options: TransferOptions
+        self, pool: WholeBlocks, layout: KVLayout, salt: str, *, tokens_per_step: int, options: TransferOptions
     ) -> None:
         self._pool = pool
-        self._layout, self._salt = layout
+        self._layout, self._salt = layout, salt
         self._tokens_per_step = tokens_per_step
         self._options = options
         self._block_size = self._layout.block_size

@@ -5,8 +5,9 @@
            a thread hands them to the pool when the copy is complete
     load   threads fill pinned memory from the pool, each a part of it; it is copied and scattered when all is there
 
-A block in the pool is its layers' bytes in order. Host memory is `num_save_buffers` and `num_load_buffers` fixed
-buffers. When all save buffers are busy for `save_wait_s`, the blocks are not saved; they are computed again if needed.
+A block in the pool is its layers' bytes in order; with tensor parallelism, those of this worker's part. Host memory is
+`num_save_buffers` and `num_load_buffers` fixed buffers. When all save buffers are busy for `save_wait_s`, the blocks
+are not saved; they are computed again if needed.
 
 Invariants
   1. After `save` has returned, work launched on the device may overwrite the blocks.
@@ -31,9 +32,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from seer.config import TransferOptions
+from seer.engine.vllm.connector_parts import KVParts
 from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
+from seer.kvpool.keys import keys_of_part
 
 if TYPE_CHECKING:
     from seer.engine.vllm.connector_plan import LoadJob, SaveJob
@@ -51,8 +54,10 @@ class _HostBuffer:
 class BlockTransfer:
     """The worker's side; one per worker."""
 
-    def __init__(self, pool: Pool, options: TransferOptions) -> None:
+    def __init__(self, pool: Pool, options: TransferOptions, *, parts: KVParts | None = None, rank: int = 0) -> None:
         self._pool = pool
+        parts = parts or KVParts()
+        self._part, self._saves, self._num_ranks = parts.part_of(rank), parts.saves(rank), parts.num_ranks
         self._options = options
         self._layers: list[torch.Tensor] = []
         self._buffer_blocks = 0
@@ -88,11 +93,13 @@ class BlockTransfer:
     # Saving
 
     def save(self, jobs: Sequence[SaveJob], frees: Sequence[str]) -> None:
-        """Read blocks from KV memory; a thread puts them to the pool."""
+        """Read blocks from KV memory; a thread puts them to the pool. A rank whose part another saves does nothing."""
+        if not self._saves:
+            return
         if jobs:
             began_s = time.perf_counter()
             blocks = [block for job in jobs for block in job.blocks]
-            owners = [(job.request, key) for job in jobs for key in job.keys]
+            owners = [(job.request, key) for job in jobs for key in keys_of_part(job.keys, self._part)]
             for start in range(0, len(blocks), self._buffer_blocks):
                 part = slice(start, start + self._buffer_blocks)
                 self._save_part(blocks[part], owners[part])
@@ -192,12 +199,12 @@ class BlockTransfer:
     def _note_load(self, jobs: Sequence[LoadJob], kind: str, seconds: float) -> None:
         with self._lock:
             self._seconds["load_s"] += seconds
-            self._loads[kind] += seconds
+            self._loads[kind] += seconds / self._num_ranks  # vLLM adds the ranks' counts, which load at the same time
             self._loads[LOADED_BYTES] += self.block_bytes * sum(len(job.blocks) for job in jobs)
 
     def _fill(self, jobs: Sequence[LoadJob]) -> None:
         blocks = [block for job in jobs for block in job.blocks]
-        keys = [key for job in jobs for key in job.keys]
+        keys = [key for job in jobs for key in keys_of_part(job.keys, self._part)]
         reading: deque[tuple[list[int], _HostBuffer, list[Future[list[bool]]]]] = deque()
         for start in range(0, len(blocks), self._buffer_blocks):
             part = slice(start, start + self._buffer_blocks)

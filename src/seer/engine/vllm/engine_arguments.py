@@ -25,6 +25,16 @@ CPU_ARGUMENTS: dict[str, Any] = {
     "enable_chunked_prefill": False,
 }
 """Engine arguments on a CPU, each with its reason."""
+CPU_LATENT_ARGUMENTS: dict[str, Any] = {
+    # vLLM prefers its kernels for AMX, which need bfloat16 and end the process where PyTorch reports AMX and the
+    # machine does not let processes use it. The other kernels run everywhere.
+    "attention_config": {"backend": "CPU_MLA"},
+    "enable_prefix_caching": False,  # vLLM turns it off for these kernels
+    # vLLM's native rotary embedding reads queries of three dimensions, which these models have, with the wrong stride
+    # on a CPU: a token then depends on what else is in the batch. PyTorch's own operations are right.
+    "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]},
+}
+"""More of them for models with latent attention (MLA)."""
 CPU_STEP_TOKENS = 4096
 """Batched tokens of one step; more where one context may be longer, since chunked prefill is off."""
 
@@ -45,8 +55,11 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         "stream_interval": settings.stream_tokens,
         "disable_log_stats": True,
         "worker_extension_cls": "seer.engine.vllm.worker.SeerWorker",
-        "scheduler_cls": "seer.engine.vllm.step_counting.counting_scheduler",
     }
+    if settings.counts_steps:
+        arguments["scheduler_cls"] = "seer.engine.vllm.step_counting.counting_scheduler"
+    if settings.tensor_parallel > 1:
+        arguments |= {"tensor_parallel_size": settings.tensor_parallel, "distributed_executor_backend": "mp"}
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
     if settings.kv_blocks is not None:

@@ -24,8 +24,9 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,15 +44,11 @@ from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.staged_weights import stage
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
 from seer.engine.vllm.engine_arguments import engine_arguments
+from seer.engine.vllm.fitting import fit_to_model
 from seer.engine.vllm.gpu_drafts.install import ready
+from seer.engine.vllm.guards import guarded
 from seer.engine.vllm.model_folder import read_folder, weights_identity
-from seer.engine.vllm.settings import (
-    CPU_BLOCK_SIZE,
-    CPU_VALUE_BYTES,
-    DEFAULT_CPU_KV_BYTES,
-    ENVIRONMENT,
-    VllmSettings,
-)
+from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
 from seer.errors import InputError, InstanceError, NoProbability, SeerError
@@ -137,7 +134,7 @@ class VllmInstance:
         require_vllm()
         self._id = id
         self.folder = read_folder(Path(settings.model_dir))
-        self._settings = self._fit(settings)
+        self._settings = fit_to_model(settings, self.folder)
         self._weights_version, self._max_waiting = weights_version, max_waiting
         self._on_death, self._on_context_ready, self._make_engine = on_death, on_context_ready, make_engine
         self._limits: InstanceLimits | None = None
@@ -176,7 +173,7 @@ class VllmInstance:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._identity = await asyncio.to_thread(self._identify, self.folder.path)
-        self._settings = await asyncio.to_thread(ready, self._settings)
+        self._settings = await asyncio.to_thread(ready, guarded(self._settings))
         arguments = engine_arguments(self._settings, self._identity)
         self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
         # The runner for CPUs samples as the older one does, whichever is asked for.
@@ -302,8 +299,10 @@ class VllmInstance:
         self._ended_groups.append(group)
 
     async def pool_counts(self) -> dict[str, float]:
-        """Counts of the connector: blocks moved, missed and dropped, and seconds."""
-        (counts,) = await self._started().collective_rpc("seer_pool_counts")
+        """Counts of the connector: blocks moved, missed and dropped, and seconds; the sum over the ranks."""
+        counts: Counter[str] = Counter()
+        for of_rank in await self._started().collective_rpc("seer_pool_counts"):
+            counts.update(of_rank)
         return dict(counts)
 
     async def draft_counts(self) -> list[dict[str, int]]:
@@ -420,20 +419,6 @@ class VllmInstance:
             self._end(active, ChunkEnd.FAILED, error=str(self._failure))
 
     # Set-up
-
-    def _fit(self, settings: VllmSettings) -> VllmSettings:
-        """Leave room after the longest context for the drafts of its last step."""
-        speculation = settings.speculation
-        lookahead = speculation.max_draft_tokens + 1 if speculation is not None else 0
-        most = self.folder.max_model_len - lookahead
-        fitting = replace(settings, max_model_len=min(settings.max_model_len, most))
-        if settings.device == "cpu":
-            # vLLM would take a share of all memory: give it bytes, from the number of blocks where that is set.
-            tokens = settings.block_size or CPU_BLOCK_SIZE
-            block_bytes = self.folder.block_bytes(tokens, CPU_VALUE_BYTES.get(settings.dtype, 4))
-            blocks = settings.kv_blocks or (settings.kv_memory_bytes or DEFAULT_CPU_KV_BYTES) // block_bytes
-            fitting = replace(fitting, block_size=tokens, kv_blocks=blocks, kv_memory_bytes=(blocks + 1) * block_bytes)
-        return fitting
 
     def _identify(self, weights: Path) -> str:
         """The identity of weights; refuses those of another model."""

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,10 +33,15 @@ class ModelFolder:
     stored_dtype: str
     tied_head: bool
     """The output matrix is the embedding table."""
+    latent_dim: int | None = None
+    """Values that latent attention (MLA) keeps per token and layer, in place of keys and values of each head."""
 
-    def block_bytes(self, block_size: int, value_bytes: int) -> int:
-        """Memory of one KV block over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * value_bytes
+    def block_bytes(self, block_size: int, value_bytes: int, num_ranks: int = 1) -> int:
+        """Memory of one KV block over all layers, on each of the tensor-parallel ranks."""
+        if self.latent_dim is not None:
+            return self.num_layers * self.latent_dim * block_size * value_bytes
+        heads = max(1, self.num_kv_heads // num_ranks)
+        return 2 * self.num_layers * heads * self.head_dim * block_size * value_bytes
 
 
 def read_folder(path: Path) -> ModelFolder:
@@ -48,6 +53,7 @@ def read_folder(path: Path) -> ModelFolder:
         raise InputError(f"{source}: text_config holds {type(text).__name__}, not an object")
     read = parse_struct(text, DecoderFields, source=source)
     outer = parse_struct(raw, _OuterFields, source=source)
+    latent = parse_struct(text, _LatentFields, source=source)
     tied = outer.tie_word_embeddings if read.tie_word_embeddings is None else read.tie_word_embeddings
     eos = {*end_tokens(outer.eos_token_id), *end_tokens(read.eos_token_id), *generation_end_tokens(path)}
     return ModelFolder(
@@ -60,6 +66,7 @@ def read_folder(path: Path) -> ModelFolder:
         eos_token_ids=tuple(sorted(eos)),
         stored_dtype=outer.torch_dtype or outer.dtype or "bfloat16",
         tied_head=bool(tied),
+        latent_dim=latent.width,
     )
 
 
@@ -70,6 +77,18 @@ class _OuterFields(msgspec.Struct, kw_only=True):
     tie_word_embeddings: bool | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
+
+
+class _LatentFields(msgspec.Struct, kw_only=True):
+    """What models with latent attention (MLA) have."""
+
+    kv_lora_rank: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    qk_rope_head_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def width(self) -> int | None:
+        """Values that are kept per token and layer."""
+        return None if self.kv_lora_rank is None else self.kv_lora_rank + self.qk_rope_head_dim
 
 
 def weights_identity(folder: Path, tensors: Mapping[str, Any] | None) -> str:

@@ -20,6 +20,8 @@ CPU_BLOCK_STEP = 32
 CPU_BLOCK_SIZE = 128
 """vLLM's own default on a CPU."""
 
+CPU_LATENT_BLOCK_SIZE = 16
+"""The only one that vLLM's latent attention (MLA) on a CPU takes."""
 CPU_VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2}
 """Bytes of a KV value by dtype; 4 for all others."""
 DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -49,6 +51,9 @@ class VllmSettings:
     """None: vLLM chooses."""
     kv_blocks: int | None = None
     kv_memory_bytes: int | None = None
+    """Of each rank."""
+    tensor_parallel: int = 1
+    """Ranks that the model is spread over; each is a worker process of its own."""
     dtype: str = "auto"
     device: str = "cpu"
     stream_tokens: int = 16
@@ -63,5 +68,7 @@ class VllmSettings:
     """`backend` (local or mooncake) and that pool's settings."""
     pool_options: TransferOptions = field(default_factory=TransferOptions)
     """How the connector moves blocks."""
+    counts_steps: bool = True
+    """Use the scheduler of ours that counts its steps and holds outputs back until they are due."""
     engine: dict[str, Any] = field(default_factory=dict)
     """More engine arguments, passed to vLLM unchanged."""

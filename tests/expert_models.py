@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny random models with experts, for vLLM: DeepSeek-V3's shape (latent attention, MLA) and Qwen3-MoE's.
+
+Made by transformers from its own configurations, so their folders are those of real checkpoints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,  # logits spread over several units
+    "dtype": "float32",
+}
+LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""The only sizes that vLLM's latent attention on a CPU takes: those of the real models."""
+
+
+def make_qwen3_moe(folder: Path, seed: int = 0) -> Path:
+    from transformers import Qwen3MoeConfig
+
+    return _save(Qwen3MoeConfig(**COMMON, num_key_value_heads=2, head_dim=32, num_experts=8), folder, seed)
+
+
+def make_deepseek(folder: Path, seed: int = 0) -> Path:
+    from transformers import DeepseekV3Config
+
+    config = DeepseekV3Config(
+        **COMMON | LATENT,
+        num_key_value_heads=4,
+        q_lora_rank=None,  # as Moonlight has it
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        num_nextn_predict_layers=0,
+        topk_method="noaux_tc",  # vLLM looks for it, transformers does not
+        scoring_func="sigmoid",
+    )
+    return _save(config, folder, seed)
+
+
+def _save(config: Any, folder: Path, seed: int) -> Path:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
