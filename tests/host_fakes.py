@@ -93,6 +93,13 @@ def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> 
     return make_configured_fake(id, settings, events)
 
 
+def make_telling(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """Writes into its log what its process was given to run on."""
+    config, cores = read_settings(settings).config, sorted(os.sched_getaffinity(0))
+    print(f"device {config.device}, GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}, cores {cores}", flush=True)
+    return make_configured_fake(id, settings, events)
+
+
 def make_fake(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
     """One without faults; the settings are its own arguments."""
     return FakeInstance(id, events=events, **settings)

@@ -115,6 +115,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         engine=args.engine,
         device=args.device,
         instances=num_instances,
+        share_gpus=True,
         kv_blocks=kv_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=args.max_num_seqs,

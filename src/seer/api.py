@@ -397,11 +397,13 @@ def _make_pool(engine: PreparedEngine) -> FleetPool | None:
     num_bytes, config = pool_bytes(engine), engine.config
     if num_bytes == 0 or engine.block_bytes is None:
         return None
+    block_bytes, block_size, num_ranks = engine.block_bytes, config.kv.block_size, config.tensor_parallel
     if num_bytes is None:
-        return FleetPool.mooncake(config.pool.name, block_bytes=engine.block_bytes, block_size=config.kv.block_size)
+        return FleetPool.mooncake(config.pool.name, block_bytes=block_bytes, block_size=block_size, num_ranks=num_ranks)
     return FleetPool.local(
-        block_bytes=engine.block_bytes,
-        block_size=config.kv.block_size,
+        block_bytes=block_bytes,
+        block_size=block_size,
+        num_ranks=num_ranks,
         dram_bytes=num_bytes,
         ssd=pool_ssd(engine),
     )

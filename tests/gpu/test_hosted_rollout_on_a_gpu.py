@@ -42,13 +42,13 @@ def rolled_out(model: Path, *, kill: bool = False, **settings: Any) -> tuple[dic
 
 def test_two_instances_on_a_gpu_give_the_tokens_of_the_cpu(model: Path) -> None:
     expected, _ = rolled_out(model, instances=1, hosting=HostingConfig(pin_cores=False))
-    tokens, rollout = rolled_out(model, instances=2, device="cuda")
+    tokens, rollout = rolled_out(model, instances=2, device="cuda", share_gpus=True)
     assert tokens == expected
     assert rollout.fleet.num_lost == 0
 
 
 def test_a_killed_instance_on_a_gpu_changes_no_token(model: Path) -> None:
-    expected, _ = rolled_out(model, instances=2, device="cuda")
-    tokens, rollout = rolled_out(model, instances=2, device="cuda", kill=True)
+    expected, _ = rolled_out(model, instances=2, device="cuda", share_gpus=True)
+    tokens, rollout = rolled_out(model, instances=2, device="cuda", share_gpus=True, kill=True)
     assert rollout.fleet.num_lost >= 1
     assert tokens == expected

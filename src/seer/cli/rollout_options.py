@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from seer.cli.gpus_option import gpus_option
 from seer.cli.size_option import size_option
 from seer.config import PRESETS, RunConfig
 from seer.config.engines import ENGINES
@@ -46,7 +47,11 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     add("--model", "rollout.model", metavar="MODEL", help=model)
     add("--engine", "rollout.engine", metavar="NAME", help=f"engine of the instances: {', '.join(ENGINES)}")
     add("--instances", "rollout.instances", type=int, metavar="N", help="number of instances, each a process")
-    add("--device", "rollout.device", metavar="NAME", help="cpu, cuda or cuda:N; all instances share it")
+    add("--device", "rollout.device", metavar="NAME", help="cpu, cuda or cuda:N (that GPU alone)")
+    add("--gpus", "rollout.gpus", type=gpus_option, metavar="LIST", help="GPUs to use, as 0,1,4-7 (all visible ones)")
+    add("--share-gpus", "rollout.share_gpus", const=True, help="put several instances on a GPU where there are too few")
+    ranks = "GPUs of an instance, over which its model is spread (vllm)"
+    add("--tensor-parallel", "rollout.tensor_parallel", type=int, metavar="N", help=ranks)
     add("--dtype", "rollout.dtype", metavar="NAME", help=f"type to compute in: {', '.join(DTYPES)}")
     seqs = "requests an instance runs at once (16 on a CPU, 256 on a GPU)"
     add("--max-num-seqs", "rollout.max_num_seqs", type=int, metavar="N", help=seqs)

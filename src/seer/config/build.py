@@ -22,6 +22,7 @@ from seer.config.nearest import nearest
 from seer.config.rollout import RolloutConfig
 from seer.config.run import RunConfig
 from seer.errors import ConfigError
+from seer.machine.gpus import parse_gpus
 from seer.machine.sizes import parse_size
 from seer.ranges import check
 
@@ -119,6 +120,8 @@ def _leaf(value: Any, hint: Any, path: str, source: str) -> Any:
         return value  # the dataclass knows a better word than "enum value" for it
     if path.endswith("_bytes") and isinstance(value, str):
         return _size(value, f"{_at(source)}{path}")
+    if path.rpartition(".")[2] == "gpus" and isinstance(value, str):
+        return parse_gpus(value)
     check(value, hint, f"{_at(source)}{path}")
     return msgspec.convert(value, hint)
 

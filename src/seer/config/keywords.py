@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -28,6 +29,9 @@ class RolloutKeywords(TypedDict, total=False):
     instances: int
     engine: EngineName
     device: str
+    gpus: Sequence[int] | str | None
+    share_gpus: bool
+    tensor_parallel: int
     dtype: str
     max_num_seqs: int | None
     max_model_len: int | None

@@ -41,7 +41,7 @@ PRESETS = {
         ),
     ),
     "eight-gpus": Preset(
-        about="eight instances; they share one GPU until Seer assigns devices",
+        about="eight instances, each on a GPU of its own",
         config=RunConfig(
             n=8,
             sampling=Sampling(max_tokens=4096),

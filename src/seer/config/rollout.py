@@ -11,6 +11,7 @@ from typing import Literal
 from seer.config.engines import ENGINE_CONFIGS, ENGINES, EngineConfig, EngineName
 from seer.config.nearest import nearest
 from seer.errors import ConfigError
+from seer.machine.gpus import refuse_repeated
 from seer.ranges import (
     BlockSize,
     Count,
@@ -48,7 +49,8 @@ class KvConfig:
     """The KV memory of each instance."""
 
     memory_bytes: NumBytes | None = None
-    """Its size. None: 1 GiB on a CPU; on a GPU the instances share 60% of what is free (vLLM: 90% of the GPU)."""
+    """Its size; with tensor parallelism that of each rank. None: 1 GiB on a CPU; on a GPU its instances share 60% of
+    what is free (vLLM: 90% of the GPU)."""
     blocks: Count | None = None
     """Its size in blocks, instead of `memory_bytes`."""
     block_size: BlockSize = 16
@@ -96,7 +98,8 @@ class HostingConfig:
     """The processes of the instances: every wait has its deadline here."""
 
     pin_cores: bool | None = None
-    """Keep each instance on one CPU core, round robin, with one thread. None: yes on a CPU, no on a GPU."""
+    """Keep each instance on CPU cores of one NUMA node: one core, with one thread, for each rank. Instances take turns
+    where there are fewer cores. None: yes on a CPU, no on a GPU."""
     start_deadline_s: Seconds = 300.0
     """From launch to ready: imports and weights."""
     call_deadline_s: Seconds = 300.0
@@ -149,11 +152,18 @@ class RolloutConfig:
     model: str
     """A folder, a Hugging Face id (`org/name`), or a name that `seer model get` knows (`smollm2`)."""
     instances: Instances = 1
-    """Processes, each with one engine. Today all of them use the same device."""
+    """Processes, each with one engine; on GPUs each has its own."""
     engine: EngineName = "local"
     """`local`, the embedded engine; `vllm`, stock vLLM; `fake`, without a model, for tests."""
     device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    """`cpu`, `cuda` (every visible GPU, or those of `gpus`) or `cuda:N` (that one)."""
+    gpus: tuple[int, ...] | None = None
+    """GPUs for the instances, as `cuda` numbers them: `[0, 1, 4]`, or `"0,1,4-7"`. None: all that are visible to this
+    process (CUDA_VISIBLE_DEVICES)."""
+    share_gpus: bool = False
+    """Put several instances on a GPU where there are fewer GPUs than they need; otherwise that is refused."""
+    tensor_parallel: Count = 1
+    """Ranks that the model of an instance is spread over, each on a GPU of its own (`vllm` only)."""
     dtype: str = "auto"
     """`float32`, `bfloat16`, `float16` or `auto`: float32 on a CPU; on a GPU bfloat16 (vLLM: the model's own)."""
     max_num_seqs: SequenceSlots | None = None
@@ -186,6 +196,12 @@ class RolloutConfig:
                 hint=f"use {wanted.__name__}, or leave engine_settings out",
             )
         check_fields(self)
+        if self.tensor_parallel > 1 and self.engine != "vllm":
+            raise ConfigError(
+                f"tensor_parallel={self.tensor_parallel}: engine {self.engine!r} runs on one device",
+                hint="engine='vllm', or tensor_parallel=1",
+            )
+        self._refuse_contradicting_gpus()
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device!r}", hint="cpu, cuda or cuda:N")
         if self.dtype not in DTYPES:
@@ -198,6 +214,20 @@ class RolloutConfig:
     def on_cpu(self) -> bool:
         """Whether the instances compute on the CPU."""
         return self.device == "cpu"
+
+    def _refuse_contradicting_gpus(self) -> None:
+        if self.gpus is None:
+            return
+        if self.device != "cuda":
+            raise ConfigError(f"gpus={list(self.gpus)} and device={self.device!r}", hint="gpus go with device='cuda'")
+        refuse_repeated(self.gpus)
+
+    def chosen_gpus(self, num_visible: int) -> tuple[int, ...]:
+        """The GPUs that the instances may use, of `num_visible` that this process sees."""
+        if self.gpus is not None:
+            return self.gpus
+        index = self.device.partition(":")[2]
+        return (int(index),) if index else tuple(range(num_visible))
 
     def fitted(self) -> RolloutConfig:
         """The same with the defaults of the device filled in. What follows free memory or the model stays None."""

@@ -118,7 +118,8 @@ def _tensor_of(handle: TensorHandle, path: Path) -> Any:
         handle.offset,
         torch.storage.TypedStorage,
         dtype,
-        handle.device,
+        # A process that sees one GPU calls it 0, whatever the sender calls it.
+        handle.device if torch.cuda.device_count() > 1 else 0,
         handle.memory,
         handle.memory_bytes,
         handle.memory_offset_bytes,

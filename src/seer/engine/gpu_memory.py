@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free memory of a GPU, for the memory plan."""
+"""The GPUs that this process sees, and their free memory."""
 
 from __future__ import annotations
 
 
-def free_gpu_bytes(device: str) -> int | None:
-    """What is free on the device now; None without torch or without such a GPU."""
+def num_visible_gpus() -> int:
+    """How many there are, CUDA_VISIBLE_DEVICES honoured; 0 without torch."""
     try:
         import torch
     except ImportError:
+        return 0
+    return torch.cuda.device_count()
+
+
+def free_gpu_bytes(gpu: int) -> int | None:
+    """What is free on a GPU now; None without torch or without such a GPU."""
+    if gpu >= num_visible_gpus():
         return None
-    index = int(device.partition(":")[2] or 0)
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
-        return None
-    return int(torch.cuda.mem_get_info(index)[0])
+    import torch
+
+    return int(torch.cuda.mem_get_info(gpu)[0])

@@ -7,14 +7,16 @@ are read by the instances.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
+from seer.engine.gpu_memory import num_visible_gpus
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import TextCodec
-from seer.errors import MissingExtra
+from seer.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from seer.engine.vllm.model_folder import ModelFolder
@@ -23,6 +25,12 @@ GPU_KV_SHARE = 0.6
 """Of a GPU's free memory, for the KV of all instances on it; weights and activations need the rest."""
 VLLM_GPU_SHARE = 0.9
 """Of a GPU's memory, for all vLLM instances on it: vLLM's own default for one."""
+OWN_ARGUMENTS = {
+    "tensor_parallel_size": "set tensor_parallel of the rollout",
+    "pipeline_parallel_size": "tensor_parallel spreads an instance; pipelines are not supported",
+    "data_parallel_size": "set instances: each is an engine of its own",
+}
+"""Arguments of vLLM that are refused, and what to set instead."""
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -49,7 +57,7 @@ class PreparedEngine:
     """The longest context that an instance can both address and hold."""
     model_dir: Path | None
     block_bytes: int | None
-    """Of one KV block, where a pool can hold it."""
+    """Of one KV block, where a pool can hold it; with tensor parallelism, of the part that each rank holds."""
     vocab_size: int | None
     """Token ids are below it; None where the engine has no model."""
     value_bytes: int | None
@@ -84,7 +92,7 @@ def _prepare_local(config: RolloutConfig, engine: LocalEngineConfig) -> Prepared
     dtype = ("float32" if config.on_cpu else "bfloat16") if config.dtype == "auto" else config.dtype
     value_bytes = _VALUE_BYTES[dtype]
     if not config.on_cpu and engine.memory_share is None:
-        engine = replace(engine, memory_share=GPU_KV_SHARE / config.instances)
+        engine = replace(engine, memory_share=GPU_KV_SHARE / instances_per_gpu(config))
     return PreparedEngine(
         factory="seer.engine.local.hosted:make_local",
         config=replace(config, model=str(folder), max_model_len=context, dtype=dtype, engine_settings=engine),
@@ -121,7 +129,7 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
         codec=_read_codec(folder.path),
         max_model_len=_fits(resolved.max_model_len, resolved),
         model_dir=folder.path,
-        block_bytes=folder.block_bytes(resolved.kv.block_size, value_bytes),
+        block_bytes=folder.block_bytes(resolved.kv.block_size, value_bytes, config.tensor_parallel),
         vocab_size=folder.vocab_size,
         value_bytes=value_bytes,
         can_draft=resolved.engine_settings.speculation is not None,
@@ -130,20 +138,36 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
 
 def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: ModelFolder) -> RolloutConfig:
     """The configuration with what vLLM needs of this model on this device."""
-    from seer.engine.vllm.settings import CPU_BLOCK_STEP
+    from seer.engine.vllm.fitting import cpu_block_size
 
+    refuse_own_arguments(engine.engine)
     kv, dtype = config.kv, config.dtype
     if config.on_cpu:
         # Off on a GPU unless asked for: not faster at every batch size there (benchmarks/vllm/results.md).
         engine = replace(engine, speculation=engine.speculation or VllmSpeculation())
         dtype = "float32" if dtype == "auto" else dtype
-        kv = replace(kv, block_size=-(-kv.block_size // CPU_BLOCK_STEP) * CPU_BLOCK_STEP)
-    elif config.instances > 1 and kv.memory_bytes is None and kv.blocks is None:
-        share = {"gpu_memory_utilization": VLLM_GPU_SHARE / config.instances}
+        kv = replace(kv, block_size=cpu_block_size(kv.block_size, folder))
+    elif instances_per_gpu(config) > 1 and kv.memory_bytes is None and kv.blocks is None:
+        share = {"gpu_memory_utilization": VLLM_GPU_SHARE / instances_per_gpu(config)}
         engine = replace(engine, engine=share | engine.engine)
     lookahead = engine.speculation.max_draft_tokens + 1 if engine.speculation is not None else 0
     context = min(config.max_model_len or folder.max_model_len, folder.max_model_len - lookahead)
     return replace(config, model=str(folder.path), max_model_len=context, dtype=dtype, kv=kv, engine_settings=engine)
+
+
+def instances_per_gpu(config: RolloutConfig) -> int:
+    """Instances on the GPU that has most; without `share_gpus` each has its own, or the start is refused."""
+    if not config.share_gpus:
+        return 1
+    num_groups = len(config.chosen_gpus(num_visible_gpus())) // config.tensor_parallel
+    return -(-config.instances // max(1, num_groups))
+
+
+def refuse_own_arguments(engine: Mapping[str, Any]) -> None:
+    """Refuse arguments of vLLM that Seer sets itself, or that spread an instance in ways it does not know."""
+    for name, hint in OWN_ARGUMENTS.items():
+        if name in engine:
+            raise ConfigError(f"engine_settings.engine.{name}={engine[name]!r}", hint=hint)
 
 
 def _prepare_fake(config: RolloutConfig) -> PreparedEngine:

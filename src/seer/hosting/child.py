@@ -76,8 +76,8 @@ def main() -> None:
     exit_with_driver(sock)
     setup = receive_blocking(sock, _decoder)
     assert isinstance(setup, Setup), f"the first message is a {type(setup).__name__}"
-    if setup.core is not None:
-        os.sched_setaffinity(0, {setup.core})
+    if setup.cores is not None:
+        os.sched_setaffinity(0, setup.cores)
     asyncio.run(_serve_or_exit(setup, sock))
 
 

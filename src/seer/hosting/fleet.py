@@ -17,6 +17,7 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -37,6 +38,7 @@ from seer.engine.staged_weights import (
 )
 from seer.errors import DeadlineExceeded, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
+from seer.hosting.devices import InstanceDevices, assign_devices
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
@@ -92,6 +94,8 @@ class HostedFleet:
         self._staged = StagedWeights(Path())
         self._matrices: Path | None = None
         self.instances: list[ProcessInstance] = []
+        self.devices: list[InstanceDevices] = []
+        """Of each instance; known once the fleet starts."""
         self.weights_version = 0
         self.num_lost = 0
         """Instances lost so far; one that was lost twice counts twice."""
@@ -108,6 +112,8 @@ class HostedFleet:
             raise
 
     async def _start(self) -> None:
+        config = replace(self._engine.config, instances=self._num_instances, hosting=self._options)
+        self.devices = assign_devices(config)
         if self.pool is not None:
             self.pool.start()
         if self._wants_drafts:
@@ -124,6 +130,7 @@ class HostedFleet:
                 i,
                 spec,
                 options=self._options,
+                devices=self.devices[i],
                 events=self._emit,
                 on_lost=self._supervisor.on_lost,
                 on_fatal=self._give_up,
@@ -195,8 +202,12 @@ class HostedFleet:
         return weights_version
 
     def _stay_in_place(self, weights: Weights) -> TypeGuard[Mapping[str, Any]]:
-        can = self._engine.opens_gpu_handles and self._options.weights_in_place
-        return can and are_on_gpu(weights)
+        """Whether every instance sees the GPU that the weights are on, and no other: it can then map them."""
+        if not (self._engine.opens_gpu_handles and self._options.weights_in_place and are_on_gpu(weights)):
+            return False
+        assert isinstance(weights, Mapping), "these are tensors by name"
+        gpus = {tensor.device.index for tensor in weights.values()}
+        return all(set(devices.gpus) == gpus for devices in self.devices)
 
     @property
     def weights(self) -> Path | None:
@@ -252,10 +263,11 @@ class HostedFleet:
             self.pool.close()
 
     def _spec(self) -> InstanceSpec:
-        servers = self.draft_servers
-        profile = find_profile(self._engine.config) if servers is not None else None
+        servers, config = self.draft_servers, self._engine.config
+        profile = find_profile(config) if servers is not None else None
         settings = InstanceSettings(
-            config=self._engine.config,
+            # An instance's process sees its own GPUs alone, so its first is `cuda`.
+            config=config if config.on_cpu else replace(config, device="cuda"),
             pool=self.pool.settings if self.pool is not None else None,
             draft_servers=servers.addresses if servers is not None else None,
             draft_keys=servers.client_keys if servers is not None else None,

@@ -83,8 +83,13 @@ class FleetPool:
         """Measured costs of moving KV through the pool and of computing it instead."""
 
     @classmethod
-    def local(cls, *, block_bytes: int, block_size: int, dram_bytes: int, ssd: SsdTier | None = None) -> FleetPool:
-        """A new pool in shared memory, over an SSD tier where one is given, for this fleet alone."""
+    def local(
+        cls, *, block_bytes: int, block_size: int, num_ranks: int = 1, dram_bytes: int, ssd: SsdTier | None = None
+    ) -> FleetPool:
+        """A new pool in shared memory, over an SSD tier where one is given, for this fleet alone.
+
+        `block_bytes` are those of each rank.
+        """
         settings = {
             "name": f"{PREFIX}-{os.getpid()}-{secrets.token_hex(4)}",
             "block_bytes": block_bytes,
@@ -92,10 +97,11 @@ class FleetPool:
             "deadline_s": DEADLINE_S,
             "populate": False,
         }
-        return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=True, ssd=ssd)
+        bytes_per_token = num_ranks * block_bytes // block_size
+        return cls(settings, bytes_per_token=bytes_per_token, is_ours=True, ssd=ssd)
 
     @classmethod
-    def mooncake(cls, name: str, *, block_bytes: int, block_size: int) -> FleetPool:
+    def mooncake(cls, name: str, *, block_bytes: int, block_size: int, num_ranks: int = 1) -> FleetPool:
         """A store that `seer pool up --backend mooncake` started."""
         from seer.kvpool.supervise import find_state
 
@@ -112,7 +118,7 @@ class FleetPool:
             "block_bytes": block_bytes,
             "deadline_s": DEADLINE_S,
         }
-        return cls(settings, bytes_per_token=block_bytes // block_size, is_ours=False)
+        return cls(settings, bytes_per_token=num_ranks * block_bytes // block_size, is_ours=False)
 
     def start(self) -> None:
         """Make the pool; a Mooncake store is running already."""

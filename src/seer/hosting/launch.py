@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -29,12 +29,6 @@ LOG_TAIL_BYTES = 2000
 """Quoted from a child's log when it dies: about the length of a Python traceback."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 """Variables that size thread pools; an instance pinned to one core has no use for more than one thread."""
-
-
-def core_for(instance: int) -> int:
-    """The CPU core of an instance: round robin over the cores this process may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    return cores[instance % len(cores)]
 
 
 def module_folders(needed: Sequence[str]) -> list[str]:
@@ -81,18 +75,21 @@ class ChildProcess:
         single_thread: bool,
         arguments: Sequence[str] = (),
         imports: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`imports` names modules that it must find, such as the one with the factory of its instance."""
+        """`imports` names modules that it must find, such as the one with the factory of its instance; `environment`
+        is added to this process's own.
+        """
         self._log = _open_log(name, log_dir)
         ours, theirs = socket.socketpair()
         self.socket = ours
-        environment = dict(os.environ) | {
+        variables = {**os.environ, **(environment or {})} | {
             "PYTHONPATH": os.pathsep.join(module_folders((module, *imports))),
             "PYTHONSAFEPATH": "1",  # `python -m` does not look in the current folder, nor do the child's own children
         }
         if single_thread:
             # Before numpy or torch is imported: afterwards their thread pools have been sized.
-            environment.update(dict.fromkeys(_ONE_THREAD, "1"), TOKENIZERS_PARALLELISM="false")
+            variables.update(dict.fromkeys(_ONE_THREAD, "1"), TOKENIZERS_PARALLELISM="false")
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
@@ -100,7 +97,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
         finally:

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from seer.config import LocalEngineConfig
+from seer.config import LocalEngineConfig, RolloutConfig
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.gpu_memory import free_gpu_bytes
-from seer.engine.prepare import PreparedEngine
+from seer.engine.prepare import PreparedEngine, instances_per_gpu
+from seer.errors import ConfigError
+from seer.hosting.devices import assign_devices
 from seer.hosting.fleet_pool import default_pool_bytes
 from seer.hosting.pool_ssd import SsdTier, ssd_tier
 from seer.machine.safetensors_header import read_header
@@ -28,12 +30,17 @@ class MemoryPlan:
     """Sizes in bytes; None where only the engine can say, or where there is no such device."""
 
     device: str
+    """`cpu`, or the GPU with most instances."""
     num_instances: int
+    num_on_device: int
+    """Of the instances; all of them on a CPU."""
+    tensor_parallel: int
     weights_bytes: int | None
     """One copy of the weights, in the type the engine computes in."""
     num_weight_copies: int
     """Copies on the device: CPU instances of the local engine share one."""
     kv_bytes_per_instance: int | None
+    """On the device: with tensor parallelism, of one rank."""
     kv_tokens_per_instance: int | None
     pool_bytes: int | None
     """In main memory; 0 is no pool."""
@@ -41,23 +48,25 @@ class MemoryPlan:
     """On SSD; 0 is no SSD tier."""
     free_device_bytes: int | None
     free_host_bytes: int
+    refusal: str | None = None
+    """Why the instances cannot be put on this machine's GPUs."""
 
     @property
     def device_bytes(self) -> int | None:
         """Weights and KV of all instances; activations and captured graphs come on top."""
         if self.weights_bytes is None or self.kv_bytes_per_instance is None:
             return None
-        return self.num_weight_copies * self.weights_bytes + self.num_instances * self.kv_bytes_per_instance
+        weights_bytes = self.num_weight_copies * self.weights_bytes // self.tensor_parallel
+        return weights_bytes + self.num_on_device * self.kv_bytes_per_instance
 
     def notes(self) -> list[str]:
         """What a reader of the plan must know."""
         notes = []
         on_cpu = self.device == "cpu"
-        if not on_cpu and self.num_instances > 1:
-            notes.append(
-                f"all {self.num_instances} instances share {self.device}: "
-                "Seer does not assign instances to separate GPUs yet"
-            )
+        if self.refusal is not None:
+            notes.append(self.refusal)
+        elif not on_cpu and self.num_on_device > 1:
+            notes.append(f"{self.num_on_device} instances share {self.device}, as share_gpus asks")
         if not on_cpu and self.free_device_bytes is None:
             notes.append(f"there is no {self.device} on this machine: sizes that follow its free memory are not known")
         elif self.kv_bytes_per_instance is None:
@@ -105,7 +114,7 @@ def pool_bytes(engine: PreparedEngine) -> int | None:
     if config.pool.memory_bytes is not None:
         return config.pool.memory_bytes
     kv_bytes = config.kv.blocks * engine.block_bytes if config.kv.blocks else config.kv.memory_bytes
-    return default_pool_bytes(kv_bytes, config.instances)
+    return default_pool_bytes(kv_bytes, config.instances * config.tensor_parallel)
 
 
 def pool_ssd(engine: PreparedEngine) -> SsdTier | None:
@@ -116,24 +125,39 @@ def pool_ssd(engine: PreparedEngine) -> SsdTier | None:
 def plan_memory(engine: PreparedEngine) -> MemoryPlan:
     """The plan for a prepared engine on this machine, now."""
     config = engine.config
+    gpu, refusal = _first_gpu(config)
     free_host = free_memory_bytes()
-    free_device = free_host if config.on_cpu else free_gpu_bytes(config.device)
+    free_device = free_host if gpu is None else free_gpu_bytes(gpu)
     kv_blocks = _kv_blocks(engine, free_device)
     kv_bytes = None if kv_blocks is None or engine.block_bytes is None else kv_blocks * engine.block_bytes
     ssd = pool_ssd(engine)
+    num_on_device = config.instances if config.on_cpu else instances_per_gpu(config)
     is_shared = engine.shares_matrices and config.instances > 1
     return MemoryPlan(
-        device=config.device,
+        device=config.device if gpu is None else f"cuda:{gpu}",
         num_instances=config.instances,
+        num_on_device=num_on_device,
+        tensor_parallel=config.tensor_parallel,
         weights_bytes=_weights_bytes(engine),
-        num_weight_copies=1 if is_shared else config.instances,
+        num_weight_copies=1 if is_shared else num_on_device,
         kv_bytes_per_instance=kv_bytes,
         kv_tokens_per_instance=None if kv_blocks is None else kv_blocks * config.kv.block_size,
         pool_bytes=pool_bytes(engine),
         pool_ssd_bytes=0 if ssd is None else ssd.num_bytes,
         free_device_bytes=free_device,
         free_host_bytes=free_host,
+        refusal=refusal if free_device is not None else None,
     )
+
+
+def _first_gpu(config: RolloutConfig) -> tuple[int | None, str | None]:
+    """The GPU with most instances, and why the instances cannot be put on GPUs."""
+    if config.on_cpu:
+        return None, None
+    try:
+        return assign_devices(config)[0].gpus[0], None
+    except ConfigError as error:
+        return (config.chosen_gpus(1) or (0,))[0], str(error)
 
 
 def _kv_blocks(engine: PreparedEngine, free_device_bytes: int | None) -> int | None:

@@ -35,8 +35,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     factory: str
     """`module:function`, called with the id, the settings and an event sink."""
     settings: dict[str, Any]
-    core: int | None
-    """The CPU core to run on; None for all."""
+    cores: tuple[int, ...] | None
+    """The CPU cores to run on; None for all."""
     flush_s: float
     flush_tokens: int
     """See `HostingConfig`, as for `flush_s` and `heartbeat_s`."""

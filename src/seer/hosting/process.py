@@ -34,7 +34,8 @@ from seer.engine.prepare import InstanceSpec
 from seer.engine.staged_weights import StagedWeights, stage
 from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting.channel import Channel
-from seer.hosting.launch import ChildProcess, core_for
+from seer.hosting.devices import InstanceDevices
+from seer.hosting.launch import ChildProcess
 from seer.hosting.messages import (
     Abort,
     Broken,
@@ -100,6 +101,7 @@ class ProcessInstance:
         spec: InstanceSpec,
         *,
         options: HostingConfig | None = None,
+        devices: InstanceDevices | None = None,
         events: EventSink = discard,
         on_lost: OnLost = _ignore_loss,
         on_fatal: OnFatal = _ignore_fatal,
@@ -107,7 +109,7 @@ class ProcessInstance:
         self._id = id
         self._spec = spec
         self._options = options or HostingConfig()
-        self._is_pinned = self._options.pin_cores is not False
+        self._devices = devices or InstanceDevices()
         self._events = events
         self._on_lost = on_lost
         self._on_fatal = on_fatal
@@ -328,7 +330,8 @@ class ProcessInstance:
             f"instance-{self._id}",
             options.log_dir,
             module="seer.hosting.child",
-            single_thread=self._is_pinned,
+            single_thread=self._devices.cores is not None,
+            environment=self._devices.environment,
             imports=(self._spec.factory.partition(":")[0],),
         )
         self._channel = await Channel.over(self._child.socket, _decoder)
@@ -337,7 +340,7 @@ class ProcessInstance:
                 id=self._id,
                 factory=self._spec.factory,
                 settings=plain_values(self._spec.settings),
-                core=core_for(self._id) if self._is_pinned else None,
+                cores=self._devices.cores,
                 flush_s=options.flush_s,
                 flush_tokens=options.flush_tokens,
                 heartbeat_s=options.heartbeat_s,

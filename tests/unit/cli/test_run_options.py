@@ -109,7 +109,7 @@ def test_a_dry_run_for_machines_is_json(capsys: pytest.CaptureFixture[str]) -> N
     shown = json.loads(dry_run(capsys, "--json", "--preset", "eight-gpus"))
     assert build_run(shown["config"]).rollout.instances == 8
     assert shown["memory_plan"]["num_instances"] == 8
-    assert "does not assign instances to separate GPUs yet" in shown["memory_plan"]["notes"][0]
+    assert shown["memory_plan"]["num_on_device"] == 1
 
 
 def test_the_demo_is_the_preset() -> None:

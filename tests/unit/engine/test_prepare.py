@@ -19,6 +19,7 @@ from seer.engine.local import LocalInstance
 from seer.engine.local.hosted import make_local
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import GPU_KV_SHARE, VLLM_GPU_SHARE, PreparedEngine, prepare
+from seer.errors import ConfigError
 from seer.metrics.events import discard
 
 
@@ -67,7 +68,9 @@ def test_instances_on_one_gpu_share_its_free_memory(model: Path) -> None:
         return found.memory_share
 
     assert share(device="cuda") == pytest.approx(GPU_KV_SHARE)
-    assert share(device="cuda", instances=4) == pytest.approx(GPU_KV_SHARE / 4)
+    assert share(device="cuda", instances=4) == pytest.approx(GPU_KV_SHARE)  # each has its own
+    assert share(device="cuda", instances=4, share_gpus=True) == pytest.approx(GPU_KV_SHARE / 4)
+    assert share(device="cuda", instances=4, share_gpus=True, gpus=(0, 1)) == pytest.approx(GPU_KV_SHARE / 2)
     assert share(instances=4) is None
 
 
@@ -75,15 +78,30 @@ def test_vllm_instances_on_one_gpu_share_its_memory(model: Path) -> None:
     pytest.importorskip("vllm")
 
     def arguments(instances: int, **settings: Any) -> dict[str, Any]:
-        engine = prepared(model, engine="vllm", device="cuda", instances=instances, **settings)
+        engine = prepared(model, engine="vllm", device="cuda", instances=instances, share_gpus=True, **settings)
         assert isinstance(engine.config.engine_settings, VllmEngineConfig)
         return engine.config.engine_settings.engine
 
     name = "gpu_memory_utilization"
     assert arguments(1) == {}  # vLLM's own default
     assert arguments(3)[name] == pytest.approx(VLLM_GPU_SHARE / 3)
+    assert arguments(4, tensor_parallel=2, gpus=(0, 1, 2, 3))[name] == pytest.approx(VLLM_GPU_SHARE / 2)
     assert arguments(3, kv=KvConfig(blocks=8)) == {}
     assert arguments(3, engine_settings=VllmEngineConfig(engine={name: 0.1}))[name] == 0.1
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+def test_arguments_that_spread_an_engine_are_not_passed_by(model: Path, name: str) -> None:
+    pytest.importorskip("vllm")
+    with pytest.raises(ConfigError, match=name):
+        prepared(model, engine="vllm", engine_settings=VllmEngineConfig(engine={name: 2}))
+
+
+def test_each_rank_holds_its_part_of_a_block(model: Path) -> None:
+    pytest.importorskip("vllm")
+    whole, half = (prepared(model, engine="vllm", tensor_parallel=ranks).block_bytes for ranks in (1, 2))
+    assert whole is not None
+    assert half == whole // 2
 
 
 def test_the_share_decides_how_much_kv_an_instance_takes(model: Path) -> None:

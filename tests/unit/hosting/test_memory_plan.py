@@ -13,11 +13,12 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from seer.config import KvConfig, PoolConfig, RolloutConfig, plain_values
+from seer.engine import prepare as prepare_module
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.local.hosted import make_local
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import PreparedEngine, prepare
-from seer.hosting import memory_plan
+from seer.hosting import devices, memory_plan
 from seer.metrics.events import discard
 
 GIB = 1 << 30
@@ -30,6 +31,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepared(model: Path, **settings: Any) -> PreparedEngine:
     return prepare(RolloutConfig(model=str(model), **settings))
+
+
+def see_gpus(monkeypatch: pytest.MonkeyPatch, number: int, free_bytes: int | None) -> None:
+    monkeypatch.setattr(memory_plan, "free_gpu_bytes", lambda gpu: free_bytes)
+    for module in (devices, prepare_module):
+        monkeypatch.setattr(module, "num_visible_gpus", lambda: number)
 
 
 def test_the_plan_of_a_cpu_is_what_the_instances_take(model: Path) -> None:
@@ -46,21 +53,26 @@ def test_the_plan_of_a_cpu_is_what_the_instances_take(model: Path) -> None:
 
 
 def test_kv_on_a_gpu_follows_what_is_free(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "free_gpu_bytes", lambda device: 1 << 20)
-    engine = prepared(model, device="cuda", instances=4, max_num_seqs=10**6)
-    plan = memory_plan.plan_memory(engine)
-    assert plan.kv_bytes_per_instance is not None
-    assert plan.kv_bytes_per_instance == pytest.approx(0.15 * (1 << 20), rel=0.05)
-    assert plan.num_weight_copies == 4
-    assert "does not assign instances to separate GPUs yet" in plan.notes()[0]
+    see_gpus(monkeypatch, 2, 1 << 20)
+
+    def plan(**settings: Any) -> memory_plan.MemoryPlan:
+        return memory_plan.plan_memory(prepared(model, device="cuda", max_num_seqs=10**6, **settings))
+
+    own, shared, refused = plan(instances=2), plan(instances=8, share_gpus=True), plan(instances=8)
+    assert own.kv_bytes_per_instance == pytest.approx(0.6 * (1 << 20), rel=0.05)
+    assert shared.kv_bytes_per_instance == pytest.approx(0.15 * (1 << 20), rel=0.05)
+    assert (own.num_weight_copies, shared.num_weight_copies) == (1, 4)
+    assert own.notes() == []
+    assert "4 instances share cuda:0, as share_gpus asks" in shared.notes()
+    assert "8 instances need 8 GPUs, got 2 (0, 1)" in refused.notes()
 
 
 def test_a_gpu_that_is_not_there_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "free_gpu_bytes", lambda device: None)
+    see_gpus(monkeypatch, 0, None)
     plan = memory_plan.plan_memory(prepared(model, device="cuda"))
     assert (plan.kv_bytes_per_instance, plan.free_device_bytes) == (None, None)
     assert plan.notes() == [
-        "there is no cuda on this machine: sizes that follow its free memory are not known",
+        "there is no cuda:0 on this machine: sizes that follow its free memory are not known",
     ]
     assert "unknown" in "\n".join(plan.lines())
 

@@ -35,8 +35,11 @@ class TrainedInstances:
     def __init__(self, device: str | None, settings: dict[str, Any]) -> None:
         if "model" in settings:
             raise ConfigError("seer_rollouts takes no model", hint="the trainer's own is rolled out")
-        self._device = device
+        # Instances on the trainer's GPU unless others are named: then they run beside it.
+        self._device = device or ("cuda" if settings.get("gpus") is not None else None)
         self._settings = _DEFAULTS | settings
+        if self._device is not None:
+            self._settings["device"] = self._device
         from_keywords("trained", self._settings)  # a wrong setting is refused here, not at the first rollout
         self._folder: Path | None = None
         self._rollout: SyncRollout | None = None
@@ -83,7 +86,9 @@ class TrainedInstances:
     def _start(self, trainer: Any) -> None:
         own = trainer.accelerator.device
         # Ranks on a CPU call theirs cpu:0, cpu:1, ...: there is one.
-        self._settings["device"] = device = self._device or ("cpu" if own.type == "cpu" else str(own))
+        self._settings["device"] = device = self._device or ("cpu" if own.type == "cpu" else f"cuda:{own.index or 0}")
+        if self._device is None and device != "cpu":
+            self._settings.setdefault("share_gpus", True)  # they share the trainer's GPU, so also with each other
         self._settings.setdefault("hosting", HostingConfig() if device == "cpu" else GPU_HOSTING)
         self._folder = write_model_folder(trainer)
         try:

@@ -63,8 +63,9 @@ def seer_rollouts(
     and tokens of a prompt's responses for later epochs, as first length estimates and as drafts. The trainer scores
     `check_responses` of each rollout to check that they are on policy (0: never) and warns with `OffPolicy` above
     `max_mean_gap`. The run is recorded in `run_dir` (default: the trainer's output_dir/seer), with the events of the
-    newest `keep_steps` rollouts. `device` is the trainer's own unless given. The rest are settings of `seer.Rollout`:
-    `instances`, `engine`, `scheduler`, `pool`, `speculation`, `chunk_tokens`, `max_num_seqs`, `kv_memory_bytes`, ...
+    newest `keep_steps` rollouts. The instances run on the trainer's own device, and share its GPU, unless `gpus` names
+    others beside it or `device` is given. The rest are settings of `seer.Rollout`: `instances`, `engine`, `scheduler`,
+    `pool`, `speculation`, `chunk_tokens`, `max_num_seqs`, `kv_memory_bytes`, ...
     """
     return SeerRollouts(
         TrainedInstances(device, fleet),
