@@ -23,8 +23,22 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.2,  # logits spread over several units
     "dtype": "float32",
 }
-LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
-"""The only sizes that vLLM's latent attention on a CPU takes: those of the real models."""
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,  # with 64 the only size that vLLM's latent attention on a CPU takes: that of the real models
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": None,  # as Moonlight has it
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+    "topk_method": "noaux_tc",  # vLLM looks for it, transformers does not
+    "scoring_func": "sigmoid",
+}
 
 
 def make_qwen3_moe(folder: Path, seed: int = 0) -> Path:
@@ -36,32 +50,16 @@ def make_qwen3_moe(folder: Path, seed: int = 0) -> Path:
 def make_deepseek(folder: Path, seed: int = 0) -> Path:
     from transformers import DeepseekV3Config
 
-    config = DeepseekV3Config(
-        **COMMON | LATENT,
-        num_key_value_heads=4,
-        q_lora_rank=None,  # as Moonlight has it
-        qk_nope_head_dim=32,
-        v_head_dim=32,
-        n_routed_experts=8,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        num_nextn_predict_layers=0,
-        topk_method="noaux_tc",  # vLLM looks for it, transformers does not
-        scoring_func="sigmoid",
-    )
-    return _save(config, folder, seed)
+    return _save(DeepseekV3Config(**COMMON | DEEPSEEK), folder, seed)
 
 
 def _save(config: Any, folder: Path, seed: int) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    auto: Any = AutoModelForCausalLM  # untyped
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = auto.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     return folder

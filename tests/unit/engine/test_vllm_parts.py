@@ -45,10 +45,12 @@ class MemoryPool(NonePool):
         return [True] * len(keys)
 
 
-def a_config(tensor_parallel: int, *, kv_heads: int = 8, use_mla: bool = False, **parallel: int) -> Any:
+def a_config(
+    tensor_parallel: int, *, kv_heads: int = 8, use_mla: bool = False, also: dict[str, int] | None = None
+) -> Any:
     model = SimpleNamespace(use_mla=use_mla, get_total_num_kv_heads=lambda: kv_heads)
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(tensor_parallel_size=tensor_parallel, **parallel), model_config=model
+        parallel_config=SimpleNamespace(tensor_parallel_size=tensor_parallel, **(also or {})), model_config=model
     )
 
 
@@ -77,7 +79,7 @@ def test_an_engine_that_is_spread_in_another_way_is_refused(name: str) -> None:
     from seer.engine.vllm.connector_parts import kv_parts
 
     with pytest.raises(ConfigError, match=f"{name}=2"):
-        kv_parts(a_config(2, **{name: 2}))
+        kv_parts(a_config(2, also={name: 2}))
 
 
 def test_kv_memory_of_several_kinds_is_refused() -> None:
