@@ -4,7 +4,8 @@
 Workers attach to an owner process on their machine through shared memory (mooncake_servers.py starts it), or
 reach owners elsewhere over TCP. Mooncake is a cache that promises less than base.py; this file makes up for it:
 
-  * put returning 0 does not mean that the block stays: a later get may miss, and the caller computes it again
+  * put returning 0 does not mean that the block stays: a later get may miss, and the caller computes it again. With an
+    SSD tier a block may be missing while blocks move between the tiers; seen once, for one block of 768
   * a failure is a negative number, which Python takes for true: every answer is compared with == 1, == 0 or
     the exact size
   * put on a held key keeps the old bytes: keys name content and weights version, so the old bytes are the right ones
