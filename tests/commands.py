@@ -13,7 +13,7 @@ from pathlib import Path
 
 from faults import children_of
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 def a_command(*words: str, cwd: Path | None = None) -> subprocess.Popen[str]:

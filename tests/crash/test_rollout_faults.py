@@ -39,14 +39,14 @@ MOONCAKE_ROUNDS = max(1, ROUNDS // 50)
 LOCAL_ROUNDS = max(1, ROUNDS - VLLM_ROUNDS - MOONCAKE_ROUNDS - ROUNDS // 25)  # the rest: test_driver_faults.py
 ROUNDS_PER_FLEET = 25
 """Then the fleet is closed, which must leave nothing, and a new one is started: a pool that was removed stays away."""
-ROUND_DEADLINE_S = 400.0
+ROUND_DEADLINE_S = 900.0
 NUM_SEEDS = 3
 PROMPTS = [[3 + i, 7, 11] for i in range(5)]
 SAMPLING = Sampling(max_tokens=64)
 HOSTING = HostingConfig(
     pin_cores=False,
-    start_deadline_s=60.0,
-    call_deadline_s=60.0,
+    start_deadline_s=200.0,
+    call_deadline_s=200.0,
     heartbeat_s=0.2,
     silence_deadline_s=2.0,
     progress_deadline_s=20.0,

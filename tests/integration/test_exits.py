@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 from seer.cli.system_errors import explain
 from seer.engine.local.tiny import make_tiny_model
 
-DEADLINE_S = 120
+DEADLINE_S = 300
 
 
 @pytest.fixture(scope="module")
