@@ -268,8 +268,8 @@ class Profile:
 
 def test_with_a_profile_the_very_first_step_drafts_where_that_pays(drafter: GroupedDrafter) -> None:
     begin(drafter, "grouped")
-    assert MeasuredBudget(drafter, start=Profile(0.1, 0.0))(4, 100).max_tokens > TRIAL_TOKENS
-    assert MeasuredBudget(drafter, start=Profile(0.0, 0.1))(4, 100).max_tokens == 0
+    assert MeasuredBudget(drafter, start=Profile(0.1, 0.0))(FOUR).max_tokens > TRIAL_TOKENS
+    assert MeasuredBudget(drafter, start=Profile(0.0, 0.1))(FOUR).max_tokens == 0
 
 
 def test_a_trial_that_had_nothing_to_draft_costs_no_patience(drafter: GroupedDrafter) -> None:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from seer.cli.main import main
-from seer.config import RolloutConfig
+from seer.config import LocalEngineConfig, RolloutConfig
 from seer.engine import profiles
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import prepare
@@ -65,8 +65,8 @@ def test_another_model_type_device_or_engine_has_another_profile(
 
 def _threads(model: Path, threads: int) -> RolloutConfig:
     config = config_of(model)
-    assert config.engine_settings is not None
-    return replace(config, engine_settings=replace(config.engine_settings, threads=threads))  # type: ignore[call-arg]
+    assert isinstance(config.engine_settings, LocalEngineConfig)
+    return replace(config, engine_settings=replace(config.engine_settings, threads=threads))
 
 
 def test_an_instance_starts_with_the_profile_that_its_driver_found(model: Path, profile: Path) -> None:

@@ -77,7 +77,8 @@ def simulated(
     always_move = MoveCost(latency_s=0.0, bandwidth_bytes_s=1e15)  # the small model's KV is as fast to compute
     costs = replace(workload.cost.transfer_costs(), prefetch_tokens=ahead, move=always_move)
     settings = SchedulerSettings(chunk_tokens=128, placement=PlacementConfig(transfer=TransferEstimate(costs)))
-    pool, events = PoolTiers(shape), []
+    pool = PoolTiers(shape)
+    events: list[Event] = []
     found = simulate(workload, scheduler, settings=settings, pool=pool, events=events.append)
     pool.check()
     return found, pool, events
