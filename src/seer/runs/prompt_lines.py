@@ -66,6 +66,11 @@ _SAMPLING = {
 }
 
 
+NO_IMAGES = "prompts with images, video or sound are not supported: give the text alone"
+_MEDIA = {"image", "images", "video", "videos", "audio", "multi_modal_data"}
+"""Names under which other tools give them."""
+
+
 def read_line(line: bytes, number: int) -> Prompt:
     """The prompt in a line of a file; InputError says what is wrong with it."""
     value = _decode(line)
@@ -101,6 +106,8 @@ def _decode(line: bytes) -> dict[str, Any]:
         raise InputError(f"a {type(value).__name__}, not an object")
     known = (*_CONTENTS, *_OWN, *_SAMPLING)
     unknown = [key for key in value if key not in known]
+    if any(key in _MEDIA for key in unknown):
+        raise InputError(NO_IMAGES)
     if unknown:
         raise InputError(f"unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
     return value
@@ -128,12 +135,20 @@ def _from_messages(messages: Any, id: str) -> Prompt:
             raise InputError(f"message {position} is a {type(message).__name__}, not an object")
         if message.get("role") not in ROLES:
             raise InputError(f"message {position} has the unknown role {message.get('role')!r}; use {', '.join(ROLES)}")
+        if _has_media(message.get("content")):
+            raise InputError(f"message {position}: {NO_IMAGES}")
         if not isinstance(message.get("content"), str):
             raise InputError(f"message {position} has no text content")
         _refuse_surrogates(message["content"])
     if not any(message["content"] for message in messages):
         raise InputError("every message is empty")
     return Prompt(messages=tuple(messages), id=id)
+
+
+def _has_media(content: Any) -> bool:
+    """Whether this is content in parts, as chat APIs have it, with an image, video or sound among them."""
+    parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+    return any(isinstance(part, Mapping) and part.get("type") not in (None, "text") for part in parts)
 
 
 def _from_ids(ids: Any, id: str) -> Prompt:

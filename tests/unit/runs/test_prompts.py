@@ -60,6 +60,12 @@ def test_the_three_kinds_are_read(tmp_path: Path) -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role 'robot'"),
         ({"messages": [{"role": "user"}]}, "no text content"),
         ({"messages": [{"role": "user", "content": ""}]}, "every message is empty"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "message 0: prompts with",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "no text content"),
+        ({"prompt": "a", "images": ["a.png"]}, "prompts with images, video or sound are not supported"),
         ({"messages": ["hi"]}, "not an object"),
         ({"prompt_token_ids": []}, "at least one token id"),
         ({"prompt_token_ids": [1, -2]}, "whole numbers"),
