@@ -49,8 +49,8 @@ def sampling_params(
     seed = chunk.seed if noise_by_position else chunk_seed(chunk.seed, chunk.num_generated_tokens)
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
     return SamplingParams(
-        max_tokens=chunk.max_tokens,
-        min_tokens=min(min_left, chunk.max_tokens),
+        max_tokens=extra["max_left"],  # the lease is among the facts (leased_scheduler.py)
+        min_tokens=min(min_left, extra["max_left"]),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k or 0,
@@ -67,10 +67,12 @@ def sampling_params(
     )
 
 
-def request_facts(chunk: Chunk, model: str, run: str, drafts: str) -> dict[str, Any]:
+def request_facts(chunk: Chunk, model: str, run: str, drafts: str, *, lease: int | None = None) -> dict[str, Any]:
     """What the scheduler and the connector need of a chunk; plain values, because they go to another process."""
     return {
         "request": chunk.request,
+        "attempt": chunk.attempt,
+        "lease": chunk.max_tokens if lease is None else lease,
         "group": chunk.group,
         "is_probe": chunk.is_probe,
         "weights_version": chunk.weights_version,

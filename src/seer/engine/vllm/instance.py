@@ -25,7 +25,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,12 +47,13 @@ from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.fitting import fit_to_model
 from seer.engine.vllm.gpu_drafts.install import ready
 from seer.engine.vllm.guards import guarded
+from seer.engine.vllm.leased_scheduler import RENEW
 from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
 from seer.errors import InputError, InstanceError, NoProbability, SeerError
-from seer.types import Chunk, ChunkEnd, ChunkOutput
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -102,7 +103,10 @@ class _Active:
     name: str
     """Its request id in vLLM."""
     task: asyncio.Task[None] | None = None
+    max_tokens: int = 0
+    """Its lease."""
     num_reported: int = 0
+    is_parked: bool = False
     is_aborted: bool = False
     is_begun: bool = False
 
@@ -199,9 +203,46 @@ class VllmInstance:
     def submit(self, chunk: Chunk) -> None:
         """Start a chunk; refuses one that it could not finish."""
         self._refuse(chunk)
-        active = _Active(chunk, f"{chunk.request}.{chunk.attempt}")
+        active = _Active(chunk, f"{chunk.request}.{chunk.attempt}", max_tokens=chunk.max_tokens)
         self._active[chunk.request] = active
         active.task = asyncio.create_task(self._generate(active))
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Let chunks generate more, from the next step on."""
+        granted = []
+        for lease in leases:
+            active = self._running(lease.request, lease.attempt)
+            if active is not None and lease.max_tokens > active.max_tokens:
+                active.max_tokens = lease.max_tokens
+                if active.is_begun:
+                    granted.append([lease.request, lease.attempt, lease.max_tokens])
+        if granted:
+            self._in_background(self._renew(granted, []))
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """End chunks with their next token."""
+        parked = []
+        for request, attempt in attempts:
+            active = self._running(request, attempt)
+            if active is None:
+                continue
+            active.is_parked = True
+            if active.is_begun:
+                parked.append([request, attempt])
+            else:
+                active.max_tokens = 1
+        if parked:
+            self._in_background(self._renew([], parked))
+
+    def _running(self, request: int, attempt: int) -> _Active | None:
+        """A chunk that neither ends nor was asked to."""
+        active = self._active.get(request)
+        is_here = active is not None and active.chunk.attempt == attempt and not active.is_parked
+        return active if is_here else None
+
+    async def _renew(self, leases: list[list[int]], parked: list[list[int]]) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._started().engine_core.call_utility_async(RENEW, leases, parked)
 
     def abort(self, request: int) -> None:
         """End a request's chunk; tokens generated so far are reported first."""
@@ -342,7 +383,7 @@ class VllmInstance:
             return
         active.is_begun = True
         chunk = active.chunk
-        facts = request_facts(chunk, self._identity, self._run, self._drafts)
+        facts = request_facts(chunk, self._identity, self._run, self._drafts, lease=active.max_tokens)
         facts["ended_groups"], self._ended_groups = self._ended_groups, []
         # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
@@ -365,9 +406,11 @@ class VllmInstance:
         chunk, (completion,) = active.chunk, output.outputs
         span = token_span(chunk, active.num_reported, completion, self.vocab_size)
         end, stop, error = chunk_end(completion)
+        num_tokens = len(span.ids) if span is not None else 0
+        if end is ChunkEnd.LIMIT and active.is_parked and active.num_reported + num_tokens < active.max_tokens:
+            end = ChunkEnd.PARKED
         if not active.num_reported and span is not None:
             self._begin_decoding(chunk, output.num_cached_tokens or 0)
-        num_tokens = len(span.ids) if span is not None else 0
         active.num_reported += num_tokens
         self._known_tokens[chunk.request] = chunk.num_context_tokens + active.num_reported - 1
         if end is not None:

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
+from seer.engine.vllm.leased_scheduler import LeasedScheduler
 from seer.engine.vllm.output_holding import OutputHolding
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def count_batched_tokens(output: SchedulerOutput) -> dict[str, int]:
     return {BATCHED_TOKENS: num_batched_tokens, PREFILL_TOKENS: num_prefill_tokens}
 
 
-class CountingScheduler(Scheduler):
+class CountingScheduler(LeasedScheduler):
     """vLLM's scheduler, which also counts its steps and holds outputs back until they are due."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's scheduler with leases: how far a request may run is set while it runs.
+
+vLLM ends a request when it has `max_tokens` of the scheduler's own record of it. A chunk therefore reaches vLLM with
+the limit of its whole response, and its lease is written to that record: at first when it is added, and again by each
+call of `renew_leases`. A park lowers it to the next token. So a lease ends as every limit of vLLM does: at a step
+boundary, with its last tokens and with its KV saved by the connector, also with asynchronous scheduling.
+
+The front end reaches the scheduler by a utility call. vLLM looks its method up on the engine by name, and `install`
+puts it there. Calls and new requests come in order on one socket, but the front end may send a call before it has sent
+the request. Such leases are kept until the request is added.
+
+Used in vLLM 0.26 to 0.32: `add_request`, `Request.max_tokens` and utility calls are the same there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+
+from seer.engine.vllm.chunks import EXTRA
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+RENEW = "seer_renew_leases"
+"""The utility call; its arguments are those of `LeasedScheduler.renew_leases`."""
+MAX_EARLY = 1024
+"""Leases kept for requests that were not added yet. Those of requests that have ended are among them, oldest first."""
+Key = tuple[int, int]
+
+
+class LeasedScheduler(Scheduler):
+    """Ends requests where their leases end."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._leased: dict[Key, Request] = {}
+        self._early: dict[Key, int] = {}  # leases that came before their request; 0 for a park
+        install()
+
+    def add_request(self, request: Request) -> None:
+        """Also set its first lease."""
+        params = request.sampling_params
+        facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
+        if facts is not None and "lease" in facts:
+            key = (facts["request"], facts["attempt"])
+            early = self._early.pop(key, None)
+            lease = facts["lease"] if early is None else max(1, early and max(early, facts["lease"]))
+            request.max_tokens = min(request.max_tokens, lease)
+            self._leased[key] = request
+            if len(self._leased) > 2 * len(self.requests) + 64:
+                self._leased = {key: one for key, one in self._leased.items() if not one.is_finished()}
+        super().add_request(request)
+
+    def renew_leases(self, leases: list[list[int]], parked: list[list[int]]) -> None:
+        """Extend leases, [request, attempt, tokens in all], and end others, [request, attempt], at the next token."""
+        for number, attempt, max_tokens in leases:
+            request = self._leased.get((number, attempt))
+            if request is None:
+                self._keep((number, attempt), max_tokens)
+            else:
+                request.max_tokens = max(request.max_tokens, max_tokens)
+        for number, attempt in parked:
+            request = self._leased.get((number, attempt))
+            if request is None:
+                self._keep((number, attempt), 0)
+            else:
+                request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
+
+    def _keep(self, key: Key, max_tokens: int) -> None:
+        self._early[key] = max_tokens
+        if len(self._early) > MAX_EARLY:
+            del self._early[next(iter(self._early))]
+
+
+def install() -> None:
+    """Let this process's engine find the utility call."""
+
+    def renew(engine: Any, leases: list[list[int]], parked: list[list[int]]) -> None:
+        engine.scheduler.renew_leases(leases, parked)
+
+    setattr(EngineCore, RENEW, renew)
