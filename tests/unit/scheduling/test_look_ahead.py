@@ -31,7 +31,7 @@ def paused(scheduler: Scheduler, fleet: Fleet) -> list[Request]:
     """Twelve requests that have each generated something and wait."""
     requests = requests_of(*(a_group(number, 3) for number in range(4)))
     for request in requests:
-        request.num_generated, request.last_instance = 100 + 7 * request.id, request.id % 2
+        request.num_generated, request.last_instance = 700 + 7 * request.id, request.id % 2
     scheduler.admit(requests, fleet)
     return requests
 
@@ -56,11 +56,11 @@ def test_the_first_that_are_named_are_the_first_that_start(name: str) -> None:
 @pytest.mark.parametrize("name", DIVIDING)
 def test_no_more_is_named_than_dram_is_set_apart_for(name: str) -> None:
     fleet = a_fleet(2, blocks=40)
-    scheduler = a_scheduler(name, 300)
+    scheduler = a_scheduler(name, 1500)
     requests = {request.id: request for request in paused(scheduler, fleet)}
     named = ahead(scheduler, fleet)
     assert named
-    assert sum(requests[number].num_tokens for number in named) <= 300
+    assert sum(requests[number].num_tokens for number in named) <= 1500
     without = a_scheduler(name, 0)
     paused(without, fleet)
     assert ahead(without, fleet) == []
