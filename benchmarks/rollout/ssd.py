@@ -166,15 +166,15 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="keep the SSD file out of the page cache")
     parser.add_argument("--variants", default="ssd,dram,plenty")
     parser.add_argument("--scheduler", default="seer")
-    parser.add_argument("--groups", type=int, default=5)
+    parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--n", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=224)
+    parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--max-num-seqs", type=int, default=8)
-    parser.add_argument("--kv-blocks", type=int, default=96, help="of each instance")
+    parser.add_argument("--kv-blocks", type=int, default=192, help="of each instance")
     parser.add_argument(
-        "--block-size", type=int, default=4, help="tokens; what a block lacks at a park is computed again"
+        "--block-size", type=int, default=2, help="tokens; what a block lacks at a park is computed again"
     )
-    parser.add_argument("--dram-mib", type=int, default=28)
+    parser.add_argument("--dram-mib", type=int, default=16)
     parser.add_argument("--ssd-mib", type=int, default=2048)
     parser.add_argument("--plenty-mib", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=3)
