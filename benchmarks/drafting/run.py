@@ -12,7 +12,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,8 +75,9 @@ def section(  # noqa: PLR0917 - one call for all kinds of section
         assert module is not None, f"{name} compares with arctic"
         return compared_section(name, module, sets, rounds, quick)
     if name == "sharing":
-        mixed = [group for groups in all_sets.values() for group in groups[:16]]
-        return sharing_table(sharing.compare(mixed, (1, 2, 4, 8)), len(mixed))
+        batches = (32,) if quick else (32, 64, 128)
+        chosen = {key: groups[:64] for key, groups in all_sets.items() if len(groups) >= 64}
+        return sharing_table({key: sharing.compare(groups, batches) for key, groups in chosen.items()})
     if name == "confidence":
         return reliability_table(
             row for key, groups in all_sets.items() for row in calibration.measure(key, groups, 15)
@@ -201,18 +202,18 @@ def efficiency_table(rows: Iterable[acceptance.Efficiency]) -> str:
     return "\n".join([*lines, ""])
 
 
-def sharing_table(rows: Iterable[sharing.Shared], size: int) -> str:
+def sharing_table(found: Mapping[str, Sequence[sharing.Shared]]) -> str:
     lines = [
-        f"## One budget for the batch: {size} mixed requests, 5 references, tokens per request and step",
+        "## Draft tokens of a batch: the same for each request, or by confidence (throughput over no drafts)",
         "",
-        "| draft tokens per request | paths | same for each | by confidence | draft tokens accepted |",
-        "| --- | --- | --- | --- | --- |",
+        "| set | batch | rows | same for each | by confidence | |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        gain = (row.by_confidence - 1) / (row.uniform - 1) - 1
-        lines.append(
-            f"| {row.per_request} | {row.paths} | {row.uniform:.3f} | {row.by_confidence:.3f} | {100 * gain:+.0f}% |"
-        )
+    for key, rows in found.items():
+        for row in rows:
+            form = "padded to the longest" if row.is_padded else "as many as drafted"
+            gain = 100 * (row.by_confidence / row.same - 1)
+            lines.append(f"| {key} | {row.batch} | {form} | {row.same:.3f} | {row.by_confidence:.3f} | {gain:+.1f}% |")
     return "\n".join([*lines, ""])
 
 
