@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much each request of a step may draft. The only place that decides it, for engines and for the simulator.
 
-Engines ask it with measured costs and acceptance (seer.drafting.live_budget), the simulator with modelled ones
-(seer.sim.speculation).
+Engines ask it with measured costs and acceptance (seer.drafting.live_budget, and seer.engine.vllm.gpu_drafts.depth for
+drafts on the GPU), the simulator with modelled ones (seer.sim.speculation).
 
 | rule      | sizes of drafts                                                                  |
 |-----------|----------------------------------------------------------------------------------|
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from seer.speculation.paper import paper
 from seer.speculation.seer import seer
 from seer.speculation.threshold import DENSE, Thresholds, threshold
-from seer.speculation.throughput import BatchClass, DraftLimits, DraftSize, StepCost, linear
+from seer.speculation.throughput import BatchClass, DraftLimits, DraftSize, StepCost
 from seer.types import BudgetRule
 
 
@@ -38,9 +38,3 @@ def allot(
     if rule == "threshold":
         return threshold(classes, limits, thresholds)
     return paper(cost, classes, limits) if rule == "paper" else seer(cost, classes, limits)
-
-
-def uniform_depth(cost: StepCost, num_requests: int, survival: Sequence[float], choices: Sequence[int]) -> int:
-    """The depth for an engine whose steps have linear drafts of one depth for all requests, one of `choices`."""
-    limits = DraftLimits(tuple(sorted(choices)), is_uniform=True)
-    return allot("seer", cost, [BatchClass(num_requests, linear(survival))], limits)[0].tokens

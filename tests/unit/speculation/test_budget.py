@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from seer.speculation.budget import allot, uniform_depth
+from seer.speculation.budget import allot
 from seer.speculation.paper import Depths, share_out
 from seer.speculation.threshold import Thresholds
 from seer.speculation.throughput import (
@@ -107,9 +107,3 @@ def test_fixed_limits_depend_on_the_size_of_the_batch_only() -> None:
         return allot("threshold", Cost(1), batch, LINES, thresholds=Thresholds(6, 64))[1].tokens
 
     assert [depth(num_requests) for num_requests in (1, 10, 11, 32, 64, 65)] == [6, 6, 5, 2, 1, 0]
-
-
-def test_a_uniform_depth_is_one_of_the_choices() -> None:
-    survival = geometric_survival(0.5)
-    assert [uniform_depth(Cost(64), num, survival, (4, 0, 2)) for num in (64, 32, 16, 8)] == [0, 0, 2, 4]
-    assert uniform_depth(Cost(64), 64, survival, [2]) == 2

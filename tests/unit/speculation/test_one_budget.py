@@ -13,7 +13,7 @@ from seer.sim import speculation
 from seer.speculation import budget
 
 SOURCE = Path(seer.__file__).parent
-DECISIONS = {"allot", "uniform_depth", "best_depth", "share_out", "tokens_per_s", "step_with_drafts_s"}
+DECISIONS = {"best_depth", "share_out", "tokens_per_s", "step_with_drafts_s"}
 RULES = {f"seer.speculation.{rule}.{rule}" for rule in ("seer", "paper", "threshold")}
 
 
@@ -34,7 +34,11 @@ def importers(*names: str) -> set[str]:
 
 def test_engines_and_simulator_ask_the_same_function() -> None:
     assert live_budget.allot is speculation.allot is budget.allot
-    assert importers("seer.speculation.budget.allot") == {"seer.drafting.live_budget", "seer.sim.speculation"}
+    assert importers("seer.speculation.budget.allot") == {
+        "seer.drafting.live_budget",
+        "seer.engine.vllm.gpu_drafts.depth",
+        "seer.sim.speculation",
+    }
     asking = importers("seer.drafting.live_budget.MeasuredBudget")
     assert asking == {"seer.engine.local.hosted", "seer.engine.vllm.step_drafting"}
     assert importers("seer.sim.speculation.SpeculationModel") >= {"seer.sim.draft_depths", "seer.sim.cluster"}
