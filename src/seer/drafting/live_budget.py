@@ -30,7 +30,7 @@ from seer.speculation.throughput import (
     DraftLimits,
     StepCost,
 )
-from seer.types import budget_rule
+from seer.types import DraftMode, budget_rule
 
 LINES = DraftLimits(tuple(range(MAX_DEPTH + 1)))
 """Of an engine that verifies one path."""
@@ -56,7 +56,7 @@ class MeasuredBudget:
         self._cost = MeasuredCost(start)
         self._num_idle = 0  # steps since drafts were last asked for
         self._patience_steps = FIRST_PATIENCE_STEPS
-        self._chosen: dict[RunningBatch, Allowance] = {}
+        self._chosen: dict[tuple[DraftMode, RunningBatch], Allowance] = {}
         self._until_review = REVIEW_STEPS
 
     def __call__(self, batch: RunningBatch) -> Allowance:
@@ -96,14 +96,15 @@ class MeasuredBudget:
         return self._limits.max_paths if self._drafter.mode == "grouped" else 1  # the paper's rule drafts one path
 
     def _best(self, batch: RunningBatch) -> Allowance:
-        known = self._chosen.get(batch)
+        key = self._drafter.mode, batch
+        known = self._chosen.get(key)
         if known is None:
-            known = self._chosen[batch] = self._choose(batch)
+            known = self._chosen[key] = self._choose(batch)
         return known
 
     def _choose(self, batch: RunningBatch) -> Allowance:
         survival = self._drafter.acceptance.survival()
-        if not batch.is_refilled:
+        if not batch.is_refilled and self._drafter.mode == "grouped":  # the paper's rule goes by the mean
             survival = slowest_survival(survival, batch.num_requests)
         acceptance = Acceptance({self._paths: survival})
         classes = [
