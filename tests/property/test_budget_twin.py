@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seer.speculation.budget import allot
 from seer.speculation.paper import Depths, share_out
 from seer.speculation.threshold import Thresholds
-from seer.speculation.throughput import Acceptance, BatchClass, DraftLimits, DraftSize, linear
+from seer.speculation.throughput import Acceptance, BatchClass, DraftLimits, DraftSize
 
 BY_ROUNDING = 1.0 - 1e-9
 
@@ -105,15 +105,19 @@ def test_no_other_rule_gains_more_than_the_rule_seer(
     assert ours >= rate(cost, batch, theirs) * BY_ROUNDING
 
 
+small_trees = st.builds(lambda one, two: Acceptance({1: one, 2: two}), falling(4), falling(4))
+
+
 @given(
     affine_costs,
-    st.lists(st.builds(BatchClass, st.integers(1, 60), falling(4).map(linear), st.booleans()), min_size=1, max_size=3),
+    st.lists(st.builds(BatchClass, st.integers(1, 60), small_trees, st.booleans()), min_size=1, max_size=2),
 )
 def test_where_tokens_cost_alike_the_rule_seer_finds_the_best_of_all_sizes(
     cost: AffineCost, batch: list[BatchClass]
 ) -> None:
-    limits = DraftLimits(tuple(range(5)))
-    every = product([DraftSize(tokens) for tokens in limits.choices], repeat=len(batch))
+    limits = DraftLimits(tuple(range(5)), max_paths=2)
+    sizes = [DraftSize(tokens, paths) for tokens in limits.choices for paths in (1, 2)]
+    every = product(sizes, repeat=len(batch))
     best = max(rate(cost, batch, sizes) for sizes in every)
     assert rate(cost, batch, allot("seer", cost, batch, limits)) >= best * BY_ROUNDING
 

@@ -96,6 +96,27 @@ def test_the_papers_rule_gives_others_more_than_probes() -> None:
     assert share_out(10, 50, beta, 9) == Depths(0, 0)
 
 
+def test_without_others_the_papers_rule_gives_probes_the_best_depth_at_most() -> None:
+    assert share_out(10, 0, [1.0] * 9, 4 * 10) == Depths(4, 0), "also where no token loses acceptance"
+    assert share_out(10, 0, geometric_survival(0.6), 100 * 10) == Depths(8, 0)
+
+
+def test_the_papers_answer_is_taken_where_it_gains_more() -> None:
+    class Cliff:
+        """A step with more than 110 draft tokens for 60 requests takes 4% longer."""
+
+        def step_s(self, num_requests: int, tokens_per_request: float) -> float:
+            return 1.0 if round(num_requests * (tokens_per_request - 1)) <= 110 else 1.04
+
+        def draft_s(self, num_requests: int, depth: float) -> float:
+            return 0.0
+
+    batch, cost = a_batch(10, 50, acceptance=0.6), Cliff()
+    limits = DraftLimits(tuple(range(3)))
+    assert allot("paper", cost, batch, limits) == [DraftSize(1), DraftSize(2)]
+    assert allot("seer", cost, batch, limits) == [DraftSize(1), DraftSize(2)]
+
+
 def test_the_papers_rule_shares_out_the_best_depth_of_the_whole_batch() -> None:
     assert allot("paper", Cost(free_tokens=100), a_batch(5, 20), LINES) == [DraftSize(1), DraftSize(3)]
     assert allot("paper", Cost(free_tokens=25), a_batch(5, 20), LINES) == [DraftSize(0), DraftSize(0)]
