@@ -73,6 +73,13 @@ def test_probes_and_others_that_were_only_measured_with_several_paths_get_a_budg
     assert [size.tokens for size in sizes] == [2, 2]
 
 
+def test_a_second_path_that_pays_only_with_many_tokens_does_not_hide_what_others_gain() -> None:
+    forked = Acceptance({1: [1, 0.5, 0, 0, 0], 2: [1, 0.3, 0.3, 0.3, 0.3]})
+    batch = [BatchClass(1, forked), BatchClass(1, linear([1, 0.25, 0.25, 0.25, 0.25]))]
+    limits = DraftLimits(tuple(range(5)), max_paths=2)
+    assert allot("seer", Cost(free_tokens=7), batch, limits) == [DraftSize(1, 1), DraftSize(4, 1)]
+
+
 def test_where_steps_are_padded_every_request_drafts_as_much() -> None:
     batch = [BatchClass(10, linear(geometric_survival(a))) for a in (0.8, 0.1)]
     limits = DraftLimits((0, 1, 3), is_uniform=True)
