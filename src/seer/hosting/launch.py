@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import importlib.util
 import os
 import signal
@@ -27,6 +28,10 @@ from seer.errors import InputError
 
 LOG_TAIL_BYTES = 2000
 """Quoted from a child's log when it dies: about the length of a Python traceback."""
+MAX_LOG_BYTES = 64 << 20
+"""Of one child's log. A longer one loses its beginning: the end says why a process died."""
+KEPT_LOG_BYTES = 1 << 20
+"""What stays of a log that got too long."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM")
 """Variables that size thread pools; an instance pinned to one core has no use for more than one thread."""
 
@@ -141,6 +146,16 @@ class ChildProcess:
         start = max(0, size - LOG_TAIL_BYTES)
         return os.pread(self._log.fileno(), LOG_TAIL_BYTES, start).decode(errors="replace").strip()
 
+    def bound_log(self) -> None:
+        """Cut the beginning of a log that got too long. What the child writes during the cut may be lost."""
+        log = self._log.fileno()
+        size = os.fstat(log).st_size
+        if size > MAX_LOG_BYTES:
+            kept = os.pread(log, KEPT_LOG_BYTES, size - KEPT_LOG_BYTES)
+            os.ftruncate(log, 0)  # the child appends, so its next line follows what is written here
+            with contextlib.suppress(OSError):  # the disk is full
+                os.write(log, b"(the beginning of this log was cut off)\n" + kept)
+
     def close(self) -> None:
         """Close the log; the process must have ended."""
         assert self._process.poll() is not None, f"process {self.pid} still runs"
@@ -149,7 +164,9 @@ class ChildProcess:
 
 def _open_log(name: str, log_dir: Path | None) -> IO[bytes]:
     if log_dir is None:
-        return tempfile.TemporaryFile()
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open as long as the child
+        fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+        return log
     log_dir.mkdir(parents=True, exist_ok=True)
     path = log_dir / f"{name}.log"
     try:  # no link: the folder of a run that is resumed may come from somebody else

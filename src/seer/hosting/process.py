@@ -424,7 +424,7 @@ class ProcessInstance:
         options = self._options
         silence_s = options.silence_deadline_s or CPU_SILENCE_S
         assert self._child is not None, "there is a process to watch"
-        starvation = Starvation(self._child.pid)
+        child, starvation = self._child, Starvation(self._child.pid)
         while True:
             before_s = self._now_s()
             await asyncio.sleep(options.heartbeat_s)
@@ -432,6 +432,7 @@ class ProcessInstance:
             late_s = now_s - before_s - options.heartbeat_s
             if self._channel is not None:
                 self._channel.send(Ping())
+            child.bound_log()
             # If this loop itself was delayed, news may be unread: that silence was not the child's. Neither is the
             # time in which the child got no core; but a child that hangs in a loop waits for one too, so only a part
             # is forgiven.

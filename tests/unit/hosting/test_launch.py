@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import seer
-from seer.hosting.launch import module_folders
+from seer.hosting import launch
+from seer.hosting.launch import ChildProcess, module_folders
 
 HOSTILE = "numpy.py", "msgspec.py", "seer_hostile.py"
 ROLLOUT = """
@@ -84,3 +85,29 @@ def test_the_folder_of_a_module_that_the_child_needs_stays(tmp_path: Path, monke
     monkeypatch.chdir(source)
     monkeypatch.setattr(sys, "path", [str(source), *sys.path])
     assert str(source) in module_folders(("seer.hosting.child",))
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_log_that_gets_too_long_keeps_its_end(
+    has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(launch, "KEPT_LOG_BYTES", 100)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "talker.py").write_text(
+        "import sys\nfor line in open(int(sys.argv[1])): print(line * 300, flush=True)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    child = ChildProcess("talker", tmp_path if has_folder else None, module="talker", single_thread=True)
+    with child.socket as driver:
+        sizes = []
+        for word in ("one", "two", "end"):
+            driver.sendall(f"{word}\n".encode())
+            while not child.log_tail().endswith(word):
+                assert child._process.poll() is None, child.exit_cause()
+            child.bound_log()
+            sizes.append(os.fstat(child._log.fileno()).st_size)
+    child._process.wait()
+    assert max(sizes) < 200
+    assert child.log_tail().endswith("end")
+    child.close()
