@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from seer import HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
-from seer.report.svg import Frame, colour, document, moved, words
+from seer.report.svg import Frame, colour, document, moved
 
 PROMPTS = [[3 + i, 7, 11, 5 + i] for i in range(20)]
 SAMPLES = 5
@@ -122,7 +122,7 @@ def plot(samples: list[dict[str, float]], path: Path) -> None:
         panels.append(moved(HEAD + place * HEIGHT, frame.axes("requests", label, num_y_ticks=3) + line))
     title = f"{samples[-1]['requests']:,.0f} requests in {len(samples)} rollouts, each after a weight update"
     height = HEAD + len(MEASURES) * HEIGHT
-    path.write_text(document(WIDTH, height, title, words(12, 24, title) + "".join(panels)))
+    path.write_text(document(WIDTH, height, title, "".join(panels)))
 
 
 def main() -> None:
