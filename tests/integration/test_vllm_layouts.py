@@ -42,6 +42,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     make, settings = LAYOUTS[request.param]
     folder = make(tmp_path_factory.mktemp("model") / "tiny")
     fitted = fit_to_model(vllm_settings(folder, **settings), read_folder(folder))
+    assert fitted.block_size is not None, "a CPU has one of its own"
     config: dict[str, Any] = {
         "name": f"test-{uuid.uuid4().hex[:8]}",
         "block_bytes": read_folder(folder).block_bytes(fitted.block_size, 4, fitted.tensor_parallel),

@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from seer.cli.run_config import read_run
 from seer.config import HostingConfig, RolloutConfig, from_keywords, read_config_file
 from seer.errors import ConfigError
 from seer.hosting import devices
-from seer.hosting.devices import assign_devices
+from seer.hosting.devices import InstanceDevices, assign_devices
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -79,6 +80,28 @@ def test_a_process_is_launched_with_its_own_gpus(monkeypatch: pytest.MonkeyPatch
     see_gpus(monkeypatch, 3, "2,GPU-b,5")
     told = launched_with(tmp_path, device="cuda", gpus="1,2")
     assert [line.split(", cores")[0] for line in told] == ["device cuda, GPUs GPU-b", "device cuda, GPUs 5"]
+
+
+def test_a_process_calls_its_gpu_the_first_whatever_the_driver_calls_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    see_gpus(monkeypatch, 3)
+    told = launched_with(tmp_path, device="cuda:2", share_gpus=True)
+    assert [line.split(", cores")[0] for line in told] == ["device cuda, GPUs 2"] * 2
+
+
+@pytest.mark.parametrize(
+    ("weights_on", "gpus", "in_place"),
+    [({0}, [(0,), (0,)], True), ({0}, [(0,), (1,)], False), ({0}, [(1,)], False), ({0, 1}, [(0,)], False)],
+)
+def test_weights_stay_in_place_only_if_every_instance_sees_their_gpu(
+    weights_on: set[int], gpus: list[tuple[int, ...]], in_place: bool
+) -> None:
+    fleet = Rollout("m", engine="fake").fleet
+    object.__setattr__(fleet._engine, "opens_gpu_handles", True)
+    fleet.devices = [InstanceDevices(gpus=own) for own in gpus]
+    weights: Any = {str(gpu): SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=gpu)) for gpu in weights_on}
+    assert fleet._stay_in_place(weights) is in_place
 
 
 def test_a_cpu_process_is_kept_on_its_own_cores(tmp_path: Path) -> None:
