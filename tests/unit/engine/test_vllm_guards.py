@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_what_lacks_a_name_is_left_out_and_said_in_one_line(
     }
     assert len(lines) == 1
     assert reason in lines[0]
+
+
+def test_a_gpu_needs_no_registry_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seer.engine.vllm.guards import guarded
+
+    monkeypatch.delattr(importlib.import_module("vllm.triton_utils.dispatcher"), "register_kernels")
+    assert guarded(replace(ALL, device="cuda")).speculation == ALL.speculation
 
 
 def test_a_version_newer_than_any_tested_runs_plain(

@@ -33,8 +33,9 @@ DRAFTS: Names = (
     ("vllm.v1.core.sched.scheduler", "Scheduler", ("update_draft_token_ids",)),
     ("vllm.v1.outputs", "DraftTokenIds", ()),
     ("vllm.v1.spec_decode.custom_class_proposer", "create_custom_proposer", ()),
-    ("vllm.triton_utils.dispatcher", "register_kernels", ()),
 )
+CPU_DRAFTS: Names = (*DRAFTS, ("vllm.triton_utils.dispatcher", "register_kernels", ()))
+"""On a CPU one of vLLM's kernels has to be replaced (proposer.py), and older versions have no registry of them."""
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
 POOL: Names = (
     (
@@ -91,7 +92,8 @@ def _plain(settings: VllmSettings) -> VllmSettings:
 def _used(settings: VllmSettings) -> dict[str, Names]:
     """The names of each feature that these settings ask for."""
     in_scheduler = settings.speculation is not None and settings.speculation.place == "scheduler"
-    wanted = {"counting": COUNTING, "drafts": DRAFTS if in_scheduler else (), "pool": POOL if settings.pool else ()}
+    drafts = CPU_DRAFTS if settings.device == "cpu" else DRAFTS
+    wanted = {"counting": COUNTING, "drafts": drafts if in_scheduler else (), "pool": POOL if settings.pool else ()}
     return {feature: names for feature, names in wanted.items() if names}
 
 
