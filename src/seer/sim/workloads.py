@@ -169,9 +169,9 @@ PAPER: dict[str, _PaperWorkload] = {
         overhead_s=0.0131,
         slowdown=1.542,
         memory_share=0.85,
-        verify_context_share=0.5,
+        verify_context_share=0.403,
         # SuffixDecoding over a request's own text.
-        drafts=DraftModel(level=0.95, plain=PlainDrafts(acceptance=acceptance_for(1.67, 16), max_depth=16)),
+        drafts=DraftModel(level=0.98, plain=PlainDrafts(acceptance=acceptance_for(1.67, 16), max_depth=16)),
     ),
     "qwen2-vl-72b": _PaperWorkload(
         model="qwen2-vl-72b",
@@ -182,12 +182,12 @@ PAPER: dict[str, _PaperWorkload] = {
         group_size=16,
         prompt_tokens=1024,
         lengths=LengthModel(mean=7_615, maximum=40_960, sigma=1.1, correlation=0.93),
-        overhead_s=0.0159,
-        slowdown=1.422,
+        overhead_s=0.0152,
+        slowdown=1.361,
         memory_share=0.9,
-        verify_context_share=0.0,
+        verify_context_share=0.079,
         # A draft model, Qwen2-VL-7B.
-        drafts=DraftModel(plain=PlainDrafts(acceptance=acceptance_for(2.19, 3), max_depth=3, pass_s=0.006)),
+        drafts=DraftModel(plain=PlainDrafts(acceptance=acceptance_for(2.19, 3), max_depth=3, pass_s=0.0159)),
     ),
     "kimi-k2": _PaperWorkload(
         model="kimi-k2",
@@ -198,12 +198,14 @@ PAPER: dict[str, _PaperWorkload] = {
         group_size=8,
         prompt_tokens=512,
         lengths=LengthModel(mean=38_959, maximum=98_304, sigma=0.9, correlation=0.93),
-        overhead_s=0.00575,
-        slowdown=3.538,
+        overhead_s=0.0059,
+        slowdown=3.63,
         memory_share=0.7,
-        verify_context_share=0.3,
+        verify_context_share=0.1,
         # The model's own multi-token-prediction head.
-        drafts=DraftModel(level=0.9, plain=PlainDrafts(acceptance=acceptance_for(1.74, 1), max_depth=1, pass_s=0.002)),
+        drafts=DraftModel(
+            level=0.98, plain=PlainDrafts(acceptance=acceptance_for(1.74, 1), max_depth=1, pass_s=0.0132)
+        ),
     ),
 }
 
