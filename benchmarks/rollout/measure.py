@@ -19,6 +19,7 @@ from typing import Any
 from seer import Rollout
 from seer.analysis.comparison import order_of_runs
 from seer.analysis.explain import explain
+from seer.analysis.leases import report_leases
 from seer.analysis.whatif import recorded_run, replay_under
 from seer.metrics.events import Event
 from seer.metrics.jsonl import EventLog
@@ -116,6 +117,7 @@ def _numbers(
     assert summary is not None
     found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
     numbers: dict[str, Any] = {"scheduler": scheduler, "summary": asdict(summary), "different_responses": different}
+    numbers["leases"] = asdict(report_leases(events, kv_tokens=limits.kv_tokens))
     if found is not None and found.step is not None:
         numbers |= {
             "seconds": found.seconds,
@@ -144,8 +146,16 @@ def _say(run: dict[str, Any]) -> None:
     predicted = f", predicted {100 * error:+.0f}%" if error is not None else ""
     print(
         f"{run['scheduler']:<10} {summary['throughput_tokens_s']:9.1f} tokens/s {summary['makespan_s']:7.1f} s, "
-        f"tail {summary['tail_s']:.1f} s, {summary['preemptions']} preemptions{predicted}",
+        f"tail {summary['tail_s']:.1f} s, {summary['preemptions']} preemptions{predicted}{_leases(run['leases'])}",
         flush=True,
+    )
+
+
+def _leases(leases: dict[str, Any]) -> str:
+    use = f", {leases['kv_use']:.0%} of KV in use while any waits" if leases["kv_use"] is not None else ""
+    return (
+        f", {leases['num_chunks']} chunks, {leases['num_extended']} extensions ({leases['num_late']} late, "
+        f"p99 gap {1e3 * leases['p99_gap_s']:.1f} ms), {leases['num_parked']} parked{use}"
     )
 
 

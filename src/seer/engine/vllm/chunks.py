@@ -48,9 +48,11 @@ def sampling_params(
     sampling = chunk.sampling
     seed = chunk.seed if noise_by_position else chunk_seed(chunk.seed, chunk.num_generated_tokens)
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
+    # With a lease among the facts our scheduler ends the chunk (leased_scheduler.py).
+    max_tokens = extra["max_left"] if "lease" in extra else chunk.max_tokens
     return SamplingParams(
-        max_tokens=extra["max_left"],  # the lease is among the facts (leased_scheduler.py)
-        min_tokens=min(min_left, extra["max_left"]),
+        max_tokens=max_tokens,
+        min_tokens=min(min_left, max_tokens),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k or 0,
@@ -68,11 +70,14 @@ def sampling_params(
 
 
 def request_facts(chunk: Chunk, model: str, run: str, drafts: str, *, lease: int | None = None) -> dict[str, Any]:
-    """What the scheduler and the connector need of a chunk; plain values, because they go to another process."""
-    return {
+    """What the scheduler and the connector need of a chunk; plain values, because they go to another process.
+
+    Without our scheduler there is no `lease`, and a chunk ends at its `max_tokens`.
+    """
+    own = {} if lease is None else {"lease": lease}
+    return own | {
         "request": chunk.request,
         "attempt": chunk.attempt,
-        "lease": chunk.max_tokens if lease is None else lease,
         "group": chunk.group,
         "is_probe": chunk.is_probe,
         "weights_version": chunk.weights_version,

@@ -2,7 +2,8 @@
 """The names of vLLM that our classes override or replace, each looked for before an engine starts.
 
     feature      without its names, or on a vLLM that was never tested
-    counting     vLLM's own scheduler: steps are not counted, tokens are sent as vLLM sends them
+    counting     vLLM's own scheduler: steps are not counted, tokens are sent as vLLM sends them, leases are not
+                 extended
     drafts       no drafts
     pool         no pool: what has moved is computed again
 
@@ -27,6 +28,9 @@ COUNTING: Names = (
     ("vllm.v1.core.sched.scheduler", "Scheduler", ("update_from_output", "schedule", "add_request", "make_stats")),
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler", ()),
     ("vllm.v1.outputs", "LogprobsLists", ()),
+    ("vllm.v1.engine.core", "EngineCore", ()),
+    ("vllm.v1.engine.core_client", "AsyncMPClient", ("call_utility_async",)),
+    ("vllm.v1.request", "Request", ("num_output_tokens", "is_finished")),
 )
 DRAFTS: Names = (
     *COUNTING,

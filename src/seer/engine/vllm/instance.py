@@ -208,8 +208,10 @@ class VllmInstance:
         active.task = asyncio.create_task(self._generate(active))
 
     def extend(self, leases: Sequence[Lease]) -> None:
-        """Let chunks generate more, from the next step on."""
-        granted = []
+        """Let chunks generate more, from the next step on; with vLLM's own scheduler they end where they were to."""
+        granted: list[list[int]] = []
+        if not self._settings.counts_steps:
+            return
         for lease in leases:
             active = self._running(lease.request, lease.attempt)
             if active is not None and lease.max_tokens > active.max_tokens:
@@ -220,8 +222,10 @@ class VllmInstance:
             self._in_background(self._renew(granted, []))
 
     def park(self, attempts: Sequence[Attempt]) -> None:
-        """End chunks with their next token."""
-        parked = []
+        """End chunks with their next token; with vLLM's own scheduler they end where they were to."""
+        parked: list[list[int]] = []
+        if not self._settings.counts_steps:
+            return
         for request, attempt in attempts:
             active = self._running(request, attempt)
             if active is None:
@@ -383,7 +387,8 @@ class VllmInstance:
             return
         active.is_begun = True
         chunk = active.chunk
-        facts = request_facts(chunk, self._identity, self._run, self._drafts, lease=active.max_tokens)
+        lease = active.max_tokens if self._settings.counts_steps else None
+        facts = request_facts(chunk, self._identity, self._run, self._drafts, lease=lease)
         facts["ended_groups"], self._ended_groups = self._ended_groups, []
         # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
