@@ -70,7 +70,7 @@ def read_groups(seed: int) -> tuple[list[Group], list[int]]:
 def simulate(scheduler: str, setup: dict[str, Any], seed: int) -> tuple[Summary, list[Event]]:
     """One run."""
     groups, lengths = read_groups(seed)
-    fit = StepFit(base_s=setup["base_s"], slope_s=setup["slope_s"], prefill_token_s=2e-5)
+    fit = StepFit(base_s=setup["base_s"], slope_s=setup["slope_s"], prefill_s=2e-5)
     cost = Cost(model=MODELS["llama-8b"], gpu=H200, fit=fit, load_token_s=4e-6)
     limits = InstanceLimits(
         kv_blocks=setup["kv_tokens"] // BLOCK_SIZE,
