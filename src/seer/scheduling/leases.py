@@ -24,6 +24,8 @@ from seer.scheduling.fixed_rank import Rank
 LEASE_TOKENS = 64
 """Shortest lease. Half of it covers the tokens that an instance generates until its news are answered: outputs come 16
 tokens at a time."""
+LEASES_AT_MOST = 256
+"""A response of full length has about so many leases: where responses are long, short leases only cost messages."""
 CONTEXT_PER_LEASE = 16
 """Context tokens per token of a lease while memory is scarce: about a twentieth of the reserved memory is unused, and
 long requests are not asked about at every few steps."""

@@ -27,7 +27,14 @@ from seer.placement import Fleet, Place, PlacementConfig, loads_kv
 from seer.scheduling.base import Assignment, Renewal
 from seer.scheduling.divided import Divided, Ordering, end_with_a_block
 from seer.scheduling.fixed_rank import Rank
-from seer.scheduling.leases import CONTEXT_PER_LEASE, LEASE_TOKENS, RESERVE_TOKENS, LeaseRenewal, Tenants
+from seer.scheduling.leases import (
+    CONTEXT_PER_LEASE,
+    LEASE_TOKENS,
+    LEASES_AT_MOST,
+    RESERVE_TOKENS,
+    LeaseRenewal,
+    Tenants,
+)
 from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
 
 MIN_CHUNK_TOKENS = 128
@@ -122,7 +129,8 @@ class EarliestFinishPlacement(Divided):
             most = min(most, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
         if self._has_pool:
-            return min(max(LEASE_TOKENS, request.num_tokens // CONTEXT_PER_LEASE, fair_share), most)
+            shortest = max(LEASE_TOKENS, request.max_tokens // LEASES_AT_MOST)
+            return min(max(shortest, request.num_tokens // CONTEXT_PER_LEASE, fair_share), most)
         shortest, longest = TIGHT_CHUNK_TOKENS
         tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
         return min(max(tight, fair_share), most)

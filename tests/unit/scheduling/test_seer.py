@@ -9,7 +9,7 @@ from collections.abc import Callable
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.placement import Fleet, PlacementConfig
-from seer.scheduling.leases import CONTEXT_PER_LEASE, LEASE_TOKENS
+from seer.scheduling.leases import CONTEXT_PER_LEASE, LEASE_TOKENS, LEASES_AT_MOST
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import OVERRUN, MemoryOrSlotOrdering, expected_remaining_tokens
 from seer.scheduling.seer import (
@@ -175,13 +175,15 @@ def test_every_group_is_probed_before_any_is_probed_twice() -> None:
 
 def test_leases_are_short_where_memory_is_tight_and_long_where_it_is_not() -> None:
     tight, roomy = a_fleet(2, kv_blocks=64), a_fleet(2, kv_blocks=1 << 20)
-    members = requests_of(64, 1, max_tokens=65_536)
+    members = requests_of(64, 1, max_tokens=16_384)
     scheduler = a_scheduler(lambda request: 100.0, max_chunk=16_384)
     scheduler.admit(members, tight)
     assert scheduler.chunk_tokens(members[0], tight) == LEASE_TOKENS
     members[0].num_generated = 4000
     assert scheduler.chunk_tokens(members[0], tight) == (64 + 4000) // CONTEXT_PER_LEASE
-    assert scheduler.chunk_tokens(members[0], roomy) == 65_536 // CHUNKS_AT_LEAST
+    assert scheduler.chunk_tokens(members[0], roomy) == 16_384 // CHUNKS_AT_LEAST
+    long = requests_of(1, 1, max_tokens=65_536)[0]
+    assert scheduler.chunk_tokens(long, tight) == 65_536 // LEASES_AT_MOST
     short = requests_of(1, 1, max_tokens=512)[0]
     assert scheduler.chunk_tokens(short, roomy) == MIN_CHUNK_TOKENS  # no shorter, however short the response may be
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases in vLLM's scheduler: where a request ends is written to its record, before and while it runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from vllm_engines import needs_vllm
+
+pytestmark = needs_vllm
+
+
+def a_request(number: int = 0, *, lease: int, max_left: int = 100, num_output: int = 0) -> Any:
+    from seer.engine.vllm.chunks import EXTRA
+
+    facts = {"request": number, "attempt": 1, "lease": lease}
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(extra_args={EXTRA: facts}),
+        max_tokens=max_left,
+        num_output_tokens=num_output,
+        is_finished=lambda: False,
+    )
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from seer.engine.vllm.leased_scheduler import LeasedScheduler
+
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: setattr(self, "requests", {}))
+    monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
+    return LeasedScheduler()
+
+
+def test_a_request_ends_at_its_lease_and_an_extension_moves_the_end(scheduler: Any) -> None:
+    request = a_request(lease=64)
+    scheduler.add_request(request)
+    assert request.max_tokens == 64
+    scheduler.renew_leases([[0, 1, 96], [0, 1, 70], [0, 2, 99]], [])
+    assert request.max_tokens == 96
+
+
+def test_a_parked_request_ends_with_its_next_token(scheduler: Any) -> None:
+    request = a_request(lease=64, num_output=10)
+    scheduler.add_request(request)
+    scheduler.renew_leases([], [[0, 1], [7, 1]])
+    assert request.max_tokens == 11
+
+
+def test_what_comes_before_its_request_is_kept_for_it(scheduler: Any) -> None:
+    scheduler.renew_leases([[0, 1, 96]], [[1, 1]])
+    extended, parked = a_request(0, lease=64), a_request(1, lease=64)
+    for request in (extended, parked):
+        scheduler.add_request(request)
+    assert (extended.max_tokens, parked.max_tokens) == (96, 1)
+
+
+def test_the_engine_finds_the_call_and_this_vllm_has_the_names(scheduler: Any) -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    from seer.engine.vllm.guards import COUNTING, missing_name
+    from seer.engine.vllm.leased_scheduler import RENEW
+
+    request = a_request(lease=8)
+    scheduler.add_request(request)
+    getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), [[0, 1, 20]], [])
+    assert request.max_tokens == 20
+    assert missing_name(COUNTING) is None
