@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rollout_rules import assert_nothing_was_lost, disturbance, faults, num_preemptions, workloads
+from test_rollout_rules import (  # type: ignore[import-not-found]  # of this folder
+    assert_nothing_was_lost,
+    disturbance,
+    faults,
+    num_preemptions,
+    workloads,
+)
 
 from builders import a_workload, roll_out
 from meddling import Meddling
@@ -45,7 +51,7 @@ def test_random_parking_and_loss_lose_nothing_and_never_preempt(
 ) -> None:
     def disturb(loop: RolloutLoop, instances: list[SimulatedInstance], fresh: object) -> None:
         loop.scheduler = Meddling(loop, seed)
-        disturbance(schedule)(loop, instances, fresh)  # type: ignore[arg-type]
+        disturbance(schedule)(loop, instances, fresh)
 
     run = roll_out(workload, scheduler, disturb=disturb)
     assert_nothing_was_lost(run)
