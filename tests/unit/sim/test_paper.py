@@ -134,3 +134,22 @@ def test_a_claim_of_the_oracle_is_relative_to_the_oracle() -> None:
         speculation="off",
     )
     assert [job.scheduler for job in claim.jobs(0)] == ["seer", "oracle"]
+
+
+def test_tail_seconds_are_matched_within_eight_points_of_verls_tail() -> None:
+    claim = next(c for c in claims() if c.row == "Seer" and c.measure == "tail_s" and c.workload == "moonlight")
+    run, reference = claim.jobs(0)
+    for tail_s, within in ((278.0 + 145.0, True), (278.0 + 146.0, False)):
+        results = {run: a_summary(tokens_s=1.0, tail_s=tail_s), reference: a_summary(tokens_s=1.0)}
+        assert answer(claim, results, [0]).within_goal is within
+
+
+def test_49_numbers_of_the_paper_have_a_goal() -> None:
+    assert len([claim for claim in claims() if claim.paper is not None and not claim.calibrated]) == 49
+
+
+def test_our_order_is_measured_against_true_lengths_with_its_own_chunks() -> None:
+    bars = [claim for claim in claims() if claim.measure == "bar_share"]
+    assert {(claim.workload, claim.jobs(0)[1].scheduler) for claim in bars} == {
+        (workload, "seer-oracle") for workload in paper.WORKLOADS
+    }
