@@ -10,6 +10,7 @@ from seer.cli.main import main
 from seer.metrics.summary import Summary
 from seer.sim import paper
 from seer.sim.paper import Job, PaperCell, answer, claims
+from seer.sim.paper_numbers import FIGURE_8, TAIL_CUT
 from seer.sim.workloads import PAPER
 
 
@@ -41,12 +42,12 @@ def test_only_verls_own_seconds_are_calibrated() -> None:
 
 def test_the_papers_numbers_agree_with_each_other() -> None:
     by_key = {(c.study, c.workload, c.group_size, c.row, c.measure): c.paper for c in claims()}
-    for workload, rows in paper.FIGURE_8.items():
+    for workload, rows in FIGURE_8.items():
         (verl_s, verl_tail_s), (seer_s, seer_tail_s) = rows["veRL"], rows["Seer"]
         size = PAPER[workload].group_size
         figure_7 = by_key["figure 7", workload, size, "Seer", "speedup"]
         assert verl_s / seer_s == pytest.approx(figure_7, rel=0.02)  # same lengths: throughput is time
-        assert 1 - seer_tail_s / verl_tail_s == pytest.approx(paper.TAIL_CUT[workload], abs=0.02)
+        assert 1 - seer_tail_s / verl_tail_s == pytest.approx(TAIL_CUT[workload], abs=0.02)
 
 
 def test_an_answer_is_the_mean_over_seeds_with_its_error() -> None:
