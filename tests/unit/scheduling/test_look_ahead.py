@@ -28,10 +28,12 @@ def a_scheduler(name: str, prefetch_tokens: int) -> Scheduler:
 
 
 def paused(scheduler: Scheduler, fleet: Fleet) -> list[Request]:
-    """Twelve requests that have each generated something and wait."""
+    """Twelve requests that wait, each with more tokens than the paper's placement would compute again."""
     requests = requests_of(*(a_group(number, 3) for number in range(4)))
     for request in requests:
         request.num_generated, request.last_instance = 700 + 7 * request.id, request.id % 2
+
+        request.num_generated, request.last_instance = 520 + 7 * request.id, request.id % 2
     scheduler.admit(requests, fleet)
     return requests
 
@@ -43,7 +45,7 @@ def ahead(scheduler: Scheduler, fleet: Fleet) -> list[int]:
 
 @pytest.mark.parametrize("name", DIVIDING)
 def test_the_first_that_are_named_are_the_first_that_start(name: str) -> None:
-    scheduler, fleet = a_scheduler(name, 10**6), a_fleet(2, blocks=40)
+    scheduler, fleet = a_scheduler(name, 10**6), a_fleet(2, blocks=200)
     paused(scheduler, fleet)
     named = ahead(scheduler, fleet)
     assert named == ahead(scheduler, fleet), "looking changes nothing"
@@ -56,6 +58,8 @@ def test_the_first_that_are_named_are_the_first_that_start(name: str) -> None:
 @pytest.mark.parametrize("name", DIVIDING)
 def test_no_more_is_named_than_dram_is_set_apart_for(name: str) -> None:
     fleet = a_fleet(2, blocks=40)
+
+    fleet = a_fleet(2, blocks=200)
     scheduler = a_scheduler(name, 1500)
     requests = {request.id: request for request in paused(scheduler, fleet)}
     named = ahead(scheduler, fleet)
@@ -67,7 +71,7 @@ def test_no_more_is_named_than_dram_is_set_apart_for(name: str) -> None:
 
 
 def test_a_request_is_expected_where_it_was_last_unless_that_is_lost() -> None:
-    scheduler, fleet = a_scheduler("divided", 10**6), a_fleet(2, blocks=40)
+    scheduler, fleet = a_scheduler("divided", 10**6), a_fleet(2, blocks=200)
     paused(scheduler, fleet)
     assert isinstance(scheduler, LooksAhead)
     assert {one.instance for one in scheduler.upcoming(fleet)} == {0, 1}
@@ -76,7 +80,7 @@ def test_a_request_is_expected_where_it_was_last_unless_that_is_lost() -> None:
 
 
 def test_requests_that_have_generated_nothing_are_not_named() -> None:
-    scheduler, fleet = a_scheduler("seer", 10**6), a_fleet(2, blocks=40)
+    scheduler, fleet = a_scheduler("seer", 10**6), a_fleet(2, blocks=200)
     scheduler.admit(requests_of(a_group(0, 3)), fleet)
     assert ahead(scheduler, fleet) == []
 
