@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bad_files import CONFIG, GOOD, SCALING, TOKENIZER, npz
+from seer.cli.run_config import recorded
 from seer.config import RunConfig, to_toml
 from seer.drafting.wire import Drop, Fetch, Known, Push, Register, Tail, encode
 from seer.engine.base import InstanceView
@@ -74,7 +75,7 @@ def host_frames() -> bytes:
     limits = InstanceLimits(kv_blocks=4, block_size=16, max_num_seqs=2, max_model_len=64)
     output = ChunkOutput(1, 2, 0, 2, TokenSpan([3, 4], [-0.5, -0.25], 0), ChunkEnd.STOP)
     up = (Ready(limits, InstanceView(), 128), News([output], [], InstanceView()), CallResult(1, "no", "PoolError"))
-    return b"".join(frame(one) for one in (*up, StartFailed("no", "x"), Broken("no", "x")))
+    return b"".join(frame(one, i) for i, one in enumerate((*up, StartFailed("no", "x"), Broken("no", "x"))))
 
 
 def journal() -> bytes:
@@ -148,7 +149,7 @@ def sealed_block() -> bytes:
 
 def wire_frames() -> dict[str, bytes]:
     known = Known(1, 0, bytes(8), bytes(4))
-    messages = {
+    messages: dict[str, Any] = {
         "push": Push(1, 1, [Tail(1, 0, 0, bytes(8))]),
         "register": Register(1, 1, [1, 2], 60.0),
         "fetch": Fetch(1, 1, [known]),
@@ -177,7 +178,7 @@ def corpus(folder: Path) -> dict[str, dict[str, bytes]]:
         "journal": journal(),
         "events": events(folder),
         "results": results(),
-        "run_json": as_json({"command": "rollout", "config": {"n": 2}, "status": "running"}),
+        "run_json": msgspec.json.encode({"command": "rollout", **recorded(RunConfig()), "status": "running"}),
         "prompts": PROMPTS,
         "configuration": to_toml(RunConfig()).encode(),
         "model_config": as_json(CONFIG | {"rope_scaling": SCALING, "eos_token_id": [1, 2]}),
@@ -208,6 +209,8 @@ def main() -> None:
         for target, inputs in corpus(Path(folder)).items():
             (CORPUS / target).mkdir(parents=True, exist_ok=True)
             for name, content in inputs.items():
+                if target == "arena" and (CORPUS / target / name).exists():
+                    continue  # it has random names in it, other ones every time
                 (CORPUS / target / name).write_bytes(content)
 
 

@@ -57,7 +57,7 @@ async def _receive_all(data: bytes, decoder: Any) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    channel: Channel[Any] = Channel(reader, mock.Mock(), decoder)
+    channel: Channel[Any] = Channel(reader, mock.Mock(), decoder, 0)
     while await channel.receive() is not None:
         pass
 

@@ -20,6 +20,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from seer.errors import ConfigError
+from seer.machine.json_files import UNREADABLE
 
 SERVER_FILE = "server.json"
 CLIENT_FILE = "client.json"
@@ -131,7 +132,7 @@ def _read(file: Path, kind: type[Keys]) -> Keys:
         raise ConfigError(f"{file} has mode {mode:04o}: other users can read it", hint=f"chmod 600 {file}")
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as problem:  # without the content: it may hold a secret
+    except UNREADABLE as problem:  # without the content: it may hold a secret
         raise ConfigError(f"{file} is not a key file: {problem}") from None
 
 

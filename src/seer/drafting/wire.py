@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seer.errors import DraftError
+from seer.machine.json_files import UNREADABLE
 
 VERSION = b"S2"
 """Changes with every change of a message: a peer of another version is refused instead of misread."""
@@ -168,7 +169,7 @@ def decode(frame: bytes) -> Request | Reply:
         raise WireError("not a message of this protocol version")
     try:
         message = _decoder.decode(frame[len(VERSION) :])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
+    except UNREADABLE as problem:
         raise WireError(f"malformed message: {problem}") from None
     _check_arrays(message)
     return message

@@ -21,6 +21,7 @@ import msgspec
 
 from seer.errors import InputError
 from seer.machine import private_files
+from seer.machine.json_files import UNREADABLE
 
 SUFFIX = ".gpu-handles"
 """Names the format, so that a reader can tell handles from safetensors."""
@@ -76,7 +77,7 @@ def open_handles(path: Path) -> dict[str, Any]:
         )
     try:
         handles = msgspec.msgpack.decode(private_files.read(path, _MAX_BYTES), type=_Handles)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise InputError(f"{path} cannot be read as handles of GPU memory: {error}") from None
     return {name: _tensor_of(handle, path) for name, handle in handles.items()}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames over a local socket: the length and the number of the frame, then that many bytes of msgpack.
 
-Both processes run on one machine and import the same version of Seer: there is no negotiation, and a frame that does
-not decode is a programming error. End of file means that the other process has ended.
+Both processes run on one machine and import the same version of Seer: there is no negotiation. A frame that does not
+decode is a `BadFrame`: the other process is broken. End of file means that it has ended.
 
 Invariant: messages are received in the order in which they were sent, each once. A frame that comes twice is dropped,
 one that comes early waits for those before it, and one that does not come breaks the channel.
@@ -18,6 +18,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from seer.errors import ConfigError, InstanceError
+from seer.machine.json_files import UNREADABLE
+
 T = TypeVar("T")
 
 HEAD = struct.Struct("<IQ")
@@ -28,6 +31,11 @@ MAX_FRAME_BYTES = 1 << 30
 MAX_EARLY_FRAMES = 8
 """Frames that wait for an earlier one: with more of them the earlier one counts as lost. Heartbeats are frames too, so
 a loss is found within a few seconds."""
+
+
+class BadFrame(InstanceError):  # noqa: N818 - reads as what it is
+    """The other process sent what is no message."""
+
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -72,11 +80,12 @@ class Channel(Generic[T]):
             self._num_sent += 1
 
     async def receive(self) -> T | None:
-        """The next message, or None when the other process has ended or a frame was lost."""
+        """The next message, or None when the other process has ended or a frame was lost. BadFrame for no message."""
         try:
             while self._num_received not in self._early:
                 length, number = HEAD.unpack(await self._reader.readexactly(HEAD.size))
-                assert length <= MAX_FRAME_BYTES, f"frame of {length} bytes"
+                if length > MAX_FRAME_BYTES:
+                    raise BadFrame(f"a frame of {length} bytes, and {MAX_FRAME_BYTES} are the limit")
                 body = await self._reader.readexactly(length)
                 if number >= self._num_received:
                     self._early[number] = body
@@ -87,7 +96,13 @@ class Channel(Generic[T]):
             return None
         body = self._early.pop(self._num_received)
         self._num_received += 1
-        return self._decoder.decode(body)
+        return self._decode(body)
+
+    def _decode(self, body: bytes) -> T:
+        try:
+            return self._decoder.decode(body)
+        except (*UNREADABLE, ConfigError, AssertionError) as error:  # the last two: a field that contradicts another
+            raise BadFrame(f"a frame that is no message: {error}") from None
 
     async def flush(self) -> None:
         """Wait until everything queued has left this process."""

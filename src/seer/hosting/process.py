@@ -33,7 +33,7 @@ from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.prepare import InstanceSpec
 from seer.engine.staged_weights import StagedWeights, stage
 from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
-from seer.hosting.channel import Channel
+from seer.hosting.channel import BadFrame, Channel
 from seer.hosting.devices import InstanceDevices
 from seer.hosting.launch import ChildProcess
 from seer.hosting.messages import (
@@ -369,6 +369,12 @@ class ProcessInstance:
         self._tasks = [asyncio.create_task(self._read(self._channel)), asyncio.create_task(self._watch())]
 
     async def _read(self, channel: Channel[Up]) -> None:
+        try:
+            await self._take_messages(channel)
+        except BadFrame as error:
+            self._lose(f"it sent {error}")
+
+    async def _take_messages(self, channel: Channel[Up]) -> None:
         while (message := await channel.receive()) is not None:
             self._last_message_s = self._now_s()
             if isinstance(message, News):

@@ -36,6 +36,7 @@ import msgspec
 from seer.errors import ConfigError, PoolError, SeerError
 from seer.kvpool import _arena
 from seer.machine import file_lock, private_files
+from seer.machine.json_files import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ class PoolFiles:
             slab = Path(note.slab)
             is_ours = slab.name == self._path("slab").name
             return note.slab if is_ours and private_files.find_folder(slab.parent.parent) == slab.parent else ""
-        except (OSError, msgspec.DecodeError, SeerError):
+        except (OSError, ValueError, *UNREADABLE, SeerError):  # ValueError: a NUL in the path
             return ""
 
     def _path(self, suffix: str) -> Path:

@@ -26,6 +26,7 @@ from seer.errors import DeadlineExceeded, PoolError, SeerError
 from seer.kvpool.local_files import PoolFiles, all_files
 from seer.kvpool.serve import ServeSpec, ServeState, pid_started
 from seer.machine import file_lock, owned_folders, private_files
+from seer.machine.json_files import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def _read(files: PoolFiles) -> ServeState | None:
         state = msgspec.json.decode(private_files.read(files.state), type=ServeState)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, SeerError) as error:
+    except (OSError, *UNREADABLE, SeerError) as error:
         log.warning("%s is ignored: %s", files.state, error)
         return None
     return state if state.name == files.name else None
@@ -145,7 +146,7 @@ def _why(log_path: Path, spec: ServeSpec) -> PoolError:
     try:
         reason = msgspec.json.decode(lines[-1], type=dict[str, str | None])
         error = PoolError(reason["error"] or "", hint=reason["hint"])
-    except (IndexError, KeyError, msgspec.DecodeError):
+    except (IndexError, KeyError, *UNREADABLE):
         return PoolError(f"pool {spec.name!r} did not start", hint=f"see {log_path}")
     if spec.log_is_temporary and spec.backend == "local":
         owned_folders.remove_folder(Path(spec.log_dir))

@@ -20,6 +20,8 @@ from seer.errors import ConfigError, InputError
 from seer.ranges import check
 
 S = TypeVar("S", bound=msgspec.Struct)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what a reader expects."""
 
 
 def read_object(path: Path, *, hint: str | None = None) -> dict[str, Any]:
@@ -51,5 +53,5 @@ def parse_struct(raw: Mapping[str, Any], kind: type[S], *, source: str, hint: st
         return msgspec.convert({key: raw[key] for key in known if key in raw}, kind)
     except ConfigError as error:
         raise InputError(str(error), hint=hint or error.hint) from None
-    except (msgspec.ValidationError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{source}: {error}", hint=hint) from None

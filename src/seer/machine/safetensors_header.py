@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE
 from seer.ranges import INT64_MAX
 
 MAX_HEADER_BYTES = 100_000_000
@@ -54,5 +55,5 @@ def parse_header(header: bytes, *, source: str) -> dict[str, TensorHeader]:
             for name, tensor in raw.items()
             if name != "__metadata__"
         }
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{source} has no header of safetensors: {error}", hint="download it again") from None
+    except UNREADABLE as error:
+        raise InputError(f"{source} is not a safetensors file: {error}", hint="download it again") from None

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE
 from seer.machine.whole_files import create_anew
 from seer.metrics.events import Event
 
@@ -73,7 +74,7 @@ def read_header(path: Path) -> LogHeader:
             header = msgspec.json.decode(file.readline(), type=LogHeader)
     except FileNotFoundError:
         raise InputError(f"no event log {path}", hint="`seer simulate ... --out DIR` writes them") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise InputError(f"{path} is not an event log: {error}", hint="its first line is a header") from error
     if header.schema != SCHEMA:
         raise InputError(
@@ -97,5 +98,5 @@ def read_events(path: Path, *, allow_cut: bool = False) -> Iterator[Event]:
                 return
             try:
                 yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise InputError(f"{path}, line {number}: {error}", hint="was it cut off?") from error

@@ -16,6 +16,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE
 from seer.report.charts import WIDTH, line_legend
 from seer.report.svg import Frame, chart, colour, steps
 from seer.runs.run_folder import RunFolder
@@ -178,5 +179,5 @@ def _lines(path: Path, kind: type[L]) -> list[L]:
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
         return [decoder.decode(line) for line in lines]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{path}: {error}", hint="the file was damaged") from None

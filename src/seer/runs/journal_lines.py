@@ -24,6 +24,7 @@ from typing import Annotated
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE
 from seer.types import FinishReason, TokenSpan
 
 VERSION = 2
@@ -148,7 +149,7 @@ def read_journal(path: Path) -> JournalContent:
         try:
             entry = decoder.decode(line)
             past.setdefault((entry.group, entry.index), PastRequest()).add(entry)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, *UNREADABLE) as error:
             raise InputError(f"{path}, line {number}: {error}", hint=_HINT) from None
     return JournalContent(header, past, checksums, num_bytes if num_bytes < len(content) else None)
 
@@ -165,7 +166,7 @@ def read_header(path: Path) -> JournalHeader:
 def _header(path: Path, line: bytes) -> JournalHeader:
     try:
         header = msgspec.json.decode(line, type=JournalHeader)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, *UNREADABLE):
         version = _version(line)
         if version is None or version == VERSION:
             raise InputError(f"{path} is not a journal: its first line is no header", hint=_HINT) from None
@@ -187,5 +188,5 @@ def _version(line: bytes) -> int | None:
     """The version of a header that may have other fields."""
     try:
         return msgspec.json.decode(line, type=_AnyHeader).version
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, *UNREADABLE):
         return None

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import ConfigError, InputError
+from seer.machine.json_files import UNREADABLE
 from seer.ranges import INT32_MAX, Responses, Seed, TokenId, check, check_fields
 from seer.types import Sampling
 
@@ -100,7 +101,7 @@ def from_value(item: str | Messages | Sequence[int], id: str) -> Prompt:
 def _decode(line: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InputError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__}, not an object")

@@ -20,6 +20,7 @@ import msgspec
 
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
+from seer.machine.json_files import UNREADABLE
 from seer.runs.run_lock import lock_file, unlock_file
 from seer.types import Response
 
@@ -91,7 +92,7 @@ def read_responses(path: Path) -> Iterator[Response]:
     for number, line in enumerate(lines, 1):
         try:
             yield decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InputError(
                 f"{path}, line {number}: {error}", hint="is this a results file of `seer rollout`?"
             ) from None

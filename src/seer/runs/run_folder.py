@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE
 from seer.machine.whole_files import write_whole
 from seer.runs.manifest import Manifest
 from seer.runs.run_lock import RunLock
@@ -139,7 +140,7 @@ class RunFolder:
         try:
             content: dict[str, Any] = msgspec.json.decode(self.manifest.read_bytes(), type=dict[str, Any])
             msgspec.convert(content, Manifest)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise InputError(f"{self.manifest} cannot be read: {error}", hint=_HINT) from None
         return content
 

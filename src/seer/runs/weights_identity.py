@@ -18,23 +18,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
 from seer.errors import InputError
+from seer.machine.safetensors_header import MAX_HEADER_BYTES, parse_header
 
 FULL_BYTES = 512 << 20
 """A second of a CPU core, of a start that takes several."""
 SAMPLE_BYTES = 4096
 """A page: reading less costs as much."""
-MAX_HEADER_BYTES = 100 << 20
-"""What the safetensors library accepts."""
 NO_WEIGHTS = "none"
 """Of an engine without a model."""
 _SETTINGS = ("config.json", "generation_config.json")
-
-
-class _Tensor(msgspec.Struct):
-    data_offsets: tuple[int, int]
 
 
 def weights_identity(source: Path | None) -> str:
@@ -74,11 +67,7 @@ def _samples(file: BinaryIO, path: Path, size: int) -> Iterator[bytes]:
     """The header of a safetensors file, and parts of each tensor."""
     header_bytes = int.from_bytes(file.read(8), "little")
     header = file.read(header_bytes) if header_bytes <= MAX_HEADER_BYTES else b""
-    try:
-        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        tensors = [msgspec.json.decode(raw, type=_Tensor) for name, raw in entries.items() if name != "__metadata__"]
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path} is not a safetensors file: {error}") from None
+    tensors = list(parse_header(header, source=str(path)).values())
     yield header
     for tensor in tensors:
         begin, end = tensor.data_offsets

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE
 from seer.machine.npz_files import read_integers
 from seer.machine.sizes import show_size
 from seer.ranges import INT32_MAX, Count
@@ -65,7 +66,7 @@ def _read_json(path: Path) -> RecordedLengths:
     try:
         raw = _read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
         content = msgspec.json.decode(raw, type=_JsonLengths)
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, *UNREADABLE) as error:
         raise InputError(
             f"{path}: {error}", hint='expected {"groups": [[1200, 900], [300, 450]], "max_tokens": 16384}'
         ) from error
