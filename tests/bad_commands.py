@@ -197,6 +197,25 @@ _BAD_SETS = (
 )  # fmt: skip
 
 
+def name_cases() -> Iterator[BadCommand]:
+    """Names that would be other places, and addresses that are none."""
+    for number, name in enumerate(("../up", "a/b", "", "x" * 65, "a b", "a\0b", "/etc/passwd", "a\nb")):
+        yield BadCommand(f"pool-up-name-{number}", ("pool", "up", "--dram=1GiB", f"--name={name}"), mentions="name")
+        yield BadCommand(f"pool-down-name-{number}", ("pool", "down", f"--name={name}"), mentions="name")
+        yield BadCommand(f"pool-name-{number}", (*DRY_RUN, f"--pool-name={name}"), mentions="name")
+    for number, address in enumerate(_BAD_ADDRESSES):
+        yield BadCommand(
+            f"address-{number}", ("draft-server", "--open", f"--address={address}"), mentions="address|port"
+        )
+
+
+_BAD_ADDRESSES = (
+    "", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:99999", "tcp://:5757",
+    "tcp://127.0.0.1:-1", "tcp://127.0.0.1:nan", "tcp://127.0.0.1:1e3", "udp://127.0.0.1:5757", "tcp://a b:1",
+    "tcp://127.0.0.1:" + "9" * 400,
+)  # fmt: skip
+
+
 def _bad_texts(action: argparse.Action, flag: str) -> Iterator[str]:
     if flag in OPTION_LISTS:
         yield from LISTS

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that Seer takes from outside: each kind is a type that carries its range, and msgspec refuses the rest.
+"""Numbers and names that Seer takes from outside: each kind is a type with its range, and msgspec refuses the rest.
 
 Fields of the configuration, columns of files and options of the command line are declared with these types. Nothing
 else checks the range of a single number, so a new field is checked as soon as it has a type.
 
 Invariants
-  1. Every range has two ends. NaN, infinities and integers beyond 64 bits are therefore outside all of them.
+  1. Every range of numbers has two ends. NaN, infinities and integers beyond 64 bits are therefore outside all of them.
   2. A value that is refused is named with its range: `n=0 is out of range`, `use 1 to 65,536`.
 """
 
@@ -31,6 +31,9 @@ Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 CountOrZero = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Seed = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+NAME_PATTERN = r"[A-Za-z0-9._-]{1,64}"
+FileName = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z", description="1 to 64 letters, digits, '.', '_' or '-'")]
+"""A name that becomes a part of a file's name, and so can name no other place."""
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 """0 lets the system choose."""
 NumBytes = Annotated[int, Meta(ge=1, le=1 << 50)]
@@ -80,6 +83,8 @@ def describe(kind: Any) -> str:
     meta = _meta(kind)
     if meta is None:
         return f"a value of type {getattr(kind, '__name__', kind)}"
+    if meta.description is not None:
+        return meta.description
     if meta.gt is not None:
         return f"above {meta.gt:,} and at most {meta.le:,}"
     return f"{meta.ge:,} to {meta.le:,}"

@@ -18,6 +18,7 @@ CASES = {
         bad_commands.option_cases(),
         bad_commands.prompt_cases(),
         bad_commands.set_cases(),
+        bad_commands.name_cases(),
         bad_files.model_cases(),
         bad_files.recording_cases(),
         bad_files.trace_cases(),

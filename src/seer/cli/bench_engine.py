@@ -120,7 +120,7 @@ def _transformers(folder: Path, args: argparse.Namespace) -> Generator:
     except ModuleNotFoundError:
         raise ConfigError("transformers is not installed", hint="pip install transformers, or --peers none") from None
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True).to(args.device).eval()
 
     def generate(prompts: Sequence[Sequence[int]]) -> Throughput:
         ids = torch.tensor(prompts, device=args.device)

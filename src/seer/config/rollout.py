@@ -16,6 +16,7 @@ from seer.ranges import (
     BlockSize,
     Count,
     CountOrZero,
+    FileName,
     Instances,
     NumBytes,
     NumBytesOrZero,
@@ -70,7 +71,7 @@ class PoolConfig:
     memory_bytes: NumBytesOrZero | None = None
     """Size of the local pool; 0 is no pool. None: twice the KV memory of all instances, at most half of what is
     free."""
-    name: str = "default"
+    name: FileName = "default"
     """Which Mooncake store."""
     ssd_dir: Path | None = None
     """Folder for the SSD tier of the local pool. KV of paused requests goes there while DRAM is nearly full. With it,

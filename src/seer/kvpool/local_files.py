@@ -37,6 +37,7 @@ from seer.errors import ConfigError, PoolError, SeerError
 from seer.kvpool import _arena
 from seer.machine import file_lock, private_files
 from seer.machine.json_files import UNREADABLE
+from seer.ranges import NAME_PATTERN
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ _MIN_SLOTS = 4  # a smaller DRAM tier is a mistake in a size
 _MAX_SLOTS = 2**24 - 2  # a slot number has 24 bits (csrc/kvpool/layout.h)
 _LOCK_DEADLINE_S = 30.0  # another process may be creating a large arena
 _STALE_AFTER_S = 60.0  # an arena this young may be between its creation and its first user
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME = re.compile(NAME_PATTERN)
 _FILE = re.compile(r"pool-(?P<name>.*)\.(arena|arena\.tmp|json|json\.tmp|state|state\.tmp|lock|owner)", re.DOTALL)
 
 

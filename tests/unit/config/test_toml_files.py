@@ -86,7 +86,7 @@ def rollouts(draw: st.DrawFn) -> RolloutConfig:
                 PoolConfig,
                 backend=st.sampled_from(["local", "mooncake", "none"]),
                 memory_bytes=maybe(st.integers(0, 1 << 40)),
-                name=WORDS,
+                name=st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True),
             )
         ),
         hosting=draw(
