@@ -32,6 +32,7 @@ from seer.metrics.jsonl import EventLog
 from seer.runs.journal_lines import VERSION, Checksums, JournalHeader, JournalLine, JournalSpan
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import simulate
+from seer.speculation.step_profile import ProfilePoint, StepProfile
 from seer.types import ChunkEnd, ChunkOutput, FinishReason, InstanceLimits, Response, TokenSpan
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"
@@ -162,6 +163,8 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
+POINTS = tuple(ProfilePoint(batch, 2, 64, 0.01 * batch, 3, 0.001) for batch in (1, 4))
+PROFILE = StepProfile(model="m", device="cpu", dtype="float32", points=POINTS)
 STATE = ServeState(backend="local", name="fuzzed", pid=1, pid_started=2, since_unix_s=3.0)
 TRACE = as_json({"groups": [[3, 4], [5]], "max_tokens": 8, "prompt_tokens": 3})
 PROMPTS = b"""{"prompt": "a", "id": 1, "n": 2, "seed": 3, "temperature": 0.5, "stop_token_ids": [1]}
@@ -197,6 +200,7 @@ def corpus(folder: Path) -> dict[str, dict[str, bytes]]:
         "keys": as_json({"secret_key": "0" * 40, "client_public_key": "0" * 40}),
         "metrics_page": METRICS,
         "arena": pool_file(),
+        "step_profile": msgspec.json.encode(PROFILE),
     }
     note = msgspec.json.encode(Note("run", "/dev/shm/x", 1.0))
     several = {"draft_wire": wire_frames(), "pool_files": {"note": note, "state": msgspec.json.encode(STATE)}}

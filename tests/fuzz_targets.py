@@ -35,6 +35,7 @@ from seer.runs.prompts import read_prompts
 from seer.runs.results import read_responses
 from seer.runs.run_folder import RunFolder
 from seer.sim.recorded import read_lengths
+from seer.speculation.step_profile import StepProfile
 
 Target = Callable[[bytes, Path], None]
 """Feeds bytes; the folder is the target's own."""
@@ -162,6 +163,11 @@ def metrics_page(data: bytes, folder: Path) -> None:
     parse_tiers(data.decode(errors="replace"))
 
 
+def step_profile(path: Path) -> None:
+    """What `seer profile` measured."""
+    StepProfile.load(path).step_s(3, 2.0)
+
+
 TARGETS: dict[str, Target] = {
     "draft_wire": draft_wire,
     "host_channel": host_channel,
@@ -188,4 +194,5 @@ TARGETS: dict[str, Target] = {
     "gpu_handles": of_file("x.gpu-handles", gpu_handle_file),
     "keys": of_file(curve_keys.SERVER_FILE, key_file),
     "metrics_page": metrics_page,
+    "step_profile": of_file("profile.json", step_profile),
 }

@@ -67,7 +67,7 @@ def check(value: Any, kind: Any, name: str) -> None:
     """Refuse a value that is not of this kind; `name` is how its user knows it."""
     try:
         msgspec.convert(_plain(value), kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: bytes of a command line that are no text
         raise ConfigError(f"{name}={_refusal(value, kind, error)}", hint=f"use {describe(kind)}") from None
 
 
@@ -103,7 +103,7 @@ def base_type(kind: Any) -> Any:
     return kind
 
 
-def _refusal(value: Any, kind: Any, error: msgspec.ValidationError) -> str:
+def _refusal(value: Any, kind: Any, error: Exception) -> str:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ from seer.errors import ConfigError, InputError
 from seer.ranges import check
 
 S = TypeVar("S", bound=msgspec.Struct)
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What msgspec raises for bytes that are not what a reader expects."""
 
 

@@ -13,21 +13,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from seer.errors import InputError
+from seer.machine.json_files import UNREADABLE, read_object
+from seer.ranges import Count, CountOrZero, SecondsOrZero
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
     """One measured shape of a step."""
 
-    num_requests: int
-    tokens_per_request: int
+    num_requests: Count
+    tokens_per_request: Count
     """1 is plain decoding; 1 + n verifies n draft tokens."""
-    context_tokens: int
-    step_s: float
+    context_tokens: CountOrZero
+    step_s: SecondsOrZero
     """Median over `num_steps`."""
-    num_steps: int
-    spread_s: float
+    num_steps: Count
+    spread_s: SecondsOrZero
     """Between the first and third quartile."""
 
 
@@ -39,7 +43,7 @@ class StepProfile:
     device: str
     dtype: str
     points: tuple[ProfilePoint, ...]
-    draft_s_per_request: float = 0.0
+    draft_s_per_request: SecondsOrZero = 0.0
     """Host time to draft for one request."""
     versions: str = ""
     """Of what it was measured with; a profile of other versions is not used."""
@@ -76,14 +80,16 @@ class StepProfile:
     @classmethod
     def load(cls, path: Path) -> StepProfile:
         """Read what `save` wrote."""
+        hint = "`seer profile MODEL` makes one"
+        if not path.exists():
+            raise InputError(f"there is no profile at {path}", hint=hint)
         try:
-            raw = json.loads(path.read_text())
-            points = tuple(ProfilePoint(**point) for point in raw.pop("points"))
-            return cls(points=points, **raw)
-        except FileNotFoundError:
-            raise InputError(f"there is no profile at {path}", hint="`seer profile MODEL` makes one") from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"{path} is not a profile: {error}", hint="`seer profile MODEL` makes one") from None
+            profile = msgspec.convert(read_object(path, hint=hint), cls)
+        except UNREADABLE as error:
+            raise InputError(f"{path} is not a profile: {error}", hint=hint) from None
+        if not profile.points:
+            raise InputError(f"{path} is not a profile: it has no points", hint=hint)
+        return profile
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], *, at: float) -> float:

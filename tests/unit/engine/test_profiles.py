@@ -101,4 +101,4 @@ def test_a_profile_that_cannot_be_read_is_ignored_with_one_line(
     with caplog.at_level(logging.WARNING):
         assert find_profile(config_of(model)) is None
     (line,) = caplog.messages
-    assert "is not a profile" in line
+    assert "is not JSON" in line
