@@ -69,6 +69,9 @@ void Index::rebuild(OwnClaims own) {
       count(kCorrupt);
       keep = false;
     }
+    // Half of one entry written over another: of two that have a key the first stays, and its checksum tells whether the
+    // bytes are right. A second one could never be found, and so never leave.
+    if (keep && at.state == State::kHeld && find_cell(me.key, hash(me.key)) != kNone) keep = false, count(kCorrupt);
     // An unreadable claim on a good entry: its owner cannot be found, so the copy it stood for must not be believed. Its
     // copier finds its own claim gone and gives up; the target slot may still be written to once, and then the checksum
     // of whoever got that slot tells.
@@ -96,7 +99,7 @@ void Index::rebuild(OwnClaims own) {
     if (at.dram != kNoSlot) h.dram_bytes += me.length;
     if (at.ssd != kNoSlot) h.ssd_bytes += me.length;
     if (at.state == State::kDoomed) continue;
-    ++h.num_held;  // no two held entries share a key: `put` looks before it publishes, under one lock
+    ++h.num_held;
     hash_insert(e);
     if (!claimed) listed.push_back(e);
   }

@@ -93,6 +93,21 @@ void use(Arena& arena, std::mt19937& rng) {
   arena.problems();  // must end, whatever it finds
 }
 
+// A key over another entry's, with all that its check covers: two entries have one key.
+void a_doubled_key_is_dropped() {
+  Folder folder;
+  make_arena(folder);
+  Arena arena(folder.arena(), folder.slab(), kDeadline_s, false);
+  const Arena::Place one = arena.locate(key_of(name_of(3)).data()), two = arena.locate(key_of(name_of(4)).data());
+  CHECK(one.held && two.held);
+  uint8_t* entries = arena.file().at(arena.sections().entries);
+  std::memcpy(entries + two.entry * sizeof(Entry), entries + one.entry * sizeof(Entry), offsetof(Entry, word));
+  arena.rebuild();
+  CHECK(is_sound(arena));
+  arena.drop_weights_version(1);
+  CHECK(is_sound(arena));
+}
+
 struct Tally {
   uint64_t refused = 0, used = 0, failed = 0;
 };
@@ -144,6 +159,7 @@ int main() {
   const uint64_t rounds = given ? std::strtoull(given, nullptr, 10) : 600;
   std::mt19937 rng(uint32_t(seer::testing::seed()));
   Tally before, open;
+  a_doubled_key_is_dropped();
   a_damaged_file_is_refused_or_repaired(rounds, rng, &before);
   damage_while_it_is_open_is_found(rounds / 4, rng, &open);
   std::printf("damaged files: %llu used, %llu refused; damaged while open: %llu used, %llu failed\n",
