@@ -114,6 +114,10 @@ test-faults: setup ## 1,000 rollouts that are struck at random: processes, memor
 	SEER_FAULT_ROUNDS=1000 SEER_FAULT_REPORT=build/faults.jsonl $(BIN)/pytest -n 0 -s tests/crash/test_rollout_faults.py \
 	  tests/crash/test_driver_faults.py --timeout 36000
 
+.PHONY: fuzz
+fuzz: setup ## The fuzzers of every reader of bytes from others, 20,000 inputs each
+	SEER_FUZZ_EXAMPLES=20000 $(BIN)/pytest -n 2 -s tests/fuzz --timeout 7200
+
 .PHONY: test-grpo
 test-grpo: setup ## A tiny model learns with TRL and Seer, ten seeds, and on vLLM where that is installed
 	SEER_GRPO_SEEDS=0,1,2,3,4,5,6,7,8,9 $(BIN)/pytest tests/integration/test_trl_training.py -k learns
