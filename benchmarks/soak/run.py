@@ -120,7 +120,7 @@ def plot(samples: list[dict[str, float]], path: Path) -> None:
         points = " ".join(f"{frame.x(one['requests']):.1f},{frame.y(one[name]):.1f}" for one in samples)
         line = f'<polyline points="{points}" fill="none" stroke="{colour(place)}" stroke-width="1.6"/>'
         panels.append(moved(HEAD + place * HEIGHT, frame.axes("", label, num_y_ticks=3) + line))
-    title = f"{samples[-1]['requests']:,.0f} requests in {len(samples)} rollouts, each after a weight update; over requests"
+    title = f"{samples[-1]['requests']:,.0f} requests in {len(samples)} rollouts, each after new weights; over requests"
     height = HEAD + len(MEASURES) * HEIGHT
     path.write_text(document(WIDTH, height, title, "".join(panels)))
 

@@ -32,8 +32,6 @@ def paused(scheduler: Scheduler, fleet: Fleet) -> list[Request]:
     requests = requests_of(*(a_group(number, 3) for number in range(4)))
     for request in requests:
         request.num_generated, request.last_instance = 700 + 7 * request.id, request.id % 2
-
-        request.num_generated, request.last_instance = 520 + 7 * request.id, request.id % 2
     scheduler.admit(requests, fleet)
     return requests
 
