@@ -104,7 +104,7 @@ def expected(model: Path) -> list[Tokens]:
 
 def a_plan(rollout: Rollout, rng: random.Random, kinds: list[str]) -> StrikesAt:
     """One or two strikes at chosen moments."""
-    plan = {}
+    plan: dict[int, tuple[str, Callable[[], None]]] = {}
     for _ in range(rng.choice([1, 1, 2])):
         name = rng.choice(kinds)
         plan[rng.randrange(2, 40)] = (name, partial(STRIKES[name], rollout.fleet, rng))

@@ -30,7 +30,7 @@ class Cost:
 
     def step_s(self, num_requests: int, tokens_per_request: float) -> float:
         num_tokens = num_requests * tokens_per_request
-        reached = 1.0 - (1.0 - 1.0 / self.knee_tokens) ** num_tokens  # as the experts that a batch reads
+        reached: float = 1.0 - (1.0 - 1.0 / self.knee_tokens) ** num_tokens  # as the experts that a batch reads
         return self.fixed_s + self.token_s * max(0.0, num_tokens - self.knee_tokens) + self.shared_s * reached
 
     def draft_s(self, num_requests: int, depth: float) -> float:

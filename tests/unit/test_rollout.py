@@ -2,7 +2,7 @@
 """The rollout loop over instances whose every move the test decides."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,7 @@ from seer.metrics.events import Event, Stopped
 from seer.rollout import RolloutLoop
 from seer.scheduling.base import Renewal
 from seer.sim import virtual_time
-from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Lease
 
 
 class ScriptedInstance:
@@ -51,6 +51,12 @@ class ScriptedInstance:
         chunk = next(chunk for chunk in reversed(self.chunks) if chunk.request == request)
         last = ChunkOutput(request, chunk.attempt, self._id, 3, end=ChunkEnd.ABORTED)
         asyncio.get_running_loop().call_later(1.0, self.emit, last)
+
+    def extend(self, leases: Sequence[Lease]) -> None:
+        """Answers are scripted: leases change nothing."""
+
+    def park(self, attempts: Sequence[Attempt]) -> None:
+        """Answers are scripted: a park changes nothing."""
 
     def view(self) -> InstanceView:
         return InstanceView()

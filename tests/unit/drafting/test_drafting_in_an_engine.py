@@ -20,6 +20,7 @@ from seer.drafting.client import DraftClient
 from seer.drafting.grouped_drafter import GroupedDrafter
 from seer.drafting.ids import number_of
 from seer.drafting.live_budget import REVIEW_STEPS, TREES, TRIAL_TOKENS, MeasuredBudget
+from seer.speculation.budget import allot
 from seer.speculation.step_report import StepReport
 from seer.speculation.throughput import DraftLimits
 from seer.types import DraftMode
@@ -319,7 +320,9 @@ def test_drafts_grow_to_sixteen_tokens_on_four_paths_where_few_requests_run(draf
     assert 16 >= sizes[16].max_tokens > sizes[64].max_tokens >= sizes[256].max_tokens
 
 
-def test_a_tree_is_counted_where_its_accepted_nodes_are(drafter: GroupedDrafter) -> None:
+def test_a_tree_is_counted_where_its_accepted_nodes_are(
+    drafter: GroupedDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(drafter, "grouped")
     for sibling, word in enumerate((13, 13, 14)):
         drafter.observe(5, sibling, [11, 12, word, 15], start=0)
@@ -328,7 +331,7 @@ def test_a_tree_is_counted_where_its_accepted_nodes_are(drafter: GroupedDrafter)
     assert tree.tokens[0] == 13
     second = list(tree.tokens).index(14)
     counted: list[Any] = []
-    drafter.acceptance.observe = lambda allowed, accepted: counted.append((allowed, list(accepted)))  # type: ignore[method-assign]
+    monkeypatch.setattr(drafter.acceptance, "observe", lambda allowed, nodes: counted.append((allowed, list(nodes))))
     drafter.observe(5, 9, [14, 99], start=2)
     assert counted == [(4, [second])]
 
@@ -348,9 +351,14 @@ def test_the_papers_mode_drafts_by_the_papers_rule_on_one_path(drafter: GroupedD
 def test_a_decision_for_a_batch_is_kept_for_some_steps(
     drafter: GroupedDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget, asked = a_budget(drafter, 0.1, 0.0), []
-    decide = live_budget.allot
-    monkeypatch.setattr(live_budget, "allot", lambda *args: asked.append(args) or decide(*args))
+    budget = a_budget(drafter, 0.1, 0.0)
+    asked: list[Any] = []
+
+    def decide(*args: Any) -> Any:
+        asked.append(args)
+        return allot(*args)
+
+    monkeypatch.setattr(live_budget, "allot", decide)
     budget._until_review = REVIEW_STEPS
     make_steps(budget, REVIEW_STEPS, 0.1, 0.0)
     assert len(asked) == 1
