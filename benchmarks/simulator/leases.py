@@ -34,7 +34,7 @@ from seer.sim.costs import H200, MODELS
 from seer.sim.instance import SimulatedInstance
 from seer.transfer import TransferEstimate
 from seer.types import Group, InstanceLimits, Sampling
-from stamp import QWEN_MIX
+from stamp import QWEN_MIX, print_stamp
 
 MAX_TOKENS, GROUPS, BLOCK_SIZE = 4096, 48, 16
 SETUPS: dict[str, dict[str, Any]] = {
@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--schedulers", default="verl-sync,verl,seer-paper,seer,seer-oracle")
     parser.add_argument("--seeds", default="0,1,2")
     args = parser.parse_args()
+    print_stamp(args)
     for name in args.setups.split(","):
         base: dict[int, float] = {}
         for scheduler in args.schedulers.split(","):

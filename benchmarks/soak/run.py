@@ -21,9 +21,12 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from seer import HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
 from seer.report.svg import Frame, colour, document, moved
+from stamp import print_stamp
 
 PROMPTS = [[3 + i, 7, 11, 5 + i] for i in range(20)]
 SAMPLES = 5
@@ -132,6 +135,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--out", type=Path, help="SVG file of the curves")
     args = parser.parse_args()
+    print_stamp(args)
     samples = asyncio.run(soak(args.rollouts, args.max_tokens))
     if args.out is not None:
         plot(samples, args.out)

@@ -113,6 +113,7 @@ def a_plan(rollout: Rollout, rng: random.Random, kinds: list[str]) -> StrikesAt:
 
 async def disturbed_rounds(rollout: Rollout, model: Path, expected: list[Tokens], tally: Tally, **options: Any) -> None:
     kinds, sampling = options.get("kinds", list(STRIKES)), options.get("sampling", SAMPLING)
+    before = shared_files(os.getpid())  # of other tests in this process
     async with rollout:
         for _ in range(options["num_rounds"]):
             number = tally.rounds
@@ -126,7 +127,7 @@ async def disturbed_rounds(rollout: Rollout, model: Path, expected: list[Tokens]
             tally.compare(tokens_of(groups), expected[number % NUM_SEEDS], sink.done)
             tally.check_ends(groups, rollout.weights_version, sink.done)
         tally.instances_lost += rollout.fleet.num_lost
-        files = shared_files(os.getpid())
+        files = shared_files(os.getpid()) - before
         children = [instance.pid for instance in rollout.fleet.instances]
     tally.check_leftovers(files, children)
     tally.save()

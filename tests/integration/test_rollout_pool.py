@@ -208,7 +208,7 @@ def test_kv_that_was_dropped_at_home_comes_back_from_the_pool(model: Path) -> No
     async def scenario() -> None:
         async with a_rollout(model, kv_blocks=12, max_num_seqs=4) as rollout:
             pool_of(rollout).transfer = MovingIsFree()
-            await rolled_out(rollout, events=events.append, scheduler="context")
+            await rolled_out(rollout, events=events.append, scheduler="divided")
 
     asyncio.run(scenario())
     loaded = sum(event.num_loaded for event in events if isinstance(event, Prefilling))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from random import Random
 
@@ -141,10 +141,36 @@ def level(remaining: float, ratio: float) -> float:
     return math.floor(math.log(max(1.0, remaining)) / math.log(ratio)) if ratio > 1 else max(1.0, remaining)
 
 
+class Queue(FirstComeFirstServed):
+    """Counts the turns once more, by itself."""
+
+    def __init__(self, *, has_pool: bool) -> None:
+        super().__init__(has_pool=has_pool)
+        self.has_kv = has_pool
+        self.turns: dict[int, int] = {}
+        self.num_turns = 0
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.take_a_turn(request)
+        super().admit(requests)
+
+    def push(self, request: Request) -> None:
+        self.take_a_turn(request)
+        super().push(request)
+
+    def take_a_turn(self, request: Request) -> None:
+        self.num_turns += 1
+        self.turns[request.id] = self.num_turns if self.has_kv or not request.num_generated else 0
+
+
 @settings(max_examples=100)
-@given(sizes=SIZES, seed=SEEDS)
-def test_first_come_first_served_is_the_order_of_admission(sizes: list[int], seed: int) -> None:
-    follow(FirstComeFirstServed(), lambda r: (r.num_generated == 0, r.id), sizes, seed)
+@given(sizes=SIZES, seed=SEEDS, has_pool=st.booleans())
+def test_first_come_first_served_is_a_queue_and_without_a_pool_what_has_run_goes_first(
+    sizes: list[int], seed: int, has_pool: bool
+) -> None:
+    queue = Queue(has_pool=has_pool)
+    follow(queue, lambda r: (queue.turns[r.id], r.id), sizes, seed)
 
 
 @settings(max_examples=100)
