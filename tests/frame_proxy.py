@@ -30,6 +30,9 @@ class FrameProxy:
 
     def __init__(self, child: socket.socket) -> None:
         self.driver_end, ours = socket.socketpair()
+        self._ends = (child, ours)
+        self._num_relaying = 2
+        self._lock = threading.Lock()
         self._asked: dict[str, queue.SimpleQueue[Disturbance]] = {name: queue.SimpleQueue() for name in ("up", "down")}
         for name, source, target in (("up", child, ours), ("down", ours, child)):
             threading.Thread(target=self._relay, args=(source, target, self._asked[name]), daemon=True).start()
@@ -38,8 +41,7 @@ class FrameProxy:
         """Disturb the next frame of a direction: from the instance up to the driver, or down to the instance."""
         self._asked[direction].put(what)
 
-    @staticmethod
-    def _relay(source: socket.socket, target: socket.socket, asked: queue.SimpleQueue[Disturbance]) -> None:
+    def _relay(self, source: socket.socket, target: socket.socket, asked: queue.SimpleQueue[Disturbance]) -> None:
         with contextlib.suppress(OSError, EOFError):
             target.sendall(_read_frame(source))
             while True:
@@ -48,9 +50,15 @@ class FrameProxy:
                     frames = _disturbed(frames[0], asked.get_nowait(), source)
                 for frame in frames:
                     target.sendall(frame)
-        for end in (source, target):  # not closed: the other thread may use them
+        for end in self._ends:  # not closed yet: the other thread may use them
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._num_relaying -= 1
+            is_last = not self._num_relaying
+        if is_last:
+            for end in self._ends:
+                end.close()
 
 
 def _disturbed(frame: bytes, what: Disturbance, source: socket.socket) -> list[bytes]:
