@@ -12,7 +12,7 @@ from seer.errors import MissingExtra
 from seer.ranges import Repeats, SequenceSlots
 
 THREADS = 1
-"""Of the engine on a CPU, as a rollout's instances have unless told otherwise."""
+"""Of the engine on a CPU, the default of a rollout's instances."""
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -107,7 +107,7 @@ def test_a_place_that_does_not_exist_is_refused() -> None:
 def test_a_vllm_that_lacks_a_name_runs_without_drafts_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(install, "NEEDED", (("vllm.v1.worker.gpu.model_runner", "no_such_name"),))
+    monkeypatch.setattr(install, "NEEDED", (("vllm.v1.worker.gpu.model_runner", "no_such_name", ()),))
     with caplog.at_level(logging.WARNING):
         ready = install.ready(settings())
     assert ready.speculation is None

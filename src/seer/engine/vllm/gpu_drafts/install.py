@@ -17,19 +17,20 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from seer.engine.vllm.guards import Names, missing_name
 from seer.engine.vllm.settings import VllmSettings
 
 log = logging.getLogger(__name__)
 
 CONFIG_CHECK = "_get_v2_model_runner_unsupported_features"
-NEEDED: tuple[tuple[str, str], ...] = (
-    ("vllm.v1.worker.gpu.model_runner", "init_speculator"),
-    ("vllm.v1.worker.gpu.spec_decode.speculator", "BaseSpeculator"),
-    ("vllm.v1.worker.gpu.spec_decode.rejection_sampler", "RejectionSampler"),
-    ("vllm.v1.worker.gpu.input_batch", "get_num_sampled_and_rejected"),
-    ("vllm.v1.worker.gpu.sample.output", "SamplerOutput"),
+NEEDED: Names = (
+    ("vllm.v1.worker.gpu.model_runner", "init_speculator", ()),
+    ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", ("add_requests", "finish_requests")),
+    ("vllm.v1.worker.gpu.spec_decode.speculator", "BaseSpeculator", ()),
+    ("vllm.v1.worker.gpu.spec_decode.rejection_sampler", "RejectionSampler", ()),
+    ("vllm.v1.worker.gpu.input_batch", "get_num_sampled_and_rejected", ()),
+    ("vllm.v1.worker.gpu.sample.output", "SamplerOutput", ()),
 )
-RUNNER_METHODS = ("add_requests", "finish_requests")
 SAMPLER_ARGUMENTS = ("logits", "input_batch", "draft_logits")
 
 
@@ -48,17 +49,9 @@ def ready(settings: VllmSettings) -> VllmSettings:
 
 def missing_names() -> str | None:
     """What this vLLM lacks of what we replace, or None."""
-    for module, name in NEEDED:
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ImportError as error:
-            return f"{module} cannot be imported: {error}"
-        if found is None:
-            return f"{module} has no {name}"
-    runner = importlib.import_module("vllm.v1.worker.gpu.model_runner").GPUModelRunner
-    for method in RUNNER_METHODS:
-        if not hasattr(runner, method):
-            return f"the runner has no {method}"
+    lacking = missing_name(NEEDED)
+    if lacking is not None:
+        return lacking
     sampler = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler").RejectionSampler
     arguments = tuple(inspect.signature(sampler.__call__).parameters)[1:4]
     if arguments != SAMPLER_ARGUMENTS:
