@@ -181,6 +181,9 @@ class DraftServer:
             except zmq.Again:
                 return
             reply = self._reply(frames[1:])
+            # ZeroMQ takes in only now and then what peers have read. Without this it finds a peer's queue full where it
+            # is not, and drops an answer that the peer waits for.
+            self._socket.getsockopt(zmq.EVENTS)
             try:
                 self._socket.send_multipart([frames[0], encode(reply)], zmq.NOBLOCK)
             except zmq.ZMQError as problem:
