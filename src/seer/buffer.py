@@ -204,23 +204,7 @@ class RequestBuffer:
             request.num_migrations += 1
         self.num_waiting -= 1
         self.num_in_flight += 1
-        group = request.group
-        return Chunk(
-            request=request.id,
-            group=group.id,
-            attempt=request.attempt,
-            num_prompt_tokens=group.num_prompt_tokens,
-            num_generated_tokens=request.num_generated,
-            max_tokens=max_tokens,
-            sampling=group.sampling,
-            seed=request.seed,
-            weights_version=self.weights_version,
-            prompt=group.prompt,
-            spans=tuple(request.spans),
-            is_probe=request.is_probe,
-            load_kv=load_kv,
-            is_lease=is_lease,
-        )
+        return chunk_of(request, self.weights_version, max_tokens, load_kv=load_kv, is_lease=is_lease)
 
     def extend(self, request: Request, num_tokens: int) -> Lease:
         """Let a request in flight generate this many tokens more; returns its lease for the instance."""
@@ -328,6 +312,29 @@ class RequestBuffer:
     @staticmethod
     def _expect(request: Request, state: RequestState, move: str) -> None:
         assert request.state is state, f"cannot {move} {request}: it is {request.state.value}, not {state.value}"
+
+
+def chunk_of(
+    request: Request, weights_version: int, max_tokens: int, *, load_kv: bool = True, is_lease: bool = False
+) -> Chunk:
+    """A request's next chunk, as its instance gets it."""
+    group = request.group
+    return Chunk(
+        request=request.id,
+        group=group.id,
+        attempt=request.attempt,
+        num_prompt_tokens=group.num_prompt_tokens,
+        num_generated_tokens=request.num_generated,
+        max_tokens=max_tokens,
+        sampling=group.sampling,
+        seed=request.seed,
+        weights_version=weights_version,
+        prompt=group.prompt,
+        spans=tuple(request.spans),
+        is_probe=request.is_probe,
+        load_kv=load_kv,
+        is_lease=is_lease,
+    )
 
 
 def request_seed(group_seed: int, index: int) -> int:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seer.buffer import Request
+from seer.buffer import chunk_of
 from seer.engine.base import Instance, PrefetchingInstance
 from seer.placement import Fleet
 from seer.scheduling.base import LooksAhead, Scheduler
-from seer.types import Chunk
 
 
 class Prefetcher:
@@ -36,21 +35,4 @@ class Prefetcher:
             asked = self._instances[instance]
             if asked is not None and self._asked.get(request.id) != request.num_generated:
                 self._asked[request.id] = request.num_generated
-                asked.prefetch(self._chunk(request))
-
-    def _chunk(self, request: Request) -> Chunk:
-        """The chunk that the request would start with, as far as its KV goes."""
-        group = request.group
-        return Chunk(
-            request=request.id,
-            group=group.id,
-            attempt=request.attempt,
-            num_prompt_tokens=group.num_prompt_tokens,
-            num_generated_tokens=request.num_generated,
-            max_tokens=request.remaining_limit,
-            sampling=group.sampling,
-            seed=request.seed,
-            weights_version=self._weights_version,
-            prompt=group.prompt,
-            spans=tuple(request.spans),
-        )
+                asked.prefetch(chunk_of(request, self._weights_version, request.remaining_limit))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from seer.config import RunConfig
 from seer.errors import ConfigError, InputError
 from seer.runs.encoded_check import refuse_too_many
-from seer.runs.prompts import BadPrompt, EncodedPrompt, encode, read_prompts
+from seer.runs.prompts import BadPrompt, EncodedPrompt, encode_for, read_prompts
 
 if TYPE_CHECKING:
     from seer.engine.prepare import PreparedEngine
@@ -23,14 +23,7 @@ def load_prompts(config: RunConfig, engine: PreparedEngine) -> list[EncodedPromp
     if path is None:
         raise ConfigError("there are no prompts", hint="--prompts FILE.jsonl, or `prompts` in the --config file")
     prompts, bad = read_prompts(path)
-    encoded, unfit = encode(
-        prompts,
-        engine.codec,
-        n=config.n,
-        sampling=config.sampling,
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.vocab_size,
-    )
+    encoded, unfit = encode_for(prompts, config, engine)
     report_bad([*bad, *unfit], path, skip_bad=config.skip_bad)
     if not encoded:
         raise InputError(f"{path} holds no prompt that can run")

@@ -146,6 +146,12 @@ def _cards(run: RunData) -> str:
         shown.append(("drafts accepted", f"{explanation.num_accepted:,} of {explanation.num_drafted:,}"))
         if explanation.oracle_s is not None:
             shown.append(("oracle estimate", f"{explanation.oracle_s:.1f} s"))
+    if run.leases is not None:
+        leases = run.leases
+        shown.append(("leases extended, chunks parked", f"{leases.num_extended:,}, {leases.num_parked:,}"))
+        shown.append(("gap of an extension (p99)", f"{1e3 * leases.p99_gap_s:.1f} ms"))
+        if leases.kv_use is not None:
+            shown.append(("KV memory in use while requests wait", f"{leases.kv_use:.0%}"))
     verification = run.manifest.verification
     if verification is not None:
         verdict = "clean" if verification.is_clean else "NOT CLEAN"

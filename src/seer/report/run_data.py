@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from seer.analysis.explain import Explanation, explain
+from seer.analysis.leases import LeaseReport, report_leases
 from seer.errors import InputError
 from seer.metrics.events import (
     Decoding,
@@ -70,6 +71,8 @@ class RunData:
     ended: dict[int, tuple[float, int, str]] = field(default_factory=dict)
     """request -> when, tokens, finish_reason"""
     explanation: Explanation | None = None
+    leases: LeaseReport | None = None
+    """None where no lease was extended: the scheduler has chunks of a fixed size."""
     num_loaded_tokens: int = 0
     """Whose KV came from the pool."""
     num_recomputed_tokens: int = 0
@@ -99,6 +102,8 @@ def read_run(folder: RunFolder) -> RunData:
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
     data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.max_num_seqs)
+    leases = report_leases(events, kv_tokens=data.kv_tokens)
+    data.leases = leases if leases.num_extended else None
     if data.ends_s:
         data.makespan_s = max(data.ends_s)
         data.tail_from_s = sorted(data.ends_s)[math.ceil(len(data.ends_s) * (1.0 - TAIL_SHARE)) - 1]

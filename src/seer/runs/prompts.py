@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
@@ -27,6 +28,10 @@ from seer.runs.encoded_check import refuse_surrogates, refuse_unfit
 from seer.runs.prompt_lines import Messages, Prompt, from_value, read_line
 from seer.types import Sampling
 
+if TYPE_CHECKING:
+    from seer.config import RunConfig
+    from seer.engine.prepare import PreparedEngine
+
 __all__ = [
     "BadPrompt",
     "EncodedPrompt",
@@ -34,6 +39,7 @@ __all__ = [
     "Prompt",
     "as_prompts",
     "encode",
+    "encode_for",
     "read_prompts",
     "refuse",
 ]
@@ -104,6 +110,20 @@ def as_prompts(
             bad.append(BadPrompt(f"prompt {position}", str(error)))
     refuse(bad)
     return prompts
+
+
+def encode_for(
+    prompts: Iterable[Prompt | EncodedPrompt], config: RunConfig, engine: PreparedEngine
+) -> tuple[list[EncodedPrompt], list[BadPrompt]]:
+    """`encode` with a run's settings and its model."""
+    return encode(
+        prompts,
+        engine.codec,
+        n=config.n,
+        sampling=config.sampling,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
+    )
 
 
 def encode(

@@ -34,7 +34,7 @@ class Ordering(Protocol):
         """Remove and return the request that `peek` shows."""
 
     def upcoming(self) -> Iterator[Request]:
-        """The waiting requests in order, as far as known; the queue must not change meanwhile."""
+        """The waiting requests in order, as far as known; the queue must not change while it is read."""
 
     def granted(self, request: Request, num_tokens: int) -> None:
         """The request just removed was given a chunk of this many tokens."""

@@ -14,7 +14,7 @@ from seer.errors import InputError
 from seer.metrics.events import Ended, Queued
 from seer.runs.identity import run_identity
 from seer.runs.journal_lines import read_header
-from seer.runs.prompts import EncodedPrompt, encode, read_prompts, refuse
+from seer.runs.prompts import EncodedPrompt, encode_for, read_prompts, refuse
 from seer.runs.results import read_responses
 from seer.runs.run import group_of
 from seer.runs.run_events import read_run_events
@@ -102,14 +102,7 @@ def _lengths_of(rollout: RolloutConfig, model_dir: Path) -> RolloutConfig:
 
 def _read_prompts(folder: RunFolder, config: RunConfig, engine: PreparedEngine) -> list[EncodedPrompt]:
     prompts, bad = read_prompts(folder.prompts)
-    encoded, unfit = encode(
-        prompts,
-        engine.codec,
-        n=config.n,
-        sampling=config.sampling,
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.vocab_size,
-    )
+    encoded, unfit = encode_for(prompts, config, engine)
     if not config.skip_bad:
         refuse([*bad, *unfit])
     return encoded[: config.limit]

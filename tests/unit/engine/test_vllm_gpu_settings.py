@@ -85,7 +85,7 @@ def test_only_steps_of_one_shape_are_learned(monkeypatch: pytest.MonkeyPatch, st
     sampled = SimpleNamespace(sampled_token_ids=[[1]] * len(step.num_scheduled_tokens))
     scheduler.update_from_output(step, sampled)
     assert not learned, "it was not scheduled before the output of the step before it"
-    scheduler._scheduled_s[id(step)] = 0.0
+    step.seer_scheduled_s = 0.0
     scheduler.update_from_output(step, sampled)
     assert learned == ([] if depth is None else [(len(step.num_scheduled_tokens), depth)])
 
@@ -95,7 +95,7 @@ def test_a_step_that_begins_a_request_is_not_learned(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scheduler._budget, "learn", lambda *report: pytest.fail("learned"))
     step = a_step([0, 0], new=True)
     for _ in range(2):
-        scheduler._scheduled_s[id(step)] = 0.0
+        step.seer_scheduled_s = 0.0
         scheduler.update_from_output(step, SimpleNamespace(sampled_token_ids=[[1], [1]]))
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
+SCHEDULED_S = "seer_scheduled_s"
+"""Attribute of a scheduler output: when it was made."""
+
 
 class GroupedDraftsScheduler(CountingAsyncScheduler):
     """Chooses the number of drafts before each step, and measures what each step took."""
@@ -45,7 +48,6 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
             self._siblings = Siblings(own["servers"], msgspec.convert(own["keys"], ClientKeys | None))
             self._siblings.start()
         self._wants_drafts = False
-        self._scheduled_s: dict[int, float] = {}  # by the id of a scheduler output that is being computed
         self._done_s = 0.0
 
     def add_request(self, request: Request) -> None:
@@ -61,7 +63,7 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         """Also order the drafts of the step after this one."""
         self.dynamic_sd_lookup = self._orders[self._depth(len(self.running))]
         output = super().schedule(*args, **kwargs)
-        self._scheduled_s[id(output)] = time.monotonic()
+        setattr(output, SCHEDULED_S, time.monotonic())
         if self._siblings is not None and (tails := self._siblings.take()):
             setattr(output, SIBLINGS, tails)
         return output
@@ -72,7 +74,7 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         """Also report the step to the budget."""
         done_s, before_s = time.monotonic(), self._done_s
         self._done_s = done_s
-        scheduled_s = self._scheduled_s.pop(id(scheduler_output), done_s)
+        scheduled_s = getattr(scheduler_output, SCHEDULED_S, done_s)
         depth = _uniform_depth(scheduler_output)
         if depth is not None and scheduled_s <= before_s:
             emitted = map(len, model_runner_output.sampled_token_ids) if depth else ()

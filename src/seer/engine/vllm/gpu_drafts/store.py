@@ -20,7 +20,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from seer.engine.vllm.gpu_drafts.kernels import clear_kernel, draft_kernel, learn_kernel, power_of_2, receive_kernel
 from seer.engine.vllm.gpu_drafts.siblings import Tail
@@ -81,8 +83,8 @@ class GroupStore:
         assert table_entries & (table_entries - 1) == 0, f"{table_entries} table entries are no power of two"
         self.num_draft_tokens = num_draft_tokens
         self._device = device
-        self._orders = sum(1 << n for n in orders)
-        self._max_n = max(orders)
+        self._contexts = {"MASK": table_entries - 1, "ORDERS": sum(1 << n for n in orders), "MAX_N": max(orders)}
+        self._indexing = self._contexts | {"BLOCK": LEARN_BLOCK, "num_warps": 1}
         self._arena = torch.full((arena_tokens,), -1, dtype=torch.int32, device=device)
         self._table = torch.zeros(table_entries, dtype=torch.int64, device=device)
         self._base = torch.zeros(max_regions, dtype=torch.int64, device=device)
@@ -137,7 +139,8 @@ class GroupStore:
         """Store and index tokens of siblings that run elsewhere; of groups that are here."""
         placed: list[tuple[int, ...]] = []  # region number, start, offset, count
         fresh: list[tuple[int, ...]] = []
-        flat: list[int] = []
+        tokens: list[NDArray[np.int32]] = []
+        num_tokens = 0
         for tail in tails:
             group = self._groups.get(tail.group)
             if group is None:
@@ -149,25 +152,22 @@ class GroupStore:
                     continue
                 group.regions["elsewhere", tail.stream] = region
                 fresh.append((region.number, region.base, region.size, tail.max_tokens, group.number, 0))
-            placed.append((region.number, tail.start, len(flat), len(tail.tokens)))
-            flat.extend(tail.tokens.tolist())
+            placed.append((region.number, tail.start, num_tokens, len(tail.tokens)))
+            tokens.append(tail.tokens)
+            num_tokens += len(tail.tokens)
         if not placed:
             return
         self._open(fresh)
         receive_kernel[(len(placed),)](
             *self._to_device(placed),
-            self._to_device([(token,) for token in flat])[0].to(torch.int32),
+            self._upload(torch.from_numpy(np.concatenate(tokens))),
             self._base,
             self._limit,
             self._known,
             self._group,
             self._arena,
             self._table,
-            MASK=self._table.numel() - 1,
-            ORDERS=self._orders,
-            MAX_N=self._max_n,
-            BLOCK=LEARN_BLOCK,
-            num_warps=1,
+            **self._indexing,
         )
 
     def finish(self, rows: Iterable[int]) -> None:
@@ -202,11 +202,7 @@ class GroupStore:
             self._group,
             self._arena,
             self._table,
-            MASK=self._table.numel() - 1,
-            ORDERS=self._orders,
-            MAX_N=self._max_n,
-            BLOCK=LEARN_BLOCK,
-            num_warps=1,
+            **self._indexing,
         )
 
     def draft(
@@ -231,9 +227,7 @@ class GroupStore:
             self._table,
             self.drafts,
             self._counts,
-            MASK=self._table.numel() - 1,
-            ORDERS=self._orders,
-            MAX_N=self._max_n,
+            **self._contexts,
             K=self.num_draft_tokens,
             K_POWER_OF_2=power_of_2(self.num_draft_tokens),
             num_warps=1,
@@ -283,7 +277,10 @@ class GroupStore:
 
     def _to_device(self, values: list[tuple[int, ...]]) -> torch.Tensor:
         """Columns of the values, each contiguous: kernels take their address and step through them."""
-        host = torch.tensor(values, dtype=torch.int64).T.contiguous()
+        return self._upload(torch.tensor(values, dtype=torch.int64).T.contiguous())
+
+    def _upload(self, host: torch.Tensor) -> torch.Tensor:
+        """Without waiting for the device."""
         if self._device.type != "cuda":
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
