@@ -3,7 +3,8 @@
 
 Invariants
   1. Every instance is one of the run's, every number is finite, and counts and times are not negative.
-  2. A request is queued once and ends at most once. Its chunks start and stop in turn, between the two.
+  2. A request is queued once and ends at most once. Its chunks start and stop in turn, between the two; only a
+     chunk that runs is extended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from pathlib import Path
 
 from seer.errors import InputError
-from seer.metrics.events import Ended, Event, Queued, Started, Stopped
+from seer.metrics.events import Ended, Event, Extended, Queued, Started, Stopped
 from seer.metrics.jsonl import read_events
 from seer.types import FinishReason
 
@@ -48,6 +49,8 @@ class _Rules:
             is_new = event.request not in self._is_running and event.request not in self._ended
             _require(is_new, event, "was queued before")
             self._is_running[event.request] = False
+        elif isinstance(event, Extended):
+            _require(self._is_running.get(event.request, False), event, "is extended and does not run")
         elif isinstance(event, Started | Stopped | Ended):
             self._check_turn(event)
 
@@ -72,6 +75,6 @@ class _Rules:
                 raise ValueError(f"instance {value} of {self._num_instances}")
 
 
-def _require(holds: bool, event: Queued | Started | Stopped | Ended, what: str) -> None:
+def _require(holds: bool, event: Queued | Started | Extended | Stopped | Ended, what: str) -> None:
     if not holds:
         raise ValueError(f"request {event.request} {what}")

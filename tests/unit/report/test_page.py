@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seer.metrics.events import Ended, Event, PoolErrors, PoolUsed, Prefilling, Queued, Started, Stopped
+from seer.metrics.events import Ended, Event, Extended, PoolErrors, PoolUsed, Prefilling, Queued, Started, Stopped
 from seer.metrics.jsonl import EventLog
 from seer.report.page import render
 from seer.report.run_data import read_run
@@ -61,3 +61,19 @@ def test_what_went_to_ssd_and_what_found_no_room_is_reported(tmp_path: Path) -> 
     page = a_page(tmp_path, used)
     assert "5.0 MiB written to SSD, 3.0 MiB read from it; 7 blocks found no room in the pool" in page
     assert "SSD" not in a_page(tmp_path / "other")
+
+
+def test_leases_are_shown_where_some_were_extended(tmp_path: Path) -> None:
+    again = [
+        Queued(2.0, 1, 1, 0, 10),
+        Started(2.0, 1, 0, 16, None, False),
+        Extended(2.1, 1, 0, 16, 9),
+        Stopped(3.0, 1, 0, 20, "parked"),
+        Started(3.0, 1, 0, 16, 0, True),
+        Stopped(4.0, 1, 0, 25, "stop"),
+        Ended(4.0, 1, 25, "stop"),
+    ]
+    page = a_page(tmp_path, *again)
+    assert "<b>1, 1</b><span>leases extended, chunks parked</span>" in page
+    assert "<b>0.0 ms</b><span>gap of an extension (p99)</span>" in page
+    assert "leases extended" not in a_page(tmp_path / "other")

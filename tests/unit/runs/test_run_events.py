@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seer.errors import InputError
-from seer.metrics.events import Ended, Event, InstanceState, Queued, Started, Stopped
+from seer.metrics.events import Ended, Event, Extended, InstanceState, Queued, Started, Stopped
 from seer.metrics.jsonl import EventLog
 from seer.runs.run_events import read_run_events
 
@@ -45,6 +45,8 @@ def test_what_can_have_happened_is_read(tmp_path: Path) -> None:
         ([QUEUED, ENDED, ENDED], "had ended"),
         ([QUEUED, STARTED, STARTED], "starts twice"),
         ([QUEUED, STOPPED], "stops without a start"),
+        ([QUEUED, Extended(0.5, 0, 0, 16, 9)], "is extended and does not run"),
+        ([QUEUED, STARTED, STOPPED, Extended(2.5, 0, 0, 16, 9)], "is extended and does not run"),
         ([QUEUED, Ended(2.0, 0, 30, "bored")], "finish_reason 'bored'"),
     ],
 )
