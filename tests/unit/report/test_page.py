@@ -64,7 +64,7 @@ def test_what_went_to_ssd_and_what_found_no_room_is_reported(tmp_path: Path) -> 
 
 
 def test_leases_are_shown_where_some_were_extended(tmp_path: Path) -> None:
-    again = [
+    again: list[Event] = [
         Queued(2.0, 1, 1, 0, 10),
         Started(2.0, 1, 0, 16, None, False),
         Extended(2.1, 1, 0, 16, 9),
