@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
+from seer.fleet import Fleet
 from seer.metrics.events import Ended, Event, InstanceState, Started
-from seer.placement import Fleet
 from seer.rollout import RolloutLoop
 from seer.scheduling.base import Assignment, Scheduler
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
@@ -50,12 +50,14 @@ def requests_of(*groups: Group) -> list[Request]:
     return list(a_buffer(*groups).requests())
 
 
-def limits(blocks: int = 100, *, block_size: int = 64, max_num_seqs: int = 1000) -> InstanceLimits:
+def limits(
+    blocks: int = 100, *, block_size: int = 64, max_num_seqs: int = 1000, max_model_len: int | None = None
+) -> InstanceLimits:
     return InstanceLimits(
         kv_blocks=blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
-        max_model_len=blocks * block_size,
+        max_model_len=blocks * block_size if max_model_len is None else max_model_len,
     )
 
 

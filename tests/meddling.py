@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from seer.buffer import Request
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.rollout import RolloutLoop
 from seer.scheduling.base import Assignment, Renewal
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import simulate

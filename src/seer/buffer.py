@@ -59,11 +59,12 @@ class Request:
         "state",
     )
 
-    def __init__(self, id: int, group: Group, index: int, queued_s: float) -> None:
+    def __init__(self, id: int, group: Group, position: int, queued_s: float) -> None:
         self.id = id
         self.group = group
-        self.index = index
-        self.seed = request_seed(group.seed, index)
+        self.index = group.first_index + position
+        """Which response of its family it is."""
+        self.seed = request_seed(group.seed, position)
         self.state = RequestState.WAITING
         self.num_generated = 0
         self.spans: list[TokenSpan] = []
@@ -125,38 +126,36 @@ class RequestBuffer:
 
     def __init__(self, weights_version: int = 0) -> None:
         self.weights_version = weights_version
-        self._requests: list[Request] = []
+        self._requests: dict[int, Request] = {}  # those that were not forgotten
         self._unfinished_of_group: dict[int, int] = {}
         self._requests_of_group: dict[int, list[Request]] = {}
         self._complete_groups: list[int] = []
+        self.num_admitted = 0
+        """Requests ever admitted."""
         self.num_waiting = 0
         self.num_in_flight = 0
         self.num_ended = 0
 
     @property
-    def num_admitted(self) -> int:
-        """Requests ever admitted."""
-        return len(self._requests)
-
-    @property
     def drained(self) -> bool:
         """Whether every admitted request has ended."""
-        return self.num_ended == len(self._requests)
+        return self.num_ended == self.num_admitted
 
     def __getitem__(self, request: int) -> Request:
         return self._requests[request]
 
     def requests(self) -> Iterable[Request]:
-        """All requests, in order of admission."""
-        return iter(self._requests)
+        """All requests that were not forgotten, in order of admission."""
+        return iter(self._requests.values())
 
     def admit(self, groups: Iterable[Group], now_s: float) -> list[Request]:
         """Take groups in; each becomes `num_requests` waiting requests, the first of them its probe."""
         admitted = []
         for group in groups:
             assert group.id not in self._requests_of_group, f"group {group.id} was admitted before"
-            members = [Request(len(self._requests) + index, group, index, now_s) for index in range(group.num_requests)]
-            self._requests.extend(members)
+            members = [Request(self.num_admitted + i, group, i, now_s) for i in range(group.num_requests)]
+            self.num_admitted += len(members)
+            self._requests.update((member.id, member) for member in members)
             self._requests_of_group[group.id] = members
             self._unfinished_of_group[group.id] = len(members)
             admitted.extend(members)
@@ -175,9 +174,9 @@ class RequestBuffer:
         if finish_reason is not None:
             self._end(request, RequestState.FINISHED, finish_reason, now_s)
 
-    def siblings(self, request: Request) -> list[Request]:
-        """All requests of the same group, itself included."""
-        return self._requests_of_group[request.group.id]
+    def members(self, group: int) -> list[Request]:
+        """All requests of a group, in the order of their index."""
+        return self._requests_of_group[group]
 
     def start(
         self,
@@ -217,8 +216,8 @@ class RequestBuffer:
 
     def apply(self, output: ChunkOutput, now_s: float) -> Request | None:
         """Add an output's tokens to its request and change its state if the chunk ended; None if it was superseded."""
-        request = self._requests[output.request]
-        if request.state is not RequestState.IN_FLIGHT or output.attempt != request.attempt:
+        request = self._requests.get(output.request)
+        if request is None or request.state is not RequestState.IN_FLIGHT or output.attempt != request.attempt:
             return None
         assert output.num_tokens <= request.chunk_remaining, (
             f"{output.num_tokens} tokens from instance {output.instance}, {request.chunk_remaining} allowed: {request}"
@@ -262,13 +261,21 @@ class RequestBuffer:
         complete, self._complete_groups = self._complete_groups, []
         return [_group_result(self._requests_of_group[group]) for group in complete]
 
+    def forget(self, group: int) -> None:
+        """Drop a complete group, so that a buffer without end does not grow."""
+        assert not self._unfinished_of_group.pop(group), f"group {group} has requests that have not ended"
+        for request in self._requests_of_group.pop(group):
+            del self._requests[request.id]
+
     def check(self) -> None:
         """Assert the invariants; linear in the requests, for tests."""
-        states = [request.state for request in self._requests]
+        states = [request.state for request in self.requests()]
         assert self.num_waiting == states.count(RequestState.WAITING), "waiting requests miscounted"
         assert self.num_in_flight == states.count(RequestState.IN_FLIGHT), "requests in flight miscounted"
-        assert self.num_ended == sum(request.ended for request in self._requests), "ended requests miscounted"
-        for request in self._requests:
+        num_forgotten = self.num_admitted - len(self._requests)
+        num_ended = num_forgotten + sum(request.ended for request in self.requests())
+        assert self.num_ended == num_ended, "ended requests miscounted"
+        for request in self.requests():
             assert 0 <= request.num_generated <= request.max_tokens, f"{request} is over its limit"
             assert (request.finish_reason is not None) == (request.response is not None) == request.ended, (
                 f"{request} has finish_reason {request.finish_reason} and response {request.response}"
@@ -321,7 +328,7 @@ def chunk_of(
     group = request.group
     return Chunk(
         request=request.id,
-        group=group.id,
+        group=group.family,
         attempt=request.attempt,
         num_prompt_tokens=group.num_prompt_tokens,
         num_generated_tokens=request.num_generated,
@@ -352,7 +359,7 @@ def _response(
     spans, group = request.spans, request.group  # no spans in simulation: its token lists stay empty
     has_raw = all(span.raw_logprobs is not None for span in spans)
     return Response(
-        group=group.id,
+        group=group.family,
         prompt_id=group.prompt_id,
         index=request.index,
         token_ids=[token for span in spans for token in span.ids],
@@ -376,4 +383,4 @@ def _group_result(members: list[Request]) -> GroupResult:
     group = members[0].group
     responses = tuple(member.response for member in members if member.response is not None)
     assert len(responses) == len(members), f"group {group.id} has requests that have not ended"
-    return GroupResult(group.id, group.prompt_id, () if group.prompt is None else group.prompt, responses)
+    return GroupResult(group.family, group.prompt_id, () if group.prompt is None else group.prompt, responses)

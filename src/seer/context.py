@@ -18,7 +18,7 @@ from seer.types import Group
 
 
 class Context:
-    """Length estimate and service of each group."""
+    """Length estimate and service of each group, or of each family of groups."""
 
     def __init__(self, length_hints: Mapping[str, int] | None = None) -> None:
         self._length_hints = length_hints or {}
@@ -28,7 +28,7 @@ class Context:
 
     def expected_tokens(self, group: Group) -> int:
         """The paper's estimate of how long the group's responses are."""
-        longest = self._longest_finished.get(group.id)
+        longest = self._longest_finished.get(group.family)
         if longest is not None:
             return longest
         hint = self._length_hint(group)
@@ -40,21 +40,26 @@ class Context:
 
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""
-        return group.id in self._longest_finished
+        return group.family in self._longest_finished
 
     def observe_finished(self, request: Request) -> None:
         """Learn the length of a request that ended by itself; cancelled and failed requests say nothing of lengths."""
-        group = request.group.id
+        group = request.group.family
         self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """The request was given a chunk of this many tokens."""
-        group = request.group.id
+        group = request.group.family
         self._service[group] = self._service.get(group, 0) + num_tokens
 
     def service_tokens(self, group: Group) -> int:
         """Tokens granted to the group so far."""
-        return self._service.get(group.id, 0)
+        return self._service.get(group.family, 0)
+
+    def forget(self, family: int) -> None:
+        """No more requests of it come."""
+        self._longest_finished.pop(family, None)
+        self._service.pop(family, None)
 
     def as_length_hints(self, groups: Mapping[int, Group]) -> dict[str, int]:
         """Length hints for the same prompts in a later epoch."""

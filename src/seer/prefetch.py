@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from seer.buffer import chunk_of
 from seer.engine.base import Instance, PrefetchingInstance
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.scheduling.base import LooksAhead, Scheduler
 
 
@@ -23,9 +23,13 @@ class Prefetcher:
 
     def __init__(self, scheduler: Scheduler, instances: Sequence[Instance], weights_version: int) -> None:
         self._scheduler = scheduler if isinstance(scheduler, LooksAhead) else None
-        self._instances = [one if isinstance(one, PrefetchingInstance) else None for one in instances]
+        self._instances = instances
         self._weights_version = weights_version
         self._asked: dict[int, int] = {}  # request -> tokens that it had generated
+
+    def forget(self, request: int) -> None:
+        """It has ended."""
+        self._asked.pop(request, None)
 
     def look_ahead(self, fleet: Fleet) -> None:
         """Ask for the KV of the requests that the scheduler will start next."""
@@ -33,6 +37,6 @@ class Prefetcher:
             return
         for request, instance in self._scheduler.upcoming(fleet):
             asked = self._instances[instance]
-            if asked is not None and self._asked.get(request.id) != request.num_generated:
+            if isinstance(asked, PrefetchingInstance) and self._asked.get(request.id) != request.num_generated:
                 self._asked[request.id] = request.num_generated
                 asked.prefetch(chunk_of(request, self._weights_version, request.remaining_limit))

@@ -6,25 +6,29 @@ Wait for outputs, apply each to its request, and learn the lengths of those that
 waits in the buffer, tied to no instance, until the scheduler picks it again. Groups are yielded as they complete, so
 that rewards can start early.
 
+A run admits its groups and ends when they have ended. A session (seer.session) admits at any time, and ends when it is
+closed. Instances may come and go meanwhile.
+
 The loop knows neither real time nor any engine. On an event loop with a virtual clock, over instances that are cost
 models, the same code is the simulator.
 
 Waits for                                    unblocked by
-  outputs (`_wake`)                            an output, `cancel`, a lost or returned instance, the stall deadline
+  outputs (`_wake`)                            an output, `admit`, `seal`, `cancel`, a lost, returned or new instance,
+                                               the stall deadline, which runs while a request has not ended
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from seer.buffer import Request, RequestBuffer, RequestState
 from seer.context import Context
 from seer.engine.base import Instance
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.fleet import Fleet
 from seer.metrics.events import Ended, EventSink, Extended, Queued, Started, Stopped, discard
-from seer.placement import Fleet
 from seer.prefetch import Prefetcher
 from seer.scheduling.base import Scheduler
 from seer.types import Attempt, ChunkEnd, ChunkOutput, Group, GroupResult, Lease, Restored
@@ -43,8 +47,9 @@ class RolloutLoop:
         events: EventSink = discard,
         max_failures: int = 3,
         stall_deadline_s: float | None = None,
+        on_tokens: Callable[[Request, ChunkOutput], None] | None = None,
     ) -> None:
-        self.instances = instances
+        self.instances = list(instances)
         self.scheduler = scheduler
         self.context = context
         self.buffer = RequestBuffer(weights_version)
@@ -56,8 +61,12 @@ class RolloutLoop:
         """The rollout fails if no instance sends an output for this long; None waits for ever."""
         self._failures: dict[int, int] = {}
         self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
-        self._prefetcher = Prefetcher(scheduler, instances, weights_version)
+        self._on_tokens = on_tokens
+        """Gets every output with tokens, once and in order, before its request ends."""
+        self._prefetcher = Prefetcher(scheduler, self.instances, weights_version)
+        self._is_sealed = False
         self._cancelling = False
+        self._cancelled: set[int] = set()  # in flight, and to end with the tokens they have
         self._outputs: list[ChunkOutput] = []
         self._wake = asyncio.Event()
 
@@ -72,20 +81,43 @@ class RolloutLoop:
 
         `restored` is what an interrupted run had generated, by group and index.
         """
-        self._admit(list(groups), restored or {})
+        self.admit(list(groups), restored or {})
+        self.seal()
         num_complete = 0
-        while not self.buffer.drained:
+        async for complete in self.serve():
+            num_complete += 1
+            yield complete
+            if num_complete == enough_groups:
+                self.cancel()
+
+    async def serve(self) -> AsyncIterator[GroupResult]:
+        """Work on what is admitted, before or meanwhile, until the loop is sealed and every request has ended."""
+        while not (self._is_sealed and self.buffer.drained):
             self._renew_leases()
             self._fill_instances()
             for output in await self._take_outputs():
                 self._apply(output)
             for complete in self.buffer.take_complete_groups():
-                num_complete += 1
                 yield complete
-            if enough_groups is not None and num_complete >= enough_groups and not self._cancelling:
-                self.cancel()
         for cancelled in self.buffer.take_complete_groups():
             yield cancelled
+
+    def seal(self) -> None:
+        """Nothing more is admitted: `serve` ends when every request has."""
+        self._is_sealed = True
+        self._wake.set()
+
+    def forget(self, group: Group) -> None:
+        """Drop what is kept of a group that was handed out."""
+        for request in self.buffer.members(group.id):
+            self._failures.pop(request.id, None)
+            self._prefetcher.forget(request.id)
+        self.buffer.forget(group.id)
+
+    def forget_family(self, family: int) -> None:
+        """No group of this family comes any more; all that came have ended."""
+        self.context.forget(family)
+        self.scheduler.forget(family)
 
     def on_output(self, output: ChunkOutput) -> None:
         """Take an output; instances are started with this as their sink."""
@@ -102,8 +134,36 @@ class RolloutLoop:
                 self._end_cancelled(request, self._now_s())
         self._wake.set()
 
+    def cancel_request(self, request: Request) -> None:
+        """End one request soon, with the tokens that it has; nothing happens if it has ended."""
+        if request.ended:
+            return
+        if request.instance is None:
+            self._end_cancelled(request, self._now_s())
+        else:
+            self._cancelled.add(request.id)
+            self._low.pop(request.id, None)
+            self.instances[request.instance].abort(request.id)
+        self._wake.set()
+
+    def add_instance(self, instance: Instance) -> None:
+        """A new instance takes work from now on; its id is the next one."""
+        assert instance.id == len(self.instances), f"instance {instance.id} follows {len(self.instances) - 1}"
+        self.fleet.add(instance.limits)
+        self.instances.append(instance)
+        self._wake.set()
+
+    def retire_instance(self, instance: int) -> None:
+        """Give an instance no more work; its requests are parked, and go on elsewhere without a token lost."""
+        self.fleet.retire(instance)
+        here = [request for request in self.buffer.requests() if request.instance == instance]
+        self.instances[instance].park([Attempt(request.id, request.attempt) for request in here])
+        for request in here:
+            self._low.pop(request.id, None)
+        self._wake.set()
+
     def lose_instance(self, instance: int) -> None:
-        """An instance is lost: its requests wait again, with every token received so far."""
+        """An instance is lost: its requests wait again, with every token received so far. Again: nothing happens."""
         now_s = self._now_s()
         for lost in self.fleet.lose(instance):
             request = self.buffer[lost]
@@ -118,25 +178,30 @@ class RolloutLoop:
         self.fleet.join(instance)
         self._wake.set()
 
-    def _admit(self, groups: list[Group], restored: Mapping[tuple[int, int], Restored]) -> None:
-        largest = max(limit.kv_tokens for limit in self.fleet.limits)
-        longest = max(limit.max_model_len for limit in self.fleet.limits)
+    def admit(
+        self, groups: Sequence[Group], restored: Mapping[tuple[int, int], Restored] | None = None
+    ) -> list[Request]:
+        """Take groups in, at any time before `seal`; refused as a whole if one of them fits on no instance."""
+        assert not self._is_sealed, "the loop was sealed"
+        longest = self.fleet.longest_request_tokens
         for group in groups:
             needed = group.num_prompt_tokens + group.sampling.max_tokens
-            if needed > min(largest, longest):
+            if needed > longest:
                 raise ConfigError(
-                    f"group {group.id}: prompt and max_tokens make {needed} tokens, "
-                    f"an instance holds {min(largest, longest)}",
+                    f"group {group.id}: prompt and max_tokens make {needed} tokens, an instance holds {longest}",
                     hint="lower max_tokens, or give instances more KV memory",
                 )
         now_s = self._now_s()
         admitted = self.buffer.admit(groups, now_s)
         for request in admitted:
-            self._events(Queued(now_s, request.id, request.group.id, request.index, request.group.num_prompt_tokens))
-            past = restored.get((request.group.id, request.index))
+            group = request.group
+            self._events(Queued(now_s, request.id, group.family, request.index, group.num_prompt_tokens))
+            past = restored.get((group.id, request.index)) if restored else None
             if past is not None:
                 self._restore(request, past, now_s)
         self.scheduler.admit([request for request in admitted if not request.ended], self.fleet)
+        self._wake.set()
+        return admitted
 
     def _restore(self, request: Request, past: Restored, now_s: float) -> None:
         self.buffer.restore(request, past.spans, past.finish_reason, now_s)
@@ -171,8 +236,6 @@ class RolloutLoop:
         now_s = self._now_s()
         while (plan := self.scheduler.next(self.fleet)) is not None:
             request = plan.request
-            if request.ended:
-                continue
             moved_from = request.last_instance
             chunk = self.buffer.start(
                 request, plan.instance, plan.max_tokens, plan.load_kv, now_s, is_lease=plan.is_lease
@@ -192,7 +255,9 @@ class RolloutLoop:
                     ChunkOutput(request.id, chunk.attempt, plan.instance, 0, end=ChunkEnd.FAILED, error=str(error))
                 )
         self._prefetcher.look_ahead(self.fleet)
-        assert self.buffer.num_in_flight or self.buffer.drained or self._outputs or not self.fleet.num_alive, (
+        # While instances are lost, the others may be too small for those that wait.
+        may_wait = self.buffer.drained or self._outputs or self.fleet.num_alive < len(self.fleet)
+        assert self.buffer.num_in_flight or may_wait, (
             f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )
 
@@ -201,8 +266,10 @@ class RolloutLoop:
         request = self.buffer.apply(output, now_s)
         if request is None:
             return
+        if self._on_tokens is not None and output.num_tokens:
+            self._on_tokens(request, output)
         if output.end is None:
-            if request.runs_low:
+            if request.runs_low and request.id not in self._cancelled:
                 self._low[request.id] = request
             return
         self._low.pop(request.id, None)
@@ -217,7 +284,7 @@ class RolloutLoop:
             self._wait_again(request, now_s)
 
     def _wait_again(self, request: Request, now_s: float) -> None:
-        if self._cancelling:
+        if self._cancelling or request.id in self._cancelled:
             self._end_cancelled(request, now_s)
         else:
             self.scheduler.requeue(request)
@@ -228,6 +295,7 @@ class RolloutLoop:
 
     def _learn(self, request: Request, now_s: float) -> None:
         assert request.finish_reason is not None, f"{request} has not ended"
+        self._cancelled.discard(request.id)
         if request.finish_reason.is_complete:
             self.context.observe_finished(request)
         self._events(Ended(now_s, request.id, request.num_generated, request.finish_reason.value))
@@ -240,7 +308,7 @@ class RolloutLoop:
     async def _take_outputs(self) -> list[ChunkOutput]:
         if not self._outputs:
             self._wake.clear()
-            if self._stall_deadline_s is None:
+            if self._stall_deadline_s is None or self.buffer.drained:
                 await self._wake.wait()
             else:
                 try:

@@ -84,6 +84,13 @@ class Group:
     """Each request's own seed is derived from this one and its index."""
     key: str | None = None
     """Names the prompt across epochs, so that lengths seen in an earlier epoch can serve as hints."""
+    family: int = -1
+    """Groups of one family draft from each other and share length estimates: members that came later, or turns of one
+    conversation. Its own id unless given."""
+    same_prompt_as: int = -1
+    """A group with an equal prompt, whose KV it shares. Its own id unless given."""
+    first_index: int = 0
+    """Index of its first request within the family."""
 
     @property
     def prompt_id(self) -> str:
@@ -92,6 +99,10 @@ class Group:
 
     def __post_init__(self) -> None:
         """A group is never empty and its prompt, where given, has the length it states."""
+        if self.family < 0:
+            object.__setattr__(self, "family", self.id)
+        if self.same_prompt_as < 0:
+            object.__setattr__(self, "same_prompt_as", self.id)
         if self.num_requests < 1:
             raise ConfigError(f"group {self.id} asks for {self.num_requests} responses", hint="ask for at least 1")
         if self.num_prompt_tokens < 1:

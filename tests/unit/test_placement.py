@@ -8,7 +8,8 @@ import pytest
 from builders import a_fleet, a_group, requests_of
 from seer.buffer import Request
 from seer.errors import ConfigError
-from seer.placement import Fleet, Place, PlacementConfig, place
+from seer.fleet import Fleet
+from seer.placement import Place, PlacementConfig, place
 from seer.transfer import MoveCost, PrefillCost, TransferCosts, TransferEstimate
 
 # A transfer takes 1.5 ms, a token 10 us to compute and nothing to move: moving pays from 151 tokens on.

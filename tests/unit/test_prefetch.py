@@ -9,7 +9,7 @@ from typing import Any, cast
 from builders import a_fleet, a_group, a_scheduler, requests_of
 from seer.buffer import Request
 from seer.engine.fake import FakeInstance
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.prefetch import Prefetcher
 from seer.scheduling.look_ahead import Upcoming
 from seer.types import Chunk, TokenSpan

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from seer.buffer import Request
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.scheduling.look_ahead import Upcoming
 
 TrueLength = Callable[[Request], int]
@@ -65,6 +65,9 @@ class Scheduler(Protocol):
 
     def finished(self, request: Request) -> None:
         """The request has ended, for any finish reason."""
+
+    def forget(self, family: int) -> None:
+        """All requests of a family of groups have ended, and no more come."""
 
     def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
         """Decide about running requests; `low` are those whose lease runs low. Called before every `next`."""

@@ -50,7 +50,7 @@ class ProbesThenLongestGroup:
         if request.is_probe:
             heapq.heappush(self._probes, (request.num_generated, request.id, request))
             return
-        members = self._members.setdefault(request.group.id, [])
+        members = self._members.setdefault(request.group.family, [])
         heapq.heappush(members, (-request.num_generated, request.id, request))
         self._rank(request.group)
 
@@ -85,13 +85,19 @@ class ProbesThenLongestGroup:
     def granted(self, request: Request, num_tokens: int) -> None:
         """Count the granted tokens, which decide between groups of equal estimate."""
         self._context.grant(request, num_tokens)
-        if self._members.get(request.group.id):
+        if self._members.get(request.group.family):
             self._rank(request.group)
 
     def finished(self, request: Request) -> None:
         """Rank the group again: its estimate may have changed."""
-        if self._members.get(request.group.id):
+        if self._members.get(request.group.family):
             self._rank(request.group)
+
+    def forget(self, family: int) -> None:
+        """No more requests of it come; any that still wait were cancelled."""
+        if self._members.pop(family, None):
+            self._by_length.leave(family)
+            self._by_service.leave(family)
 
     def _chosen_group(self) -> int | None:
         period = self._starvation_period
@@ -100,9 +106,11 @@ class ProbesThenLongestGroup:
         return self._by_length.top()
 
     def _rank(self, group: Group) -> None:
-        by_service = (self._context.service_tokens(group) << ID_BITS) + group.id
-        self._by_service.enter(group.id, by_service)
-        self._by_length.enter(group.id, by_service - (self._context.expected_tokens(group) << SERVICE_BITS + ID_BITS))
+        by_service = (self._context.service_tokens(group) << ID_BITS) + group.family
+        self._by_service.enter(group.family, by_service)
+        self._by_length.enter(
+            group.family, by_service - (self._context.expected_tokens(group) << SERVICE_BITS + ID_BITS)
+        )
 
 
 class GroupHeap:

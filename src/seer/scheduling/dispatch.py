@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from seer.buffer import Request
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.scheduling.base import Assignment, Renewal, TrueLength
 
 
@@ -38,24 +38,32 @@ class Dispatcher:
     def finished(self, request: Request) -> None:
         """Does nothing: lengths are not used."""
 
+    def forget(self, family: int) -> None:
+        """Does nothing: groups are not remembered."""
+
     def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
         """Does nothing: a request runs to its end."""
         return Renewal()
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The next request, whole, even if its instance lacks the memory."""
+        while self._queue and self._queue[0][0].ended:  # cancelled while it waited
+            self._queue.popleft()
         if not self._queue or not fleet.num_alive:
             return None
-        request, instance = self._queue.popleft()
-        if instance is None or not fleet.alive(instance):
-            instance = fleet.least_loaded()
-            assert instance is not None, "one of the living instances is the least loaded"
+        request, instance = self._queue[0]
+        longest_tokens = request.num_tokens + request.remaining_limit
+        if instance is None or not fleet.alive(instance) or longest_tokens > fleet.limits[instance].max_model_len:
+            instance = fleet.least_loaded_for(longest_tokens)
+        if instance is None:
+            return None
+        self._queue.popleft()
         return Assignment(
             request,
             instance,
             request.remaining_limit,
             load_kv=False,
-            num_blocks=fleet.limits[instance].blocks(request.num_tokens),
+            num_blocks=fleet.blocks(request.num_tokens),
             overcommit=True,
         )
 

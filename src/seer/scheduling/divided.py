@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from seer.buffer import Request
-from seer.placement import Fleet, Place, PlacementConfig, place
+from seer.fleet import Fleet
+from seer.placement import Place, PlacementConfig, place
 from seer.scheduling.base import Assignment, Renewal
 from seer.scheduling.fixed_rank import FirstComeFirstServed
 from seer.scheduling.look_ahead import Upcoming, look_ahead
@@ -41,6 +42,9 @@ class Ordering(Protocol):
 
     def finished(self, request: Request) -> None:
         """A request has ended: its length is known."""
+
+    def forget(self, family: int) -> None:
+        """All requests of a family of groups have ended, and no more come."""
 
 
 class Divided:
@@ -82,19 +86,19 @@ class Divided:
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The first waiting request, on the best instance that can hold its chunk."""
-        request = self._ordering.peek()
+        request = self._first_waiting()
         if request is None:
             return None
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = end_with_a_block(request, max_tokens, fleet.limits[0].block_size)
+            max_tokens = end_with_a_block(request, max_tokens, fleet.block_size)
         max_tokens = min(max_tokens, request.remaining_limit)
         where = self.place(request, max_tokens, fleet)
         if where is None:
             return None
         self._ordering.pop()
         self._ordering.granted(request, max_tokens)
-        num_blocks = fleet.limits[where.instance].blocks(request.num_tokens + max_tokens)
+        num_blocks = fleet.blocks(request.num_tokens + max_tokens)
         return Assignment(
             request,
             where.instance,
@@ -104,6 +108,16 @@ class Divided:
             shared_blocks=self.shared_blocks(request, fleet),
             is_lease=self.extends_leases,
         )
+
+    def forget(self, family: int) -> None:
+        """Let the ordering forget it."""
+        self._ordering.forget(family)
+
+    def _first_waiting(self) -> Request | None:
+        """The first request that was not cancelled while it waited."""
+        while (request := self._ordering.peek()) is not None and request.ended:
+            self._ordering.pop()
+        return request
 
     def shared_blocks(self, request: Request, fleet: Fleet) -> int:
         """Blocks counted once for a group; the paper counts them for each request."""

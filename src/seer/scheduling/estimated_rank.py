@@ -41,7 +41,7 @@ class EstimatedRank:
 
     def push(self, request: Request) -> None:
         """Queue a request."""
-        group = request.group.id
+        group = request.group.family
         if request.num_generated:
             self._begun.setdefault(group, {})[request.id] = request
             self._show(request)
@@ -79,7 +79,7 @@ class EstimatedRank:
     def take(self, request: Request) -> None:
         """Remove any request. Of a group's requests that have not started, only the first can be removed."""
         del self._shown[request.id]
-        group = request.group.id
+        group = request.group.family
         if request.num_generated:
             del self._begun[group][request.id]
             return
@@ -101,7 +101,7 @@ class EstimatedRank:
 
     def finished(self, request: Request) -> None:
         """Rank its waiting siblings again if their estimate has changed."""
-        group = request.group.id
+        group = request.group.family
         expected = self._context.expected_tokens(request.group)
         if self._expected.get(group) == expected:
             return
@@ -110,6 +110,13 @@ class EstimatedRank:
             self._show(sibling)
         if fresh := self._fresh.get(group):
             self._show(fresh[0][1])
+
+    def forget(self, family: int) -> None:
+        """No more requests of it come; any that still wait were cancelled."""
+        cancelled = [request.id for _, request in self._fresh.pop(family, ())] + [*self._begun.pop(family, ())]
+        for request in cancelled:
+            self._shown.pop(request, None)
+        self._expected.pop(family, None)
 
     def _show(self, request: Request) -> None:
         rank = self._rank(request)

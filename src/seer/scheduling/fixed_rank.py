@@ -64,6 +64,9 @@ class FixedRank:
     def finished(self, request: Request) -> None:
         """Does nothing: ranks are fixed."""
 
+    def forget(self, family: int) -> None:
+        """Does nothing: groups are not remembered."""
+
 
 class FirstComeFirstServed(FixedRank):
     """One queue: a request that returns from a chunk goes to its end, as in the paper.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from seer.buffer import Request
-from seer.placement import Fleet
+from seer.fleet import Fleet
 from seer.scheduling.base import Extension, Renewal
 from seer.scheduling.fixed_rank import Rank
 
@@ -96,16 +96,26 @@ class LeaseRenewal:
             if request.instance is not None and not self._tenants.is_leaving(request):
                 by_instance.setdefault(request.instance, []).append(request)
         for instance, requests in by_instance.items():
-            plans = [self._extension(request, instance, fleet) for request in requests]
+            plans = [self._extension(request, fleet) for request in requests if self._may_grow(request, fleet)]
             missing = self._grant(plans, fleet.free_blocks[instance], fleet, extended)
             if missing and self._may_park:
                 parked += self._make_room(instance, missing, fleet)
         return Renewal(extended, parked)
 
-    def _extension(self, request: Request, instance: int, fleet: Fleet) -> Extension:
+    def _may_grow(self, request: Request, fleet: Fleet) -> bool:
+        """Whether its instance serves requests that are longer than its lease; another one may."""
+        return fleet.is_uniform or self._most_tokens(request, fleet) > 0
+
+    def _extension(self, request: Request, fleet: Fleet) -> Extension:
         num_tokens = self._more_tokens(request, fleet)
-        end = request.num_tokens + request.chunk_remaining + num_tokens
-        return Extension(request, num_tokens, fleet.limits[instance].blocks(end))
+        if not fleet.is_uniform:
+            num_tokens = min(num_tokens, self._most_tokens(request, fleet))
+        return Extension(request, num_tokens, fleet.blocks(request.num_tokens + request.chunk_remaining + num_tokens))
+
+    @staticmethod
+    def _most_tokens(request: Request, fleet: Fleet) -> int:
+        assert request.instance is not None, f"{request} is not in flight"
+        return fleet.limits[request.instance].max_model_len - request.num_tokens - request.chunk_remaining
 
     def _grant(self, plans: list[Extension], free: int, fleet: Fleet, extended: list[Extension]) -> int:
         """Append the extensions that fit into the free blocks; return the blocks that the others lack."""

@@ -18,7 +18,8 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from seer.buffer import Request
-from seer.placement import Fleet, PlacementConfig, loads_kv
+from seer.fleet import Fleet
+from seer.placement import PlacementConfig, loads_kv
 
 MOST_AHEAD = 64
 """Requests looked at: more than start at the same moment on a few instances, and cheap."""

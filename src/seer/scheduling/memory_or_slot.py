@@ -90,6 +90,12 @@ class MemoryOrSlotOrdering:
         if self._by_slots is not None:
             self._by_slots.finished(request)
 
+    def forget(self, family: int) -> None:
+        """No more requests of it come."""
+        self._by_memory.forget(family)
+        if self._by_slots is not None:
+            self._by_slots.forget(family)
+
     def _memory_counts(self) -> bool:
         return self.memory_is_scarce or not self._has_pool
 

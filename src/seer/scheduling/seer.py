@@ -23,7 +23,8 @@ from typing import Protocol
 
 from seer.buffer import Request
 from seer.context import Context
-from seer.placement import Fleet, Place, PlacementConfig, loads_kv
+from seer.fleet import Fleet
+from seer.placement import Place, PlacementConfig, loads_kv
 from seer.scheduling.base import Assignment, Renewal
 from seer.scheduling.divided import Divided, Ordering, end_with_a_block
 from seer.scheduling.fixed_rank import Rank
@@ -113,13 +114,13 @@ class EarliestFinishPlacement(Divided):
 
     def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
         """Extend the leases that run low; park where memory is short or another instance is emptier."""
-        return self._renewal.renew(low, fleet, may_move=bool(low) and self._ordering.peek() is None)
+        return self._renewal.renew(low, fleet, may_move=bool(low) and self._first_waiting() is None)
 
     def _more_tokens(self, request: Request, fleet: Fleet) -> int:
         """Tokens that fill a lease up again."""
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = end_with_a_block(request, max_tokens, fleet.limits[0].block_size)
+            max_tokens = end_with_a_block(request, max_tokens, fleet.block_size)
         return min(max(max_tokens - request.chunk_remaining, 1), request.remaining_limit - request.chunk_remaining)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
@@ -137,8 +138,9 @@ class EarliestFinishPlacement(Divided):
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
         """The instance whose longest request, this one included, would end earliest."""
-        num_blocks = fleet.limits[0].blocks(request.num_tokens + max_tokens)
-        candidates = self._candidates(request, num_blocks, fleet)
+        num_tokens = request.num_tokens + max_tokens
+        num_blocks = fleet.blocks(num_tokens)
+        candidates = self._candidates(request, num_tokens, fleet)
         home = request.last_instance
         if not candidates:
             return None
@@ -152,17 +154,17 @@ class EarliestFinishPlacement(Divided):
 
     def shared_blocks(self, request: Request, fleet: Fleet) -> int:
         """Full blocks of its prompt: engines hold them once for all siblings."""
-        return request.group.num_prompt_tokens // fleet.limits[0].block_size if self._has_pool else 0
+        return request.group.num_prompt_tokens // fleet.block_size if self._has_pool else 0
 
-    def _candidates(self, request: Request, num_blocks: int, fleet: Fleet) -> list[int]:
+    def _candidates(self, request: Request, num_tokens: int, fleet: Fleet) -> list[int]:
         """Instances with room."""
-        shared = self.shared_blocks(request, fleet)
-        found = fleet.candidates(num_blocks - shared, CANDIDATES)
+        num_blocks, shared = fleet.blocks(num_tokens), self.shared_blocks(request, fleet)
+        found = fleet.candidates(num_blocks - shared, CANDIDATES, num_tokens)
         home = request.last_instance
-        if home is not None and home not in found and fleet.has_room(home, num_blocks - shared):
+        if home is not None and home not in found and fleet.has_room(home, num_blocks - shared, num_tokens):
             found.append(home)
         reserve_tokens = RESERVE_TOKENS if self._has_pool else 0
-        free, in_flight, size = fleet.free_blocks, fleet.in_flight, fleet.limits[0].block_size
+        free, in_flight, size = fleet.free_blocks, fleet.in_flight, fleet.block_size
         return [
             i
             for i in found
@@ -225,9 +227,7 @@ class Seer(EarliestFinishPlacement):
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The first request, by what is scarce now."""
-        limits, num_alive = fleet.limits[0], fleet.num_alive
         # Compares the reserved shares of memory and of sequence slots, multiplied out to stay in integers.
-        kv_tokens = limits.kv_blocks * limits.block_size
-        promised_tokens = kv_tokens * num_alive - fleet.free_tokens
-        self._scarcity.memory_is_scarce = promised_tokens * limits.max_num_seqs >= len(self._turn) * kv_tokens
+        promised_tokens = fleet.kv_tokens - fleet.free_tokens
+        self._scarcity.memory_is_scarce = promised_tokens * fleet.max_num_seqs >= len(self._turn) * fleet.kv_tokens
         return super().next(fleet)

@@ -12,7 +12,8 @@ import pytest
 from builders import a_fleet, a_group, requests_of
 from seer.buffer import Request
 from seer.context import Context
-from seer.placement import Fleet, PlacementConfig
+from seer.fleet import Fleet
+from seer.placement import PlacementConfig
 from seer.scheduling.base import LooksAhead, Scheduler
 from seer.scheduling.look_ahead import in_heap_order
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
-from seer.placement import Fleet, PlacementConfig
+from seer.fleet import Fleet
+from seer.placement import PlacementConfig
 from seer.scheduling.leases import CONTEXT_PER_LEASE, LEASE_TOKENS, LEASES_AT_MOST
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import OVERRUN, MemoryOrSlotOrdering, expected_remaining_tokens
