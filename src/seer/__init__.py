@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from seer.metrics.summary import Summary
     from seer.rollout import RolloutLoop
     from seer.runs.prompts import Prompt, read_prompts
+    from seer.runs.response_handle import ResponseHandle
+    from seer.runs.session import Session
     from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
     from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan
 
@@ -52,6 +54,7 @@ __all__ = [
     "PoolError",
     "Prompt",
     "Response",
+    "ResponseHandle",
     "Rollout",
     "RolloutConfig",
     "RolloutLoop",
@@ -59,6 +62,7 @@ __all__ = [
     "Sampling",
     "SchedulerSettings",
     "SeerError",
+    "Session",
     "Summary",
     "SyncRollout",
     "TokenSpan",
@@ -91,6 +95,8 @@ _HOMES = {
     "Summary": "seer.metrics.summary",
     "Prompt": "seer.runs.prompts",
     "read_prompts": "seer.runs.prompts",
+    "ResponseHandle": "seer.runs.response_handle",
+    "Session": "seer.runs.session",
     "RolloutLoop": "seer.rollout",
     "SchedulerSettings": "seer.scheduling.registry",
     "make_scheduler": "seer.scheduling.registry",

@@ -35,6 +35,8 @@ from seer.runs.journal import Journal
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
 from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
+from seer.runs.session import Session
+from seer.runs.session_options import SessionOptions
 from seer.types import GroupResult, Sampling
 
 if TYPE_CHECKING:
@@ -224,6 +226,29 @@ class Rollout:
                 await verifier.close()
             if book is not None:
                 book.close()
+
+    def session(
+        self,
+        *,
+        scheduler: str | None = None,
+        speculation: Literal["auto", "off"] | None = None,
+        seed: int = 0,
+        length_hints: Mapping[str, int] | None = None,
+        events: EventSink = discard,
+    ) -> Session:
+        """A rollout without an end, as an async context manager: prompts may come at any time (seer.runs.session)."""
+        check_run(seed=seed, scheduler=scheduler, length_hints=length_hints, events=events)
+        self._require_started()
+        self._require_no_run()
+        options = SessionOptions(
+            scheduler=scheduler or self.config.scheduler,
+            speculation=speculation or self.config.speculation,
+            seed=seed,
+            chunk_tokens=self.config.chunk_tokens,
+            length_hints=self._length_hints if length_hints is None else length_hints,
+            events=events,
+        )
+        return Session(self._fleet, self.encode, self.engine.codec, options)
 
     def cancel(self) -> None:
         """End the run in progress; its remaining groups come out with what was generated."""

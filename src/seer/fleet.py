@@ -154,15 +154,12 @@ class Fleet:
         if not by_free or by_free[-1] < num_blocks * radix:
             return []
         in_flight, limits = self._in_flight, self.limits
-        fits = by_free
         first = bisect_left(by_free, num_blocks * radix)
         if not self.is_uniform:
-            fits = [entry for entry in by_free[first:] if num_tokens <= limits[entry % radix].max_model_len]
+            by_free = [entry for entry in by_free[first:] if num_tokens <= limits[entry % radix].max_model_len]
             first = 0
-        if len(fits) - first > 2 * each_end:
-            fits = fits[first : first + each_end] + fits[-each_end:]
-        else:
-            fits = fits[first:]
+        are_many = len(by_free) - first > 2 * each_end
+        fits = by_free[first : first + each_end] + by_free[-each_end:] if are_many else by_free[first:]
         return [i for entry in fits if in_flight[i := entry % radix] < limits[i].max_num_seqs]
 
     def promise(

@@ -31,6 +31,7 @@ from seer.hosting.pool_ssd import SsdTier
 from seer.kvpool.base import Pool, PoolStats
 from seer.kvpool.open_pool import open_pool
 from seer.machine import file_lock, owned_folders
+from seer.metrics.events import Stepped
 from seer.transfer import TransferCosts, TransferEstimate
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,13 @@ class FleetPool:
         """Unpin the blocks of a request that has ended."""
         if self._handle is not None:
             self._handle.free(str(request))
+
+    def saw_steps(self, steps: Stepped) -> None:
+        """Learn what moving and computing KV costs."""
+        self.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.overlapped_load_s)
+        if steps.num_prefill_tokens:
+            share = steps.num_prefill_tokens / steps.num_batched_tokens
+            self.transfer.saw_prefill(steps.num_prefill_tokens, steps.duration_s * share)
 
     def drop_weights_version(self, weights_version: int) -> None:
         """Drop the blocks of old weights."""

@@ -37,16 +37,16 @@ def check_sampling(sampling: Any) -> None:
 def check_run(
     *,
     seed: Any,
-    reward: Any,
-    reward_deadline_s: Any,
     scheduler: Any,
-    lengths: Any,
     length_hints: Any,
-    past_responses: Any,
     events: Any,
-    verify: Any,
+    reward: Any = None,
+    reward_deadline_s: Any = 60.0,
+    lengths: Any = None,
+    past_responses: Any = None,
+    verify: Any = 0.0,
 ) -> None:
-    """Refuse settings of a run that are of a wrong kind or out of range."""
+    """Refuse settings of a run or a session that are of a wrong kind or out of range."""
     check(seed, Seed, "seed")
     check(reward_deadline_s, Seconds, "reward_deadline_s")
     check(verify, VerifiedShare, "verify")

@@ -238,24 +238,14 @@ class Run:
     def _take_event(self, event: Event) -> None:
         self._summarizer(event)
         self._options.events(event)
-        if isinstance(event, Stepped):
-            self._learn_costs(event)
+        if isinstance(event, Stepped) and self._fleet.pool is not None:
+            self._fleet.pool.saw_steps(event)
         if self.loop is None:
             return
         if isinstance(event, Stopped | Extended) and self._options.journal is not None:
             self._options.journal.record(self.loop.buffer[event.request])
         elif isinstance(event, Ended):
             self._on_end(self.loop.buffer[event.request])
-
-    def _learn_costs(self, steps: Stepped) -> None:
-        """Update the estimated costs of moving and of computing KV."""
-        if self._fleet.pool is None:
-            return
-        self._fleet.pool.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.overlapped_load_s)
-        if steps.num_prefill_tokens:
-            self._fleet.pool.transfer.saw_prefill(
-                steps.num_prefill_tokens, steps.duration_s * steps.num_prefill_tokens / steps.num_batched_tokens
-            )
 
     def _on_end(self, request: Request) -> None:
         response = request.response

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seer.errors import ConfigError
+from seer.metrics.events import EventSink, discard
+from seer.scheduling.registry import parse_scheduler
+
+BATCH_SCHEDULERS = ("verl-sync", "group", "streamrl-oracle", "partial")
+"""Place a whole batch at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Settings of a session."""
+
+    scheduler: str = "seer"
+    speculation: str = "auto"
+    seed: int = 0
+    """Submissions without a seed get theirs from this one, in order."""
+    chunk_tokens: int | None = None
+    length_hints: Mapping[str, int] | None = None
+    """By group name: the longest response in an earlier epoch."""
+    events: EventSink = discard
+    stall_deadline_s: float = 900.0
+    cancel_deadline_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse schedulers that need the whole batch, or the lengths."""
+        spec = parse_scheduler(self.scheduler)
+        if spec.name.partition("+")[0] in BATCH_SCHEDULERS or spec.needs_true_lengths:
+            raise ConfigError(
+                f"scheduler {spec.name!r} needs all prompts at once; a session gets them one by one",
+                hint="seer, seer-paper, context, divided or verl",
+            )
