@@ -30,6 +30,9 @@ class Meddling:
     def finished(self, request: Request) -> None:
         self._inner.finished(request)
 
+    def forget(self, family: int) -> None:
+        self._inner.forget(family)
+
     def next(self, fleet: Fleet) -> Assignment | None:
         return self._inner.next(fleet)
 
