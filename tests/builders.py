@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
@@ -216,6 +217,7 @@ def roll_out(
         loop = run.loop = RolloutLoop(instances, chosen, context, events=emit)
         for instance in instances:
             await instance.start(loop.on_output)
+        instances = cast("list[SimulatedInstance]", loop.instances)  # its own list: a restarted one is replaced there
         if disturb is not None:
             disturb(loop, instances, an_instance)
         async for result in loop.run(workload.groups(), enough_groups=enough_groups):
