@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 
-from seer.hosting import process
+from seer.hosting import launcher
 from seer.hosting.channel import HEAD
 from seer.hosting.launch import ChildProcess
 
@@ -101,5 +101,5 @@ class ProxiedChild(ChildProcess):
 def proxied() -> Iterator[None]:
     """Start instances behind relays from now on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "ChildProcess", ProxiedChild)
+        patch.setattr(launcher, "ChildProcess", ProxiedChild)
         yield

@@ -24,6 +24,7 @@ from seer.engine.base import InstanceView
 from seer.engine.gpu_handles import TensorHandle
 from seer.hosting.channel import frame
 from seer.hosting.messages import Broken, CallResult, News, Ready, StartFailed
+from seer.hosting.remote.handshake import Challenge, Introduction, Time, Welcome
 from seer.kvpool import mooncake_record
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig, Note, PoolFiles
@@ -70,6 +71,13 @@ def gguf_file() -> bytes:
 def safetensors_file() -> bytes:
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"x": "y"}})
     return struct.pack("<Q", len(header)) + header.encode() + bytes(8)
+
+
+def first_messages() -> bytes:
+    """What a driver and an instance say first to each other."""
+    nonce = bytes(32)
+    said = [Challenge("0.1.0", nonce), Introduction("0.1.0", "launch", nonce, nonce), Welcome(nonce), Time(1.5)]
+    return b"".join(frame(one) for one in said)
 
 
 def host_frames() -> bytes:
@@ -178,6 +186,7 @@ def corpus(folder: Path) -> dict[str, dict[str, bytes]]:
     """Good inputs by target and name."""
     one: dict[str, bytes] = {
         "host_channel": host_frames(),
+        "handshake": first_messages(),
         "journal": journal(),
         "events": events(folder),
         "results": results(),

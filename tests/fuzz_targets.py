@@ -25,6 +25,7 @@ from seer.engine import gpu_handles
 from seer.errors import SeerError
 from seer.hosting.channel import Channel
 from seer.hosting.messages import Down, Up
+from seer.hosting.remote.handshake import introduce, welcome
 from seer.kvpool import _arena, mooncake_record, supervise
 from seer.kvpool.local_files import PoolFiles
 from seer.machine import private_files
@@ -55,12 +56,31 @@ def host_channel(data: bytes, folder: Path) -> None:
 
 
 async def _receive_all(data: bytes, decoder: Any) -> None:
+    channel: Channel[Any] = Channel(_fed(data), mock.Mock(), decoder, 0)
+    while await channel.receive() is not None:
+        pass
+
+
+def handshake(data: bytes, folder: Path) -> None:
+    """What a stranger says to the port of a driver, and a false driver to an instance."""
+    for side in (_welcome, _introduce):
+        with contextlib.suppress(SeerError, EOFError):
+            asyncio.run(side(data))
+
+
+async def _welcome(data: bytes) -> None:
+    await welcome(_fed(data), mock.Mock(), {"launch": b"secret"})
+
+
+async def _introduce(data: bytes) -> None:
+    await introduce(_fed(data), mock.Mock(), "launch", b"secret")
+
+
+def _fed(data: bytes) -> asyncio.StreamReader:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    channel: Channel[Any] = Channel(reader, mock.Mock(), decoder, 0)
-    while await channel.receive() is not None:
-        pass
+    return reader
 
 
 def of_file(name: str, read: Callable[[Path], object]) -> Target:
@@ -171,6 +191,7 @@ def step_profile(path: Path) -> None:
 TARGETS: dict[str, Target] = {
     "draft_wire": draft_wire,
     "host_channel": host_channel,
+    "handshake": handshake,
     "journal": of_file("journal.jsonl", read_journal),
     "events": of_file("events.jsonl", lambda path: list(read_events(path))),
     "results": of_file("results.jsonl", lambda path: list(read_responses(path))),

@@ -20,6 +20,8 @@ from faults import damage
 from frame_proxy import Disturbance, ProxiedChild
 from seer.hosting import ProcessInstance
 from seer.hosting.fleet import HostedFleet
+from seer.hosting.launch import ChildProcess
+from seer.hosting.launcher import LocalChild
 from seer.kvpool.local_files import PoolFiles, remove_files
 
 CLOCK_JUMP_S = 120.0
@@ -154,16 +156,21 @@ def _disturb(what: Disturbance) -> Strike:
 
 
 def disturb_messages(instance: ProcessInstance, direction: Literal["up", "down"], what: Disturbance) -> None:
-    child = instance._child
+    child = process_of(instance)
     if isinstance(child, ProxiedChild):
         child.proxy.disturb(direction, what)
+
+
+def process_of(instance: ProcessInstance) -> ChildProcess | None:
+    """The process of an instance of this machine, while there is one."""
+    return instance._child._process if isinstance(instance._child, LocalChild) else None
 
 
 def stacks_of(fleet: HostedFleet) -> str:
     """Where the instances' processes are, by what faulthandler writes into their logs when they abort."""
     said = []
     for instance in fleet.instances:
-        child = instance._child
+        child = process_of(instance)
         if child is not None:
             send(signal.SIGCONT, child.pid)
             send(signal.SIGABRT, child.pid)

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from builders import a_cost
+from dialled import Dialled
 from inbox import OutputInbox
 from seer.config import FakeEngineConfig, HostingConfig, KvConfig, LocalEngineConfig, RolloutConfig
 from seer.engine.base import Instance
@@ -88,6 +89,10 @@ def hosted_fake(tmp_path: Path) -> Instance:
     return ProcessInstance(0, spec, options=HostingConfig(pin_cores=False, log_dir=tmp_path))
 
 
+def dialled_fake(tmp_path: Path) -> Instance:
+    return Dialled(lambda id, settings, events: FakeInstance(id, step_s=1e-3))
+
+
 def local(tmp_path: Path) -> Instance:
     pytest.importorskip("torch")
     from seer.engine.local import LocalInstance
@@ -122,7 +127,16 @@ def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngi
     thread.close()
 
 
-MAKERS = [fake, forced_lengths, simulated, hosted_fake, local, hosted_local, pytest.param("vllm", marks=needs_vllm)]
+MAKERS = [
+    fake,
+    forced_lengths,
+    simulated,
+    hosted_fake,
+    dialled_fake,
+    local,
+    hosted_local,
+    pytest.param("vllm", marks=needs_vllm),
+]
 Scenario = Callable[[Instance, Inbox], Awaitable[None]]
 
 

@@ -113,6 +113,8 @@ class HostingConfig:
     """A process that sends nothing for this long has hung. None: 10 s on a CPU, 60 s on a GPU."""
     progress_deadline_s: Seconds = 60.0
     """An instance that has requests and makes no step for this long has hung, even if its process sends heartbeats."""
+    lease_deadline_s: Seconds = 120.0
+    """An instance on another machine that does not hear its driver for this long ends itself."""
     flush_s: SecondsOrZero = 0.05
     """Tokens are sent to the driver after this time ..."""
     flush_tokens: Count = 16

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames over a local socket: the length and the number of the frame, then that many bytes of msgpack.
+"""Frames over a socket: the length and the number of the frame, then that many bytes of msgpack.
 
-Both processes run on one machine and import the same version of Seer: there is no negotiation. A frame that does not
-decode is a `BadFrame`: the other process is broken. End of file means that it has ended.
+Both processes have the same version of Seer: on one machine they import one, and between machines the handshake made
+sure of it (remote/handshake.py). A frame that does not decode is a `BadFrame`: the other process is broken. End of file
+means that it has ended, or that the connection to its machine has.
 
 Invariant: messages are received in the order in which they were sent, each once. A frame that comes twice is dropped,
 one that comes early waits for those before it, and one that does not come breaks the channel.
@@ -11,7 +12,6 @@ one that comes early waits for those before it, and one that does not come break
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
 from typing import Generic, TypeVar
@@ -27,6 +27,9 @@ HEAD = struct.Struct("<IQ")
 """Length and number. Four bytes hold every length up to MAX_FRAME_BYTES."""
 MAX_FRAME_BYTES = 1 << 30
 """Far above any batch of outputs: a longer frame means a broken stream, not a message."""
+
+CLOSE_DEADLINE_S = 1.0
+"""TLS says goodbye in both directions."""
 
 MAX_EARLY_FRAMES = 8
 """Frames that wait for an earlier one: with more of them the earlier one counts as lost. Heartbeats are frames too, so
@@ -73,6 +76,12 @@ class Channel(Generic[T]):
         reader, writer = await asyncio.open_connection(sock=sock)
         return cls(reader, writer, decoder, num_received)
 
+    @property
+    def socket(self) -> socket.socket:
+        """The socket below, to be watched and not to be read."""
+        found: socket.socket = self._writer.get_extra_info("socket")
+        return found
+
     def send(self, message: object) -> None:
         """Queue a message without waiting. A message to a process that has ended is dropped."""
         if not self._writer.is_closing():
@@ -92,7 +101,7 @@ class Channel(Generic[T]):
                 if len(self._early) > MAX_EARLY_FRAMES:
                     self.lost_a_frame = True
                     return None
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):  # ssl.SSLError and a timeout of TCP are no ConnectionError
             return None
         body = self._early.pop(self._num_received)
         self._num_received += 1
@@ -108,14 +117,23 @@ class Channel(Generic[T]):
         """Wait until everything queued has left this process."""
         try:
             await self._writer.drain()
-        except ConnectionError:
+        except OSError:
             return
 
+    def abort(self) -> None:
+        """Close the connection now; what is queued is dropped, and `receive` returns None."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; one that does not close within CLOSE_DEADLINE_S, as over a cut link, is dropped."""
         self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE_S):
+                await self._writer.wait_closed()
+        except TimeoutError:
+            self.abort()
+        except OSError:
+            return
 
 
 def receive_blocking(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one instance: makes the instance, passes it the driver's messages, and sends its outputs back.
+"""The process of one instance: makes the instance and serves it to the driver (serving.py).
 
-Started as `python -m seer.hosting.child FD` with one end of a socket pair. It ends on `Close`, or when the driver
-ends for any reason: a thread watches the socket, so even a process whose event loop hangs does not outlive the driver.
-It also ends, with the traceback in its log, when a thread, a callback or a task of Seer fails: a process that only
-looks alive would keep its chunks until a deadline.
+    python -m seer.hosting.child FD           FD is one end of a socket pair, the driver's process has the other
+    python -m seer.hosting.child FD dial      the other end is a launcher's; its first message is the `Dial` of a driver
 
-Waits for                                    unblocked by
-  the next message                             the driver, or its death (end of file)
-  a command (`Call`)                           the instance; the driver keeps the deadline
+It ends on `Close`, or when the process at the other end of the pair ends for any reason: a thread watches the socket,
+so even a process whose event loop hangs does not outlive it. With a driver on another machine it also ends when that
+connection does, or the driver's lease (lease.py). And it ends, with the traceback in its log, when a thread, a callback
+or a task of Seer fails: a process that only looks alive would keep its chunks until a deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -31,54 +30,59 @@ from typing import Any, NoReturn
 import msgspec
 
 import seer
-from seer.engine.base import DraftingInstance, Instance, ModelInstance, PrefetchingInstance
-from seer.errors import InstanceError
+from seer.engine.base import Instance
 from seer.hosting.channel import Channel, receive_blocking
-from seer.hosting.messages import (
-    Abort,
-    BeginRun,
-    Broken,
-    Call,
-    CallResult,
-    Close,
-    Command,
-    Down,
-    EndGroup,
-    Extend,
-    News,
-    Park,
-    Pause,
-    Prefetch,
-    Ready,
-    Setup,
-    StartFailed,
-    Submit,
-    UpdateWeights,
-    describe_error,
-)
-from seer.hosting.outbox import Outbox
-from seer.metrics.events import Event, EventSink
-from seer.types import Chunk, ChunkEnd, ChunkOutput
-
-Factory = Callable[[int, dict[str, Any], EventSink], Instance]
+from seer.hosting.messages import Down, Setup
+from seer.hosting.remote.dial import Dial, connect
+from seer.hosting.serving import DECODER, Server, receive_setup
+from seer.metrics.events import EventSink
 
 _PACKAGE = str(Path(seer.__file__).parent) + os.sep
 """Where Seer's own code is. This module's name does not say: it runs as `__main__`."""
 
-_decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+_dial_decoder = msgspec.msgpack.Decoder(Dial)
 
 
 def main() -> None:
-    """Serve one instance over the socket whose descriptor is the only argument."""
+    """Serve one instance over the socket whose descriptor is the first argument, or to the driver it names."""
     faulthandler.enable()  # a crash in native code writes its stack to the log, which the driver quotes
     exit_with_threads()
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
-    setup = receive_blocking(sock, _decoder)
-    assert isinstance(setup, Setup), f"the first message is a {type(setup).__name__}"
+    if sys.argv[2:] == ["dial"]:
+        asyncio.run(_run(_serve_dialled(receive_blocking(sock, _dial_decoder))))
+    else:
+        setup = receive_blocking(sock, DECODER)
+        assert isinstance(setup, Setup), f"the first message is a {type(setup).__name__}"
+        asyncio.run(_run(_serve_here(setup, sock)))
+
+
+async def _serve_here(setup: Setup, sock: socket.socket) -> None:
+    sock.setblocking(False)
+    await _serve(setup, await Channel.over(sock, DECODER, num_received=1))
+
+
+async def _serve_dialled(dial: Dial) -> None:
+    channel = await connect(dial, DECODER)
+    exit_with_driver(channel.socket)
+    await _serve(await receive_setup(channel), channel)
+
+
+async def _serve(setup: Setup, channel: Channel[Down]) -> None:
     if setup.cores is not None:
         os.sched_setaffinity(0, setup.cores)
-    asyncio.run(_serve_or_exit(setup, sock))
+    await Server(setup, _importing(setup.factory)).serve(channel, on_silence=_end_group)
+
+
+def _importing(factory: str) -> Any:
+    """The factory `module:function`, imported when it is called: an error there is one of the start."""
+
+    def make(id: int, settings: dict[str, Any], events: EventSink) -> Instance:
+        module, _, name = factory.partition(":")
+        made: Instance = getattr(importlib.import_module(module), name)(id, settings, events)
+        return made
+
+    return make
 
 
 def exit_with_driver(sock: socket.socket) -> None:
@@ -91,11 +95,15 @@ def exit_with_driver(sock: socket.socket) -> None:
             poll.poll()
         except Exception:  # without its watch, this process could outlive the driver
             traceback.print_exc()
-        if os.getpgrp() == os.getpid():  # also ends what this process has started, such as vLLM's engine process
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
+        _end_group()
 
     threading.Thread(target=watch, name="watch-driver", daemon=True).start()
+
+
+def _end_group() -> NoReturn:
+    if os.getpgrp() == os.getpid():  # also ends what this process has started, such as vLLM's engine process
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def exit_with_threads() -> None:
@@ -136,140 +144,13 @@ def _exit(why: str) -> NoReturn:
     os._exit(1)
 
 
-async def _serve_or_exit(setup: Setup, sock: socket.socket) -> None:
+async def _run(serving: Coroutine[Any, Any, None]) -> None:
     asyncio.get_running_loop().set_exception_handler(_exit_with_callbacks)
     try:
-        await _Server(setup).serve(sock)
+        await serving
     except Exception:
         traceback.print_exc()
         _exit("the server of this process failed")
-
-
-async def carry_out(command: Command, instance: Instance) -> None:
-    """Call the method of the instance that a command names."""
-    if isinstance(command, UpdateWeights):
-        await instance.update_weights(Path(command.path), command.weights_version)
-    elif isinstance(command, BeginRun):
-        if not isinstance(instance, DraftingInstance):
-            raise InstanceError(f"instance {instance.id} is a {type(instance).__name__}, which does not draft")
-        await instance.begin_run(command.run, command.drafts, command.weights_version, command.past)
-    elif isinstance(command, Pause):
-        await instance.pause()
-    else:
-        await instance.resume()
-
-
-class _Server:
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._outbox = Outbox(self._send_news, flush_s=setup.flush_s, flush_tokens=setup.flush_tokens)
-        self._instance: Instance | None = None
-        self._channel: Channel[Down] | None = None
-        self._calls: set[asyncio.Task[None]] = set()
-        self._view_timer: asyncio.TimerHandle | None = None
-        self._is_broken = False
-
-    async def serve(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._channel = channel = await Channel.over(sock, _decoder, num_received=1)
-        try:
-            self._instance = instance = await self._make()
-        except Exception as error:  # the driver raises it again
-            traceback.print_exc()
-            channel.send(StartFailed(*describe_error(error)))
-            await channel.flush()
-            return
-        vocab_size = instance.vocab_size if isinstance(instance, ModelInstance) else None
-        channel.send(Ready(instance.limits, instance.view(), vocab_size))
-        heartbeat = asyncio.create_task(self._send_heartbeats())
-        heartbeat.add_done_callback(_raise_failure)
-        while (message := await channel.receive()) is not None and not isinstance(message, Close):
-            self._handle(instance, message)
-        await instance.close()
-        heartbeat.cancel()
-        self._outbox.flush()
-        await channel.flush()
-
-    async def _make(self) -> Instance:
-        module, _, name = self._setup.factory.partition(":")
-        factory: Factory = getattr(importlib.import_module(module), name)
-        instance = factory(self._setup.id, self._setup.settings, self._outbox.put_event)
-        await instance.start(self._outbox.put)
-        return instance
-
-    def _handle(self, instance: Instance, message: Down) -> None:
-        if isinstance(message, Submit):
-            for chunk in message.chunks:
-                self._submit(instance, chunk)
-        elif isinstance(message, Extend):
-            instance.extend(message.leases)
-        elif isinstance(message, Park):
-            instance.park(message.attempts)
-        elif isinstance(message, Abort):
-            instance.abort(message.request)
-        elif isinstance(message, Prefetch):
-            if isinstance(instance, PrefetchingInstance):
-                instance.prefetch(message.chunk)
-        elif isinstance(message, EndGroup):
-            if isinstance(instance, DraftingInstance):
-                instance.end_group(message.group)
-        elif isinstance(message, Call):
-            task = asyncio.create_task(self._call(instance, message))
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
-            task.add_done_callback(_raise_failure)
-
-    def _submit(self, instance: Instance, chunk: Chunk) -> None:
-        try:
-            instance.submit(chunk)
-        except Exception as error:  # fails this chunk only; the instance goes on
-            end, why = ChunkEnd.FAILED, describe_error(error)[0]
-            self._outbox.put(ChunkOutput(chunk.request, chunk.attempt, instance.id, 0, end=end, error=why))
-        else:
-            self._send_view_soon()
-
-    async def _call(self, instance: Instance, call: Call) -> None:
-        assert self._channel is not None, "a call before the channel"
-        try:
-            await carry_out(call.command, instance)
-        except Exception as error:  # the driver raises it again
-            traceback.print_exc()
-            self._channel.send(CallResult(call.number, *describe_error(error)))
-        else:
-            self._outbox.flush()
-            self._channel.send(CallResult(call.number))
-            self._send_news([], [])
-
-    def _send_view_soon(self) -> None:
-        """Send one view for all chunks that arrive within `flush_s`."""
-        if self._view_timer is None:
-            self._view_timer = asyncio.get_running_loop().call_later(self._setup.flush_s, self._send_view)
-
-    def _send_view(self) -> None:
-        self._view_timer = None
-        self._send_news([], [])
-
-    async def _send_heartbeats(self) -> None:
-        while True:
-            await asyncio.sleep(self._setup.heartbeat_s)
-            self._send_news([], [])
-
-    def _send_news(self, outputs: list[ChunkOutput], events: list[Event]) -> None:
-        if self._channel is None or self._instance is None or self._is_broken:
-            return
-        failure = self._instance.failure if isinstance(self._instance, ModelInstance) else None
-        if failure is None:
-            self._channel.send(News(outputs, events, self._instance.view()))
-        else:
-            # The driver fails the chunks, and ends this process or the whole run.
-            self._is_broken = True
-            self._channel.send(Broken(*describe_error(failure)))
-
-
-def _raise_failure(task: asyncio.Task[None]) -> None:
-    """Raise a task's error in a callback, where the event loop's handler sees it at once."""
-    if not task.cancelled():
-        task.result()
 
 
 if __name__ == "__main__":

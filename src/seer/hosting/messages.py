@@ -41,10 +41,13 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     flush_tokens: int
     """See `HostingConfig`, as for `flush_s` and `heartbeat_s`."""
     heartbeat_s: float
+    lease_s: float | None = None
+    """Serve no longer once the driver has been silent for this long; None on the driver's own machine, where its end is
+    always seen."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Run chunks."""
+    """Run chunks; they carry ids and no log-probabilities."""
 
     chunks: list[Chunk]
 

@@ -35,7 +35,7 @@ from seer.engine.staged_weights import StagedWeights, stage
 from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting.channel import BadFrame, Channel
 from seer.hosting.devices import InstanceDevices
-from seer.hosting.launch import ChildProcess
+from seer.hosting.launcher import Child, Launcher, LocalLauncher
 from seer.hosting.messages import (
     Abort,
     Broken,
@@ -60,9 +60,8 @@ from seer.hosting.messages import (
     UpdateWeights,
     revive_error,
 )
-from seer.hosting.starvation import Starvation
 from seer.hosting.state_events import StateSampler
-from seer.metrics.events import EventSink, discard
+from seer.metrics.events import Event, EventSink, discard
 from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 FORGIVEN_SHARE = 0.9
@@ -102,12 +101,15 @@ class ProcessInstance:
         *,
         options: HostingConfig | None = None,
         devices: InstanceDevices | None = None,
+        launcher: Launcher | None = None,
         events: EventSink = discard,
         on_lost: OnLost = _ignore_loss,
         on_fatal: OnFatal = _ignore_fatal,
     ) -> None:
+        """Without a `launcher` the process is one of this machine."""
         self._id = id
         self._spec = spec
+        self._launcher = launcher or LocalLauncher()
         self._options = options or HostingConfig()
         self._devices = devices or InstanceDevices()
         self._events = events
@@ -119,7 +121,7 @@ class ProcessInstance:
         self._vocab_size: int | None = None
         self._view = InstanceView()
         self._sampler = StateSampler(id, events)
-        self._child: ChildProcess | None = None
+        self._child: Child | None = None
         self._channel: Channel[Up] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight: dict[int, int] = {}  # request -> attempt
@@ -163,7 +165,7 @@ class ProcessInstance:
         self._known_tokens[chunk.request] = chunk.num_context_tokens
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_chunks)  # with those that follow at once, in one frame
-        self._unsent.append(chunk)
+        self._unsent.append(chunk.without_logprobs())
 
     def extend(self, leases: Sequence[Lease]) -> None:
         """Send the leases."""
@@ -204,7 +206,7 @@ class ProcessInstance:
     def prefetch(self, chunk: Chunk) -> None:
         """Send the hint."""
         if self._state is State.UP and self._channel is not None:
-            self._channel.send(Prefetch(chunk))
+            self._channel.send(Prefetch(chunk.without_logprobs()))
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Switch to a newer weights version. Tensors go through a file in shared memory, kept for a restart."""
@@ -280,14 +282,18 @@ class ProcessInstance:
         number = self._num_calls
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open_calls[number] = answer
-        self._send(Call(number, command))
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
+                self._send(Call(number, await self._localized(command)))
                 await answer
         except TimeoutError:
             raise DeadlineExceeded(f"{name} of instance {self._id}", self._options.call_deadline_s) from None
         finally:
             self._open_calls.pop(number, None)
+
+    async def _localized(self, command: Command) -> Command:
+        """The command as the process's machine must see it; the answer may come as the loss of the process."""
+        return command if self._child is None else await self._child.localized(command)
 
     async def configure(self, command: Command) -> None:
         """`call` now, and again after every restart until a newer command of its kind replaces it."""
@@ -326,34 +332,17 @@ class ProcessInstance:
 
     async def _launch(self) -> None:
         options = self._options
-        self._child = ChildProcess(
-            f"instance-{self._id}",
-            options.log_dir,
-            module="seer.hosting.child",
-            single_thread=self._devices.cores is not None,
-            environment=self._devices.environment,
-            imports=(self._spec.factory.partition(":")[0],),
-        )
-        self._channel = await Channel.over(self._child.socket, _decoder)
-        self._channel.send(
-            Setup(
-                id=self._id,
-                factory=self._spec.factory,
-                settings=plain_values(self._spec.settings),
-                cores=self._devices.cores,
-                flush_s=options.flush_s,
-                flush_tokens=options.flush_tokens,
-                heartbeat_s=options.heartbeat_s,
-            )
-        )
+        self._child = child = await self._launcher.launch(self._id, self._spec, self._devices, options)
+        self._channel = child.channel
+        self._channel.send(self._setup(child))
         try:
             async with asyncio.timeout(options.start_deadline_s):
                 first = await self._channel.receive()
             if isinstance(first, StartFailed):
                 raise revive_error(f"instance {self._id}: {first.error}", first.kind, first.hint)
             if first is None:
-                await self._child.wait(options.close_deadline_s)
-                raise InstanceError(f"instance {self._id} died while starting: {self._child.exit_cause()}")
+                await child.wait(options.close_deadline_s)
+                raise InstanceError(f"instance {self._id} died while starting: {await child.exit_cause()}")
             assert isinstance(first, Ready), f"the first message is a {type(first).__name__}"
         except TimeoutError:
             await self._clean_up()
@@ -367,6 +356,21 @@ class ProcessInstance:
         self._state = State.UP
         self._sampler.reset()
         self._tasks = [asyncio.create_task(self._read(self._channel)), asyncio.create_task(self._watch())]
+
+    def _setup(self, child: Child) -> Setup:
+        options = self._options
+        silence_s = options.silence_deadline_s or CPU_SILENCE_S
+        return Setup(
+            id=self._id,
+            factory=child.spec.factory,
+            settings=plain_values(child.spec.settings),
+            cores=self._devices.cores,
+            flush_s=options.flush_s,
+            flush_tokens=options.flush_tokens,
+            heartbeat_s=options.heartbeat_s,
+            # Longer than our own patience: what it serves until then is not wanted any more.
+            lease_s=max(options.lease_deadline_s, 2 * silence_s) if child.node is not None else None,
+        )
 
     async def _read(self, channel: Channel[Up]) -> None:
         try:
@@ -393,16 +397,16 @@ class ProcessInstance:
                     answer.set_exception(revive_error(why, message.kind, message.hint))
         if channel.lost_a_frame:
             self._lose("a message of its process was lost")
-        elif self._state is State.UP and self._child is not None:
-            await self._child.wait(self._options.close_deadline_s)
-            self._lose(f"its process ended: {self._child.exit_cause()}")
+        elif self._state is State.UP and (child := self._child) is not None:
+            await child.wait(self._options.close_deadline_s)
+            self._lose(f"its process ended: {await child.exit_cause()}")
 
     def _take_news(self, news: News) -> None:
         if news.view.num_steps != self._view.num_steps or not self._in_flight:
             self._last_step_s = self._last_message_s
         self._view = news.view
         for event in news.events:
-            self._events(event)
+            self._events(self._on_our_clock(event))
         self._sampler.sample(news.view, self._last_message_s, self._limits)
         assert self._sink is not None, "news before start"
         for output in news.outputs:
@@ -415,6 +419,12 @@ class ProcessInstance:
                 del self._in_flight[output.request]
             self._known_tokens[output.request] = self._known_tokens.get(output.request, 0) + output.num_tokens
             self._sink(output)
+
+    def _on_our_clock(self, event: Event) -> Event:
+        clock = self._child.clock if self._child is not None else None
+        if clock is None or not clock.offset_s:
+            return event
+        return msgspec.structs.replace(event, t_s=clock.to_ours(event.t_s))
 
     def _refuse_impossible(self, output: ChunkOutput) -> None:
         """Raise if the output's tokens cannot be the model's."""
@@ -430,7 +440,8 @@ class ProcessInstance:
         options = self._options
         silence_s = options.silence_deadline_s or CPU_SILENCE_S
         assert self._child is not None, "there is a process to watch"
-        child, starvation = self._child, Starvation(self._child.pid)
+        child = self._child
+        child.look_after()  # waits for a core count from now on
         while True:
             before_s = self._now_s()
             await asyncio.sleep(options.heartbeat_s)
@@ -438,11 +449,10 @@ class ProcessInstance:
             late_s = now_s - before_s - options.heartbeat_s
             if self._channel is not None:
                 self._channel.send(Ping())
-            child.bound_log()
             # If this loop itself was delayed, news may be unread: that silence was not the child's. Neither is the
             # time in which the child got no core; but a child that hangs in a loop waits for one too, so only a part
             # is forgiven.
-            forgiven_s = max(0.0, late_s, FORGIVEN_SHARE * starvation.growth_s())
+            forgiven_s = max(0.0, late_s, FORGIVEN_SHARE * child.look_after())
             self._last_message_s += forgiven_s
             self._last_step_s += forgiven_s
             if now_s - self._last_message_s > silence_s:
@@ -491,7 +501,7 @@ class ProcessInstance:
         if self._child is not None:
             self._child.kill()
             await self._child.wait(self._options.close_deadline_s)
-            self._child.close()
+            await self._child.close()
             self._child = None
 
     @staticmethod

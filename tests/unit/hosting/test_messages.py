@@ -14,8 +14,8 @@ import pytest
 from seer.engine.base import Weights
 from seer.engine.fake import FakeInstance
 from seer.errors import InstanceError
-from seer.hosting.child import carry_out
 from seer.hosting.messages import BeginRun, Call, Command, Down, Pause, Resume, UpdateWeights
+from seer.hosting.serving import carry_out
 from seer.types import DraftMode
 
 COMMANDS: list[Command] = [
