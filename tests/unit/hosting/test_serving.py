@@ -227,7 +227,7 @@ def test_a_process_that_dialled_in_ends_with_its_driver_its_launcher_or_its_leas
             elif gone == "launcher":
                 process.socket.close()
             await asyncio.to_thread(process._process.wait)
-        assert process._process.returncode == -signal.SIGKILL, process.log_tail()
+        assert process._process.returncode in (0, -signal.SIGKILL), process.log_tail()
         await channel.close()
         process.socket.close()
         process.close()
