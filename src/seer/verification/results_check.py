@@ -159,6 +159,8 @@ def _expected_end(asked: Asked, group: Group, response: Response) -> FinishReaso
     at = next((position for position, token in enumerate(tokens) if token in stops), None)
     if at is not None:
         last = len(tokens) - 1
+        if last < sampling.min_tokens:  # no stop token is sampled before that many tokens
+            return f"it stops at {len(tokens)} tokens, min_tokens={sampling.min_tokens}"
         return FinishReason.STOP if at == last else f"token {at} of {len(tokens)} is the end token {tokens[at]}"
     if len(tokens) == sampling.max_tokens:
         return FinishReason.LENGTH
