@@ -22,7 +22,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from seer.types import Chunk, ChunkEnd, ChunkOutput, FinishReason, Group, GroupResult, Lease, Response, TokenSpan
+from seer.types import (
+    Chunk,
+    ChunkEnd,
+    ChunkOutput,
+    FinishReason,
+    Group,
+    GroupResult,
+    Lease,
+    Response,
+    TokenSpan,
+    low_lease_tokens,
+)
 
 
 class RequestState(enum.Enum):
@@ -195,7 +206,7 @@ class RequestBuffer:
         request.attempt += 1
         request.instance = instance
         request.chunk_remaining = request.lease_tokens = max_tokens
-        request.low_tokens = -(-max_tokens // 2) if is_lease else 0
+        request.low_tokens = low_lease_tokens(max_tokens) if is_lease else 0
         request.num_chunks += 1
         if request.started_s is None:
             request.started_s = now_s
@@ -211,7 +222,7 @@ class RequestBuffer:
         assert 1 <= num_tokens <= request.remaining_limit - request.chunk_remaining, f"{num_tokens} more for {request}"
         request.lease_tokens += num_tokens
         request.chunk_remaining += num_tokens
-        request.low_tokens = -(-request.chunk_remaining // 2)
+        request.low_tokens = low_lease_tokens(request.chunk_remaining)
         return Lease(request.id, request.attempt, request.lease_tokens)
 
     def apply(self, output: ChunkOutput, now_s: float) -> Request | None:

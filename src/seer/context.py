@@ -31,12 +31,17 @@ class Context:
         longest = self._longest_finished.get(group.family)
         if longest is not None:
             return longest
-        hint = self._length_hint(group)
+        hint = self._length_hint(group) if self._length_hints else None
         return group.sampling.max_tokens if hint is None else min(hint, group.sampling.max_tokens)
+
+    @property
+    def has_length_hints(self) -> bool:
+        """Whether any group has one."""
+        return bool(self._length_hints)
 
     def has_length_hint(self, group: Group) -> bool:
         """Whether an earlier epoch has shown how long the group's responses are."""
-        return self._length_hint(group) is not None
+        return bool(self._length_hints) and self._length_hint(group) is not None
 
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""

@@ -193,7 +193,7 @@ class Fleet:
             f"instance {instance} has {self._free[instance]} free blocks, {more} more for {request}"
         )
         if more:
-            self._promise[request.id] = held._replace(num_blocks=num_blocks)
+            self._promise[request.id] = Promise(instance, num_blocks, held.shared_blocks, held.prompt)
             self._move(instance, more, 0)
 
     def promised_blocks(self, request: Request) -> int:
@@ -282,15 +282,17 @@ class Fleet:
         assert memory == sorted((self._free[i], i) for i in living), "memory order is stale"
 
     def _move(self, instance: int, num_blocks: int, num_requests: int) -> None:
-        alive = self._alive[instance]
-        if alive:
-            self._remove(instance)
-        self._free[instance] -= num_blocks
-        self._in_flight[instance] += num_requests
-        if alive:
-            self._free_tokens -= num_blocks * self.block_size
-            insort(self._by_load, self._in_flight[instance] * self._radix + instance)
-            insort(self._by_free, self._free[instance] * self._radix + instance)
+        free, in_flight, radix = self._free[instance], self._in_flight[instance], self._radix
+        self._free[instance] = free - num_blocks
+        self._in_flight[instance] = in_flight + num_requests
+        if not self._alive[instance]:
+            return
+        self._free_tokens -= num_blocks * self.block_size
+        del self._by_free[bisect_left(self._by_free, free * radix + instance)]
+        insort(self._by_free, (free - num_blocks) * radix + instance)
+        if num_requests:  # the many extensions change only memory
+            del self._by_load[bisect_left(self._by_load, in_flight * radix + instance)]
+            insort(self._by_load, (in_flight + num_requests) * radix + instance)
 
     def _count(self, limits: InstanceLimits, free_blocks: int, sign: int) -> None:
         self._free_tokens += free_blocks * self.block_size

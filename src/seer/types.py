@@ -180,6 +180,16 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
 
 
+LOW_LEASE_TOKENS = 32
+"""What is left of a lease that runs low: covers the tokens that an instance generates until its news are answered.
+Outputs come 16 tokens at a time."""
+
+
+def low_lease_tokens(num_tokens: int) -> int:
+    """A lease with this many tokens left runs low when only these are left: half of a short one."""
+    return min(LOW_LEASE_TOKENS, -(-num_tokens // 2))
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Work for an instance: continue one request by at most `max_tokens` tokens, or by what later leases allow."""
 
@@ -205,7 +215,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Load from the pool what it holds of the KV that this instance lacks; if False, compute all of it again."""
     is_lease: bool = False
     """Whether `max_tokens` may be extended while it runs. An instance without a stream of its own (the simulator) then
-    reports when half of a lease is used."""
+    reports when a lease runs low."""
 
     @property
     def num_context_tokens(self) -> int:

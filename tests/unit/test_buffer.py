@@ -187,3 +187,16 @@ def test_request_seeds_differ_within_and_between_groups_and_fit_64_bits() -> Non
     seeds = {request_seed(group, index) for group in range(50) for index in range(50)}
     assert len(seeds) == 2500
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(("lease", "left"), [(400, 32), (64, 32), (20, 10), (1, 1)])
+def test_a_lease_runs_low_when_few_tokens_are_left_of_it(lease: int, left: int) -> None:
+    buffer = a_buffer(a_group(0, 1, max_tokens=1000))
+    chunk = buffer.start(buffer[0], 0, lease, False, 0.0, is_lease=True)
+    if lease > left:
+        buffer.apply(an_output(chunk, lease - left - 1), 1.0)
+        assert not buffer[0].runs_low
+        buffer.apply(an_output(chunk, 1), 2.0)
+    assert buffer[0].runs_low
+    buffer.extend(buffer[0], 200)
+    assert not buffer[0].runs_low

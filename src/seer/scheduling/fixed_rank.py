@@ -61,6 +61,10 @@ class FixedRank:
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks are fixed."""
 
+    def last(self, requests: Sequence[Request]) -> Request:
+        """The one with the largest rank."""
+        return max(requests, key=self.rank)
+
     def finished(self, request: Request) -> None:
         """Does nothing: ranks are fixed."""
 

@@ -84,6 +84,13 @@ class MemoryOrSlotOrdering:
             return self._longest_expected(request)
         return self._least_far_along(request) if self._has_pool else self._begun_first(request)
 
+    def last(self, requests: Sequence[Request]) -> Request:
+        """The one with the largest rank. Among all that run on an instance, few are as near to their limit as it."""
+        if self._memory_counts() and self._has_pool and not self._context.has_length_hints:
+            least = min([request.remaining_limit for request in requests])
+            requests = [request for request in requests if request.remaining_limit == least]
+        return max(requests, key=self.rank)
+
     def finished(self, request: Request) -> None:
         """Rank its waiting siblings again if their estimate has changed."""
         self._by_memory.finished(request)

@@ -19,21 +19,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from seer.buffer import Request
 from seer.context import Context
 from seer.fleet import Fleet
 from seer.placement import Place, PlacementConfig, loads_kv
 from seer.scheduling.base import Assignment, Renewal
-from seer.scheduling.divided import Divided, Ordering, end_with_a_block
-from seer.scheduling.fixed_rank import Rank
+from seer.scheduling.divided import Divided, end_with_a_block
 from seer.scheduling.leases import (
     CONTEXT_PER_LEASE,
     LEASE_TOKENS,
     LEASES_AT_MOST,
     RESERVE_TOKENS,
     LeaseRenewal,
+    RankedOrdering,
     Tenants,
 )
 from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
@@ -60,13 +59,6 @@ CANDIDATES = 8
 """Instances considered from either end of the order by free memory: limits the cost of a decision on large fleets."""
 
 
-class RankedOrdering(Ordering, Protocol):
-    """An ordering that can compare a running request with a waiting one."""
-
-    def rank(self, request: Request) -> Rank:
-        """Smaller ranks run first."""
-
-
 class EarliestFinishPlacement(Divided):
     """Leases, placed by the earliest finish, with any ordering: the base of `seer` and `seer-oracle`."""
 
@@ -88,7 +80,7 @@ class EarliestFinishPlacement(Divided):
         self._num_active = 0
         self._tenants = Tenants()
         self._renewal = LeaseRenewal(
-            self._tenants, rank=ordering.rank, more_tokens=self._more_tokens, may_park=self._has_pool
+            self._tenants, ordering=ordering, more_tokens=self._more_tokens, may_park=self._has_pool
         )
         self._longest: dict[int, list[tuple[float, int, int]]] = {}  # instance -> heap of (-remaining, request, turn)
         self._turn: dict[int, int] = {}  # request -> number of its running chunk; absent while it waits

@@ -9,7 +9,7 @@ closed form, and no step is simulated one by one. Steps are continuous quantitie
 
 Invariants
   1. `context_tokens` is the sum of the running requests' contexts, and `gain` the sum of their rates.
-  2. `next_due_step` is the earliest step at which a running request reaches its goal: a report, or its target.
+  2. `next_due_step` is the earliest step at which a running request ends, or at which leases that run low are reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from seer.sim.costs import StepTime
-from seer.types import Chunk
+from seer.types import Chunk, low_lease_tokens
+
+REPORT_STEPS = 8
+"""Leases that run low are reported together, every so many steps: engines send the tokens of several steps at once."""
 
 
 class ChunkRun:
@@ -39,6 +42,7 @@ class ChunkRun:
         "ready_s",
         "report_at",
         "reported",
+        "reports",
         "target",
         "version",
     )
@@ -53,26 +57,23 @@ class ChunkRun:
         self.rate = 1.0
         self.entered_step = 0.0
         self.due_step = 0.0
+        self.reports = False  # at that step; otherwise it ends
         self.version = 0  # of its heap entry; 0 without one
         self.prefill = 0  # tokens to compute before decoding
         self.ready_s = 0.0  # when the KV that it loads from the pool has arrived
 
     def set_lease(self, max_tokens: int, left: int, produced: float) -> None:
-        """Let it generate `max_tokens` in all; it reports when half of what it may still generate is used."""
+        """Let it generate `max_tokens` in all; it reports when what it may still generate runs low."""
         self.lease = max_tokens
         self.target = min(left, max_tokens)  # tokens this chunk will generate
         self.is_last = left <= max_tokens  # the model stops at the target
-        half = (max_tokens - int(produced)) // 2
-        self.report_at = max_tokens - half if self.chunk.is_lease and half else math.inf
-
-    @property
-    def goal(self) -> float:
-        """Tokens at which something happens: a report, or its end."""
-        return min(self.report_at, self.target)
+        remaining = max_tokens - int(produced)
+        low = low_lease_tokens(remaining)
+        self.report_at = max_tokens - low if self.chunk.is_lease and low < remaining else math.inf
 
 
 class Due(NamedTuple):
-    """A request that has reached its goal."""
+    """A request that ends, or whose lease runs low."""
 
     run: ChunkRun
     produced: int
@@ -135,8 +136,8 @@ class DecodeBatch:
         if self.next_due_step() > by_step:
             return None
         run = heapq.heappop(self._due)[3]
-        if run.report_at < run.target:
-            due = Due(run, int(run.report_at), ends=False)
+        if run.reports:
+            due = Due(run, max(int(self.produced(run)), int(run.report_at)), ends=False)
             run.report_at = math.inf
             self._schedule(run)
             return due
@@ -151,14 +152,14 @@ class DecodeBatch:
     def _schedule(self, run: ChunkRun) -> None:
         self._num_scheduled += 1
         run.version = self._num_scheduled  # unlike that of any entry, also of an earlier chunk of the same request
-        run.due_step = self.num_steps + (run.goal - self.produced(run)) / run.rate
+        self._set_due(run, self.produced(run))
         heapq.heappush(self._due, (run.due_step, run.chunk.request, run.version, run))
 
-    def set_rates(self, rate_of: Callable[[ChunkRun], float]) -> None:
+    def set_rates(self, rate_of: Callable[[Chunk], float]) -> None:
         """Set the rate of every request."""
         self.gain = 0.0
         for run in self.running.values():
-            rate = rate_of(run)
+            rate = rate_of(run.chunk)
             if rate != run.rate:
                 self._set_rate(run, rate)
             self.gain += rate
@@ -171,7 +172,17 @@ class DecodeBatch:
         run.context += produced - run.produced
         run.produced, run.entered_step = produced, self.num_steps
         run.rate = rate
-        run.due_step = self.num_steps + (run.goal - produced) / rate
+        self._set_due(run, produced)
+
+    def _set_due(self, run: ChunkRun, produced: float) -> None:
+        """When it ends, or with the reports that come before."""
+        ends = self.num_steps + (run.target - produced) / run.rate
+        run.due_step, run.reports = ends, False
+        if run.report_at < run.target:
+            low = self.num_steps + (run.report_at - produced) / run.rate
+            reports = math.ceil(low / REPORT_STEPS) * REPORT_STEPS
+            if reports < ends:
+                run.due_step, run.reports = reports, True
 
     def seconds(self, num_steps: float) -> float:
         """Time of the coming steps if the batch does not change."""

@@ -76,7 +76,9 @@ class DraftDepths:
         self._sizes = self._speculation.sizes(
             self._cost, batch.num_probes, num_running - batch.num_probes, batch.context_tokens, round(mean, 3)
         )
-        batch.set_rates(lambda run: _rate(rates[run.chunk.group], self._size(run)))
+        probes = {group: _rate(rate, self._sizes.probes) for group, rate in rates.items()}
+        others = {group: _rate(rate, self._sizes.others) for group, rate in rates.items()}
+        batch.set_rates(lambda chunk: (probes if chunk.is_probe else others)[chunk.group])
 
     def _size(self, run: ChunkRun) -> DraftSize:
         return self._sizes.probes if run.chunk.is_probe else self._sizes.others

@@ -15,7 +15,7 @@ from seer.metrics.events import Decoding, Event, InstanceState, Preempted, Prefi
 from seer.sim import virtual_time
 from seer.sim.instance import SimulatedInstance
 from seer.sim.speculation import SpeculationModel
-from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
+from seer.types import LOW_LEASE_TOKENS, Chunk, ChunkEnd, ChunkOutput, Sampling
 
 
 def a_chunk(
@@ -27,6 +27,7 @@ def a_chunk(
     prompt: int = 50,
     load_kv: bool = False,
     attempt: int = 1,
+    is_lease: bool = False,
 ) -> Chunk:
     return Chunk(
         request=request,
@@ -39,6 +40,7 @@ def a_chunk(
         seed=0,
         weights_version=0,
         load_kv=load_kv,
+        is_lease=is_lease,
     )
 
 
@@ -95,6 +97,25 @@ def test_a_chunk_ends_with_the_response_or_at_its_limit() -> None:
     bench = Bench({0: 70, 1: 500}).run(script)
     ends = {output.request: (output.num_tokens, output.end) for _, output in bench.outputs}
     assert ends == {0: (70, ChunkEnd.STOP), 1: (100, ChunkEnd.LIMIT)}
+
+
+def test_leases_that_run_low_are_reported_together_and_before_they_end() -> None:
+    async def script(bench: Bench) -> None:
+        for request, lease in enumerate([100, 99, 98]):
+            bench.instance.submit(a_chunk(request, max_tokens=lease, is_lease=True))
+        await bench.finish(6)
+
+    bench = Bench({0: 500, 1: 500, 2: 500}).run(script)
+    reports, ends = bench.outputs[:3], bench.outputs[3:]
+    assert len({at_s for at_s, _ in reports}) == 1
+    left = {
+        output.request: lease - output.num_tokens for (_, output), lease in zip(reports, [100, 99, 98], strict=True)
+    }
+    assert all(0 < tokens <= LOW_LEASE_TOKENS for tokens in left.values())
+    assert [output.end for _, output in reports] == [None] * 3
+    assert {output.request: (output.num_tokens, output.end) for _, output in ends} == {
+        request: (tokens, ChunkEnd.LIMIT) for request, tokens in left.items()
+    }
 
 
 def test_time_is_what_the_cost_model_says() -> None:
