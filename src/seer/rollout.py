@@ -95,8 +95,10 @@ class RolloutLoop:
         while not (self._is_sealed and self.buffer.drained):
             self._renew_leases()
             self._fill_instances()
-            for output in await self._take_outputs():
-                self._apply(output)
+            outputs = await self._take_outputs()
+            now_s = self._now_s()
+            for output in outputs:
+                self._apply(output, now_s)
             for complete in self.buffer.take_complete_groups():
                 yield complete
         for cancelled in self.buffer.take_complete_groups():
@@ -261,8 +263,7 @@ class RolloutLoop:
             f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )
 
-    def _apply(self, output: ChunkOutput) -> None:
-        now_s = self._now_s()
+    def _apply(self, output: ChunkOutput, now_s: float) -> None:
         request = self.buffer.apply(output, now_s)
         if request is None:
             return

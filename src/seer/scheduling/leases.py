@@ -107,15 +107,17 @@ class LeaseRenewal:
             if request.instance is not None and not self._tenants.is_leaving(request):
                 by_instance.setdefault(request.instance, []).append(request)
         for instance, requests in by_instance.items():
-            plans = [self._extension(request, fleet) for request in requests if self._may_grow(request, fleet)]
+            plans = [self._extension(request, fleet) for request in self._that_may_grow(requests, fleet)]
             missing = self._grant(plans, fleet.free_blocks[instance], fleet, extended)
             if missing and self._may_park:
                 parked += self._make_room(instance, missing, fleet)
         return Renewal(extended, parked)
 
-    def _may_grow(self, request: Request, fleet: Fleet) -> bool:
-        """Whether its instance serves requests that are longer than its lease; another one may."""
-        return fleet.is_uniform or self._most_tokens(request, fleet) > 0
+    def _that_may_grow(self, requests: list[Request], fleet: Fleet) -> list[Request]:
+        """Those whose instance serves requests that are longer than their lease; of the others another one may."""
+        if fleet.is_uniform:
+            return requests
+        return [request for request in requests if self._most_tokens(request, fleet) > 0]
 
     def _extension(self, request: Request, fleet: Fleet) -> Extension:
         num_tokens = self._more_tokens(request, fleet)

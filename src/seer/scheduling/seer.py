@@ -117,13 +117,13 @@ class EarliestFinishPlacement(Divided):
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
         """A lease, where KV is kept in a pool while a request waits; else a chunk with its memory, as in the paper."""
-        most = self._chunk_tokens
+        limit, most = request.max_tokens, self._chunk_tokens
         if len(fleet) > 1:  # so that the tail can be spread over idle instances
-            most = min(most, max(MIN_CHUNK_TOKENS, request.max_tokens // CHUNKS_AT_LEAST))
+            most = min(most, max(MIN_CHUNK_TOKENS, limit // CHUNKS_AT_LEAST))
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
         if self._has_pool:
-            shortest = max(LEASE_TOKENS, request.max_tokens // LEASES_AT_MOST)
-            return min(max(shortest, request.num_tokens // CONTEXT_PER_LEASE, fair_share), most)
+            shortest = request.num_tokens // CONTEXT_PER_LEASE
+            return min(max(LEASE_TOKENS, limit // LEASES_AT_MOST, shortest, fair_share), most)
         shortest, longest = TIGHT_CHUNK_TOKENS
         tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
         return min(max(tight, fair_share), most)

@@ -129,12 +129,17 @@ class SpeculationModel:
     plain: PlainDrafts | None = None
     """Of plain speculation, in place of drafts from a request's own text."""
     _step_times: dict[tuple[int, float], StepTime] = field(default_factory=dict, compare=False, repr=False)
+    _rates: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
 
     def acceptance(self, progress: GroupProgress, group: int) -> float:
         """α for a request of this group now."""
         if self.plain is not None:
             return self.plain.acceptance
-        return self.curve.rate(progress.references(group) if self.grouped else 0.0)
+        references = progress.references(group) if self.grouped else 0.0
+        rate = self._rates.get(references)
+        if rate is None:
+            rate = self._rates[references] = self.curve.rate(references)
+        return rate
 
     def sizes(
         self, cost: InstanceCost, num_probes: int, num_others: int, context_tokens: float, acceptance: float
