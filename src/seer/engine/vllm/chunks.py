@@ -8,7 +8,10 @@ Invariants
      response does not depend on where chunks end. The older one starts a generator with each chunk, which must not
      repeat its numbers: there a chunk's seed is a function of (request seed, tokens generated before it).
   3. End-of-sequence tokens are ordinary stop tokens to vLLM, so a stop always names its token.
-  4. Log-probabilities come as vLLM's flat lists: one object per token would take much of the front end's time.
+  4. vLLM refuses `min_p` beside drafts, because its rejection sampling does not know it. Drafts on the GPU are verified
+     by sampling every position as without drafts (gpu_drafts/sampler.py), `min_p` included, so that check is left out.
+     Instances whose drafts are verified in another way refuse such chunks themselves.
+  5. Log-probabilities come as vLLM's flat lists: one object per token would take much of the front end's time.
 """
 
 from __future__ import annotations
@@ -28,6 +31,13 @@ if TYPE_CHECKING:
 
 EXTRA = "seer"
 """Key in `SamplingParams.extra_args` for the facts that the scheduler and the connector need."""
+
+
+class ChunkParams(SamplingParams):
+    """vLLM's sampling parameters, also where drafts meet `min_p`."""
+
+    def _validate_spec_decode(self, speculative_config: Any) -> None:
+        """Nothing to refuse: see the module's invariant 4."""
 
 
 def chunk_seed(seed: int, num_generated: int) -> int:
@@ -50,7 +60,7 @@ def sampling_params(
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
     # With a lease among the facts our scheduler ends the chunk (leased_scheduler.py).
     max_tokens = extra["max_left"] if "lease" in extra else chunk.max_tokens
-    return SamplingParams(
+    return ChunkParams(
         max_tokens=max_tokens,
         min_tokens=min(min_left, max_tokens),
         temperature=sampling.temperature,

@@ -5,6 +5,8 @@ Invariants
   1. Without speculation vLLM runs as usual: its own runner, asynchronous scheduling, and its own scheduler, which also
      counts its steps.
   2. Log-probabilities are those of the distribution a token was sampled from.
+  3. `additional_config` is equal for all instances of a fleet and for all its starts: vLLM hashes it to find what it
+     compiled before (draft_link.py has what is not).
 """
 
 from __future__ import annotations
@@ -70,9 +72,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         arguments |= CPU_ARGUMENTS
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, arguments["max_model_len"])
     if speculation is not None:
-        arguments |= (
-            _on_gpu(speculation, settings) if speculation.place == "gpu" else _in_scheduler(speculation, settings)
-        )
+        arguments |= _on_gpu(speculation, settings) if speculation.place == "gpu" else _in_scheduler(speculation)
     if settings.pool is not None:
         arguments["kv_transfer_config"] = {
             "kv_connector": "SeerPoolConnector",
@@ -88,7 +88,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
     return arguments | settings.engine
 
 
-def _in_scheduler(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
+def _in_scheduler(speculation: VllmSpeculation) -> dict[str, Any]:
     return {
         "scheduler_cls": "seer.engine.vllm.scheduler.SeerScheduler",
         "async_scheduling": False,
@@ -100,8 +100,6 @@ def _in_scheduler(speculation: VllmSpeculation, settings: VllmSettings) -> dict[
         "additional_config": {
             "seer": {
                 "padding": speculation.padding,
-                "servers": list(settings.draft_servers),
-                "keys": plain_values(settings.draft_keys),
                 "fixed_tokens": speculation.fixed_tokens,
             }
         },
@@ -115,8 +113,6 @@ def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, A
         "table_entries": speculation.table_entries,
         "shapes": dataclasses.asdict(shapes),
         "fixed_tokens": speculation.fixed_tokens,
-        "servers": list(settings.draft_servers),
-        "keys": plain_values(settings.draft_keys),
     }
     return {
         "worker_cls": "seer.engine.vllm.gpu_drafts.worker.GroupedDraftsWorker",

@@ -43,6 +43,7 @@ from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.staged_weights import stage
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
+from seer.engine.vllm.draft_link import DraftLink, publish
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.fitting import fit_to_model
 from seer.engine.vllm.gpu_drafts.install import ready
@@ -179,6 +180,7 @@ class VllmInstance:
         self._identity = await asyncio.to_thread(self._identify, self.folder.path)
         self._settings = await asyncio.to_thread(ready, guarded(self._settings))
         arguments = engine_arguments(self._settings, self._identity)
+        publish(DraftLink(self._settings.draft_servers, self._settings.draft_keys))
         self._llm = llm = await asyncio.to_thread(self._make_engine, arguments, self.counts)
         # The runner for CPUs samples as the older one does, whichever is asked for.
         self._noise_by_position = self._settings.device != "cpu" and llm.vllm_config.use_v2_model_runner
@@ -374,9 +376,10 @@ class VllmInstance:
             max_waiting=self._max_waiting,
             vocab_size=self.folder.vocab_size,
         )
-        if chunk.sampling.min_p > 0 and self._settings.speculation is not None:
+        speculation = self._settings.speculation
+        if chunk.sampling.min_p > 0 and speculation is not None and speculation.place == "scheduler":
             raise InstanceError(
-                f"min_p={chunk.sampling.min_p:g}: vLLM cannot verify drafts with min_p",
+                f"min_p={chunk.sampling.min_p:g}: vLLM's older runner cannot verify drafts with min_p",
                 hint="set speculation off, or min_p=0",
             )
 

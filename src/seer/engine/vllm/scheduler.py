@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from vllm.v1.outputs import DraftTokenIds
 
-from seer.drafting.curve_keys import ClientKeys
 from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.draft_link import read_link
 from seer.engine.vllm.step_counting import CountingScheduler
 from seer.engine.vllm.step_drafting import StepDrafting
 
@@ -36,12 +35,13 @@ class SeerScheduler(CountingScheduler):
         assert speculative is not None, "this scheduler is chosen together with a speculative_config"
         additional: Any = self.vllm_config.additional_config
         own = additional["seer"]
+        link = read_link()
         self._seer = StepDrafting(
             max_tokens=speculative.num_speculative_tokens,
             max_model_len=self.vllm_config.model_config.max_model_len,
             padding=own["padding"],
-            servers=own["servers"],
-            keys=msgspec.convert(own["keys"], ClientKeys | None),
+            servers=link.servers,
+            keys=link.keys,
             fixed_tokens=own["fixed_tokens"],
         )
 

@@ -5,7 +5,8 @@
     v1.worker.gpu.model_runner.init_speculator             makes our speculator
     runner.rejection_sampler                               accepts what plain vLLM would have sampled
 
-On a version that lacks one of them the engine runs plain vLLM, and one line in its log says why.
+On a version that lacks one of them, or whose samplers take other arguments, the engine runs plain vLLM, and one line in
+its log says why. The arguments are those of 0.26, the version that drafts were measured on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,32 @@ NEEDED: Names = (
     ("vllm.v1.worker.gpu.input_batch", "get_num_sampled_and_rejected", ()),
     ("vllm.v1.worker.gpu.sample.output", "SamplerOutput", ()),
 )
-SAMPLER_ARGUMENTS = ("logits", "input_batch", "draft_logits")
+SAMPLING = "vllm.v1.worker.gpu.sample.sampler"
+REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+ARGUMENTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    (REJECTION, "RejectionSampler", "__call__", ("logits", "input_batch", "draft_logits")),
+    (
+        REJECTION,
+        "RejectionSampler",
+        "_get_logprobs_tensors",
+        ("input_batch", "sampled", "num_sampled", "logits"),
+    ),
+    (
+        SAMPLING,
+        "Sampler",
+        "sample",
+        (
+            "logits",
+            "expanded_idx_mapping",
+            "idx_mapping_np",
+            "pos",
+            "input_ids",
+            "expanded_local_pos",
+            "return_logprobs",
+        ),
+    ),
+)
+"""Module, class, method, and the arguments that our sampler gives it."""
 
 
 def ready(settings: VllmSettings) -> VllmSettings:
@@ -49,14 +75,17 @@ def ready(settings: VllmSettings) -> VllmSettings:
 
 def missing_names() -> str | None:
     """What this vLLM lacks of what we replace, or None."""
-    lacking = missing_name(NEEDED)
-    if lacking is not None:
-        return lacking
-    sampler = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler").RejectionSampler
-    arguments = tuple(inspect.signature(sampler.__call__).parameters)[1:4]
-    if arguments != SAMPLER_ARGUMENTS:
-        return f"the rejection sampler takes {', '.join(arguments)}"
-    return None
+    return missing_name(NEEDED) or next(filter(None, map(_other_arguments, ARGUMENTS)), None)
+
+
+def _other_arguments(method: tuple[str, str, str, tuple[str, ...]]) -> str | None:
+    """What a method of this vLLM takes, if that is not what our sampler gives it."""
+    module, owner, name, known = method
+    found = getattr(getattr(importlib.import_module(module), owner, None), name, None)
+    if found is None:
+        return f"{module}.{owner} has no {name}"
+    taken = tuple(inspect.signature(found).parameters)[1:]
+    return None if taken == known else f"{owner}.{name} takes {', '.join(taken)}"
 
 
 def allow_in_config() -> None:

@@ -12,10 +12,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from seer.drafting.curve_keys import ClientKeys
 from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.draft_link import read_link
 from seer.engine.vllm.gpu_drafts.depth import DepthBudget
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.engine.vllm.gpu_drafts.siblings import SIBLINGS, Siblings
@@ -44,8 +42,9 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         self._fixed_tokens: int | None = own["fixed_tokens"]
         self._orders = {depth: [depth] * len(self.dynamic_sd_lookup) for depth in shapes.depths}
         self._siblings: Siblings | None = None
-        if own["servers"]:
-            self._siblings = Siblings(own["servers"], msgspec.convert(own["keys"], ClientKeys | None))
+        link = read_link()
+        if link.servers:
+            self._siblings = Siblings(link.servers, link.keys)
             self._siblings.start()
         self._wants_drafts = False
         self._done_s = 0.0
