@@ -84,9 +84,11 @@ async def measure(
         assert rollout.engine.model_dir is not None
         await rollout.update_weights(rollout.engine.model_dir)
         events: list[Event] = []
+        cpu_s = time.process_time()
         groups = [
             g async for g in rollout.run(prompts, scheduler=scheduler, seed=seed, lengths=lengths, events=events.append)
         ]
+        cpu_s = time.process_time() - cpu_s  # of the driver: instances are processes of their own
         tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
         first = first or tokens
         different = sum(tokens[key] != ids for key, ids in first.items())
@@ -94,6 +96,8 @@ async def measure(
         numbers = await asyncio.to_thread(
             _numbers, rollout, scheduler, events, max_tokens=max_tokens, different=different
         )
+        assert rollout.summary is not None
+        numbers["driver_cores"] = cpu_s / rollout.summary.makespan_s
         ledger.add(label | {"repetition": repetition} | numbers)
         ledger.keep(f"{len(rollout.fleet.instances)}-{scheduler}-{repetition}", events, label)
         _say(ledger.content["runs"][-1])

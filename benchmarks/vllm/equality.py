@@ -5,8 +5,8 @@
 
 One fleet of one plain instance (`verl`, no drafts), then one of two instances with grouped drafts on the GPU that share
 a pool (`seer-paper`, short chunks, so that requests move). In float32 all responses should be equal. In bfloat16
-batches of another shape round otherwise: for each response that parts, DIR/equality.json has the log-probabilities of
-the two tokens at the parting place, which must be near each other if rounding is the cause.
+batches of another shape round otherwise: near_ties.py shows for each response that parts whether the two tokens were a
+near tie. DIR/equality-DTYPE.json has what it needs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from seer.types import Response
 from stamp import RECORDINGS, print_stamp
 
 Responses = dict[tuple[int, int], Response]
+MAX_AGREED = 200
+"""Places of equal responses that are written, for near_ties.py to compare with."""
 
 
 async def roll_out(args: argparse.Namespace, *, ours: bool) -> tuple[Responses, dict[str, Any]]:
@@ -65,28 +68,43 @@ async def roll_out(args: argparse.Namespace, *, ours: bool) -> tuple[Responses, 
         }
 
 
-def compare(plain: Responses, ours: Responses) -> dict[str, Any]:
-    """How many responses are equal, and what the two engines said where the others part."""
-    partings = []
+def compare(plain: Responses, ours: Responses, prompts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """How many responses are equal, what was said where the others part, and one place of each equal one."""
+    partings, agreed = [], []
     for key, theirs in plain.items():
         mine = ours[key]
         at = next((i for i, (a, b) in enumerate(zip(theirs.token_ids, mine.token_ids, strict=False)) if a != b), None)
-        if at is not None:
-            partings.append({"request": key, "at": at, "logprobs": [theirs.logprobs[at], mine.logprobs[at]]})
-    equal = sum(one.token_ids == ours[key].token_ids for key, one in plain.items())
+        place = len(theirs.token_ids) // 2 if at is None else at
+        known = {
+            "request": key,
+            "at": place,
+            "seed": theirs.seed,
+            "context": [*prompts[key[0]], *theirs.token_ids[:place]],
+            "tokens": [one.token_ids[place] for one in (theirs, mine)],
+            "logprobs": [one.logprobs[place] for one in (theirs, mine)],
+        }
+        (agreed if at is None else partings).append(known)
     num_tokens = sum(len(one.token_ids) for one in plain.values())
-    return {"num_responses": len(plain), "num_equal": equal, "num_tokens": num_tokens, "partings": partings}
+    return {
+        "num_responses": len(plain),
+        "num_equal": sum(one.token_ids == ours[key].token_ids for key, one in plain.items()),
+        "num_tokens": num_tokens,
+        "partings": partings,
+        "agreed": agreed[:MAX_AGREED],
+    }
 
 
 async def run(args: argparse.Namespace) -> None:
     out: dict[str, Any] = {"stamp": print_stamp(args)}
     plain, out["plain"] = await roll_out(args, ours=False)
     ours, out["ours"] = await roll_out(args, ours=True)
-    out |= compare(plain, ours)
+    prompts, _ = read_trace(args.trace, args)
+    out |= compare(plain, ours, {group: prompt.token_ids for group, prompt in enumerate(prompts)})
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"equality-{args.dtype}.json").write_text(json.dumps(out, indent=1))
     shown = {name: out[name] for name in ("num_responses", "num_equal", "num_tokens", "plain", "ours")}
-    print(json.dumps(shown), "partings:", out["partings"][:8], flush=True)
+    partings = [(one["request"], one["at"], one["tokens"], one["logprobs"]) for one in out["partings"][:8]]
+    print(json.dumps(shown), len(out["partings"]), "partings, the first:", partings, flush=True)
 
 
 def main() -> None:

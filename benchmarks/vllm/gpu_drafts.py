@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped drafts on the GPU against plain vLLM, through Seer's own instance: batches of fixed size and whole rollouts.
 
-    python benchmarks/vllm/gpu_drafts.py --model DIR --out DIR --mode plain|gpu [--limit-s 500]
+    python benchmarks/vllm/gpu_drafts.py --model DIR --out DIR --mode plain|gpu|local|local-drafts [--limit-s 500]
     python benchmarks/vllm/gpu_drafts.py --compare DIR/plain.json DIR/gpu.json
 
-One engine per call and mode. Prompts are those of a recording, an .npz with `prompts` (concatenated token ids) and
-`prompt_lengths`; nothing was tuned on those of the batches (--first). A batch is groups of 16 that run together. At 1
-and 8 requests the siblings have run before, in the same run. DIR/MODE.json has every repetition, the engine's counters,
-and the tokens of seeded requests, which --compare holds against another mode's.
+One engine per call and mode; the modes `local` and `local-drafts` are the embedded engine. `--engine` has further
+arguments of vLLM, and `--label` names the result where one mode runs with several of them. Prompts are those of a
+recording, an .npz with `prompts` (concatenated token ids) and `prompt_lengths`; nothing was tuned on those of the
+batches (--first). A batch is groups of 16 that run together. At 1 and 8 requests the siblings have run before, in the
+same run. DIR/LABEL.json has every repetition, the engine's counters, and the tokens of seeded requests, which --compare
+holds against another mode's.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,36 +38,61 @@ GROUP = 16
 BATCHES = (1, 8, 16, 64, 128, 256)
 
 
+def vllm_instance(args: argparse.Namespace) -> Any:
+    from seer.engine.vllm.instance import VllmInstance
+    from seer.engine.vllm.settings import VllmSettings
+
+    speculation = None
+    if args.mode == "gpu":
+        speculation = VllmSpeculation(place="gpu", max_draft_tokens=args.draft_tokens, fixed_tokens=args.fixed_tokens)
+    settings = VllmSettings(
+        model_dir=str(args.model),
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=6144,
+        device="cuda",
+        kv_memory_bytes=args.kv_gib << 30,
+        speculation=speculation,
+        engine=json.loads(args.engine),
+    )
+    return VllmInstance(0, settings, max_waiting=4096)
+
+
+def local_instance(args: argparse.Namespace) -> Any:
+    """The embedded engine, as a rollout hosts it."""
+    from seer.drafting.grouped_drafter import GroupedDrafter
+    from seer.engine.local.hosted import HostedLocal
+
+    return HostedLocal(
+        0,
+        str(args.model),
+        drafter=GroupedDrafter((), None) if args.mode == "local-drafts" else None,
+        pool=None,
+        events=lambda event: None,
+        kv_memory_bytes=args.kv_gib << 30,
+        max_num_seqs=args.max_num_seqs,
+        max_waiting=4096,
+        max_model_len=6144,
+        device="cuda",
+    )
+
+
 class Bench:
     """One engine, and requests through it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from seer.engine.vllm.instance import VllmInstance
-        from seer.engine.vllm.settings import VllmSettings
-
-        speculation = None
-        if args.mode == "gpu":
-            speculation = VllmSpeculation(
-                place="gpu", max_draft_tokens=args.draft_tokens, fixed_tokens=args.fixed_tokens
-            )
-        self.instance = VllmInstance(
-            0,
-            VllmSettings(
-                model_dir=str(args.model),
-                max_num_seqs=256,
-                max_model_len=6144,
-                device="cuda",
-                kv_memory_bytes=args.kv_gib << 30,
-                speculation=speculation,
-            ),
-            max_waiting=4096,
-        )
+        self.is_local = args.mode.startswith("local")
+        self.instance = local_instance(args) if self.is_local else vllm_instance(args)
         self.args = args
         self.next_request = 0
         self.num_runs = 0
         self.tokens: dict[int, list[int]] = {}
         self.open: set[int] = set()
         self.idle = asyncio.Event()
+
+    def counts(self) -> Counter[str]:
+        """Steps, drafts and accepted drafts since the start."""
+        found = self.instance.inner.engine if self.is_local else self.instance.counts
+        return Counter(num_steps=found.num_steps, num_drafted=found.num_drafted, num_accepted=found.num_accepted)
 
     def take(self, output: ChunkOutput) -> None:
         if output.span is not None:
@@ -77,7 +105,8 @@ class Bench:
 
     async def begin_run(self) -> None:
         self.num_runs += 1
-        await self.instance.begin_run(f"run-{self.num_runs}", "grouped", 0)
+        past: tuple[Any, ...] = ({},) if self.is_local else ()
+        await self.instance.begin_run(f"run-{self.num_runs}", "grouped", 0, *past)
 
     async def generate(
         self, prompts: list[tuple[int, list[int]]], max_tokens: int, seed: int
@@ -116,8 +145,7 @@ def read_prompts(path: Path) -> list[list[int]]:
 
 
 async def batches(bench: Bench, prompts: list[list[int]], out: dict[str, Any], deadline_s: float) -> None:
-    for size in BATCHES:
-        rates = []
+    for size in map(int, bench.args.sizes.split(",")):
         for repetition in range(bench.args.repeats):
             if time.monotonic() > deadline_s:
                 return
@@ -127,28 +155,27 @@ async def batches(bench: Bench, prompts: list[list[int]], out: dict[str, Any], d
             chosen = [(g, prompts[(at + g) % len(prompts)]) for g in range(groups) for _ in range(min(size, GROUP))]
             if size < GROUP:
                 await bench.generate([chosen[0]] * (GROUP - 1), bench.args.max_tokens, seed=1000 + repetition)
-            before = bench.instance.counts
-            steps, drafted, accepted = before.num_steps, before.num_drafted, before.num_accepted
+            before = bench.counts()
             seconds, tokens = await bench.generate(chosen, bench.args.max_tokens, seed=repetition)
             num_tokens = sum(map(len, tokens.values()))
-            rates.append(num_tokens / seconds)
-            after = bench.instance.counts
-            out.setdefault("batches", {}).setdefault(str(size), []).append(
-                {
-                    "tokens_s": num_tokens / seconds,
-                    "num_tokens": num_tokens,
-                    "num_steps": after.num_steps - steps,
-                    "num_drafted": after.num_drafted - drafted,
-                    "num_accepted": after.num_accepted - accepted,
-                }
-            )
+            bench_counts = bench.counts()
+            bench_counts.subtract(before)
+            run = {"tokens_s": num_tokens / seconds, "seconds": seconds, "num_tokens": num_tokens, **bench_counts}
+            out.setdefault("batches", {}).setdefault(str(size), []).append(run)
             if repetition == 0 and size == 64:
                 out["seeded"] = list(tokens.values())
-        print(
-            f"{bench.args.mode} batch {size}: {statistics.median(rates):.0f} tokens/s "
-            f"({min(rates):.0f} to {max(rates):.0f})",
-            flush=True,
-        )
+        print(_batch_line(bench.args.label, size, out["batches"][str(size)]), flush=True)
+
+
+def _batch_line(label: str, size: int, runs: list[dict[str, Any]]) -> str:
+    rates = [run["tokens_s"] for run in runs]
+    steps, drafted, accepted = (sum(run[key] for run in runs) for key in ("num_steps", "num_drafted", "num_accepted"))
+    step_ms = 1e3 * sum(run["seconds"] for run in runs) / max(1, steps)
+    return (
+        f"{label} batch {size}: {statistics.median(rates):.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f}), "
+        f"{step_ms:.2f} ms a step, {drafted / max(1, steps * size):.1f} drafts, "
+        f"{accepted / max(1, drafted):.0%} accepted"
+    )
 
 
 async def rollouts(bench: Bench, prompts: list[list[int]], out: dict[str, Any], deadline_s: float) -> None:
@@ -163,7 +190,7 @@ async def rollouts(bench: Bench, prompts: list[list[int]], out: dict[str, Any], 
             {"tokens_s": num_tokens / seconds, "num_tokens": num_tokens, "seconds": seconds}
         )
         print(
-            f"{bench.args.mode} rollout: {num_tokens / seconds:.0f} tokens/s, {num_tokens} tokens in {seconds:.1f} s",
+            f"{bench.args.label} rollout: {num_tokens / seconds:.0f} tokens/s, {num_tokens} tokens in {seconds:.1f} s",
             flush=True,
         )
 
@@ -174,8 +201,12 @@ async def run(args: argparse.Namespace) -> None:
     bench = Bench(args)
     began_s = time.monotonic()
     await bench.instance.start(bench.take)
+    if not bench.is_local:
+        from seer.engine.vllm.instance import settle_process
+
+        settle_process()  # as the process that hosts an instance does
     out: dict[str, Any] = {"mode": args.mode, "stamp": print_stamp(args), "start_s": time.monotonic() - began_s}
-    print(f"{args.mode} started in {out['start_s']:.0f} s", flush=True)
+    print(f"{args.label} started in {out['start_s']:.0f} s", flush=True)
     await asyncio.to_thread(await_turn, args.go, deadline_s - time.monotonic())
     try:
         await bench.begin_run()
@@ -187,7 +218,7 @@ async def run(args: argparse.Namespace) -> None:
             print(out["store"], flush=True)
     finally:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"{args.mode}.json").write_text(json.dumps(out))
+        (args.out / f"{args.label}.json").write_text(json.dumps(out))
         await bench.instance.close()
 
 
@@ -209,7 +240,11 @@ def main() -> None:
     options.add_argument("--model", type=Path)
     options.add_argument("--trace", type=Path, default=QWEN_MIX, help="recorded prompts (%(default)s)")
     options.add_argument("--out", type=Path)
-    options.add_argument("--mode", choices=("plain", "gpu"), default="gpu")
+    options.add_argument("--mode", choices=("plain", "gpu", "local", "local-drafts"), default="gpu")
+    options.add_argument("--label", help="names the result; the mode")
+    options.add_argument("--engine", default="{}", help="JSON, further arguments of vLLM")
+    options.add_argument("--sizes", default=",".join(map(str, BATCHES)), help="requests of the batches (%(default)s)")
+    options.add_argument("--max-num-seqs", type=int, default=256)
     options.add_argument("--draft-tokens", type=int, default=8)
     options.add_argument("--fixed-tokens", type=int, help="drafts of every step, instead of the budget's")
     options.add_argument(
@@ -223,6 +258,7 @@ def main() -> None:
     options.add_argument("--limit-s", type=float, default=500.0)
     options.add_argument("--compare", type=Path, nargs=2, metavar="JSON")
     args = options.parse_args()
+    args.label = args.label or args.mode
     if args.compare:
         compare(*args.compare)
     else:

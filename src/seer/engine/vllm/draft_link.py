@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an engine's process learns which draft servers to talk to, and with which keys.
 
-By an environment variable: a process that hosts an instance starts one engine. vLLM hashes its configuration to find what it compiled
-before, and addresses and keys are new with every start of a fleet: inside the configuration they would make every
-start compile again. vLLM also logs its configuration.
+By an environment variable: a process that hosts an instance starts one engine. vLLM hashes its configuration to find
+what it compiled before, and addresses and keys are new with every start of a fleet: inside the configuration they would
+make every start compile again. vLLM also logs its configuration.
 """
 
 from __future__ import annotations

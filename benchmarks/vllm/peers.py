@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock vLLM without Seer on the rollout of gpu_drafts.py: plain, as TRL calls it, and with its own drafters.
+
+    python benchmarks/vllm/peers.py --model DIR --out DIR --mode plain|trl|ngram|ngram_gpu|suffix [--go FILE]
+
+All requests are given to `LLM.generate` at once. `plain` asks for neither log-probabilities nor text; `trl` for both,
+as TRL's colocated vLLM does. The drafters are vLLM's own, with as many tokens as `--draft-tokens`, and ask for nothing.
+`suffix` needs `arctic_inference` on PYTHONPATH (pack_suffix.py). DIR/peer-MODE.json has every rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "vllm")]
+
+from gpu_drafts import GROUP, read_prompts
+
+from stamp import QWEN_MIX, print_stamp
+from turns import await_turn
+
+GROUPS = 48
+
+
+def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
+    """vLLM's configuration of a drafter."""
+    if args.mode in ("plain", "trl"):
+        return None
+    found: dict[str, Any] = {"method": args.mode, "num_speculative_tokens": args.draft_tokens}
+    if args.mode.startswith("ngram"):
+        found |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    return found
+
+
+def run(args: argparse.Namespace) -> None:
+    from vllm import LLM, SamplingParams
+
+    is_trl = args.mode == "trl"
+    out: dict[str, Any] = {"mode": args.mode, "stamp": print_stamp(args), "rollouts": []}
+    llm = LLM(
+        model=str(args.model),
+        max_model_len=6144,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_memory_bytes=args.kv_gib << 30,
+        gpu_memory_utilization=0.08,
+        generation_config="vllm",
+        logprobs_mode="processed_logprobs",
+        speculative_config=speculative_config(args),
+    )
+    prompts = read_prompts(args.trace)[:GROUPS]
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(GROUP)]
+    print(f"{args.mode} started", flush=True)
+    await_turn(args.go, args.limit_s)
+    for repetition in range(args.rollouts):
+        params = [
+            SamplingParams(
+                max_tokens=args.max_tokens,
+                temperature=1.0,
+                seed=100_003 * repetition + number,
+                logprobs=0 if is_trl else None,
+                detokenize=is_trl,
+            )
+            for number in range(len(asked))
+        ]
+        began_s = time.perf_counter()
+        made = llm.generate(asked, params, use_tqdm=False)
+        seconds = time.perf_counter() - began_s
+        num_tokens = sum(len(one.outputs[0].token_ids) for one in made)
+        out["rollouts"].append({"tokens_s": num_tokens / seconds, "num_tokens": num_tokens, "seconds": seconds})
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / f"peer-{args.mode}.json").write_text(json.dumps(out, indent=1))
+        print(f"peer {args.mode}: {num_tokens / seconds:.0f} tokens/s, {num_tokens} in {seconds:.1f} s", flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--model", type=Path, required=True)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--mode", choices=("plain", "trl", "ngram", "ngram_gpu", "suffix"), required=True)
+    options.add_argument("--trace", type=Path, default=QWEN_MIX, help="recorded prompts (%(default)s)")
+    options.add_argument("--draft-tokens", type=int, default=4)
+    options.add_argument("--max-tokens", type=int, default=4096)
+    options.add_argument("--max-num-seqs", type=int, default=256)
+    options.add_argument("--rollouts", type=int, default=2)
+    options.add_argument("--kv-gib", type=int, default=16)
+    options.add_argument("--go", type=Path, help="measure when this file exists: engines may start side by side")
+    options.add_argument("--limit-s", type=float, default=500.0)
+    run(options.parse_args())
+
+
+if __name__ == "__main__":
+    main()
