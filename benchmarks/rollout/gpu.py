@@ -137,7 +137,14 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         await asyncio.to_thread(await_turn, args.go, ledger.left_s)
         lengths = recorded if args.lengths == "forced" else None
         await measure(
-            rollout, prompts, args.schedulers.split(","), ledger, label=label, repeat=args.repeat, lengths=lengths
+            rollout,
+            prompts,
+            args.schedulers.split(","),
+            ledger,
+            label=label,
+            repeat=args.repeat,
+            lengths=lengths,
+            predict=not args.skip_prediction,
         )
 
 
@@ -160,6 +167,7 @@ def main() -> None:
     parser.add_argument("--lengths", choices=("natural", "forced"), default="natural")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
+    parser.add_argument("--skip-prediction", action="store_true", help="do not simulate each run after it")
     parser.add_argument("--go", type=Path, help="start measuring when this file exists: fleets may start side by side")
     parser.add_argument("--limit-s", type=float, default=540.0)
     args = parser.parse_args()

@@ -71,6 +71,7 @@ async def measure(
     repeat: int,
     seed: int = 0,
     lengths: Lengths | None = None,
+    predict: bool = True,
 ) -> Lengths:
     """Run every scheduler `repeat` times, interleaved; returns the lengths of the first run."""
     await _warm_up(rollout, prompts)
@@ -94,7 +95,7 @@ async def measure(
         different = sum(tokens[key] != ids for key, ids in first.items())
         # In a thread of its own: the simulator has an event loop, and a thread has but one.
         numbers = await asyncio.to_thread(
-            _numbers, rollout, scheduler, events, max_tokens=max_tokens, different=different
+            _numbers, rollout, scheduler, events, max_tokens=max_tokens, different=different, predict=predict
         )
         assert rollout.summary is not None
         numbers["driver_cores"] = cpu_s / rollout.summary.makespan_s
@@ -112,7 +113,7 @@ async def _warm_up(rollout: Rollout, prompts: Sequence[EncodedPrompt]) -> None:
 
 
 def _numbers(
-    rollout: Rollout, scheduler: str, events: Sequence[Event], *, max_tokens: int, different: int
+    rollout: Rollout, scheduler: str, events: Sequence[Event], *, max_tokens: int, different: int, predict: bool
 ) -> dict[str, Any]:
     """The numbers of a run, where its time went, and what the simulator predicts from its lengths and step costs."""
     limits = rollout.fleet.instances[0].limits
@@ -130,6 +131,8 @@ def _numbers(
             "drafted": found.num_drafted,
             "accepted": found.num_accepted,
         }
+        if not predict:
+            return numbers
         recorded = recorded_run(
             events,
             scheduler=scheduler,
@@ -150,7 +153,8 @@ def _say(run: dict[str, Any]) -> None:
     predicted = f", predicted {100 * error:+.0f}%" if error is not None else ""
     print(
         f"{run['scheduler']:<10} {summary['throughput_tokens_s']:9.1f} tokens/s {summary['makespan_s']:7.1f} s, "
-        f"tail {summary['tail_s']:.1f} s, {summary['preemptions']} preemptions{predicted}{_leases(run['leases'])}",
+        f"tail {summary['tail_s']:.1f} s, {summary['preemptions']} preemptions{predicted}{_leases(run['leases'])}, "
+        f"driver {run['driver_cores']:.0%} of a core",
         flush=True,
     )
 

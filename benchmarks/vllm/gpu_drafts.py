@@ -49,7 +49,7 @@ def vllm_instance(args: argparse.Namespace) -> Any:
         model_dir=str(args.model),
         max_num_seqs=args.max_num_seqs,
         max_model_len=6144,
-        device="cuda",
+        device=args.device,
         kv_memory_bytes=args.kv_gib << 30,
         speculation=speculation,
         engine=json.loads(args.engine),
@@ -72,7 +72,7 @@ def local_instance(args: argparse.Namespace) -> Any:
         max_num_seqs=args.max_num_seqs,
         max_waiting=4096,
         max_model_len=6144,
-        device="cuda",
+        device=args.device,
     )
 
 
@@ -195,6 +195,17 @@ async def rollouts(bench: Bench, prompts: list[list[int]], out: dict[str, Any], 
         )
 
 
+def next_turn(args: argparse.Namespace, deadline_s: float) -> bool:
+    """Wait for the file --go, take it away, and take over the options in it; False if it says `{"end": true}`."""
+    if args.go is None:
+        return True
+    await_turn(args.go, deadline_s - time.monotonic())
+    order = json.loads(args.go.read_text() or "{}")
+    args.go.unlink()
+    vars(args).update(order)
+    return not order.get("end")
+
+
 async def run(args: argparse.Namespace) -> None:
     deadline_s = time.monotonic() + args.limit_s
     prompts = read_prompts(args.trace)
@@ -207,15 +218,18 @@ async def run(args: argparse.Namespace) -> None:
         settle_process()  # as the process that hosts an instance does
     out: dict[str, Any] = {"mode": args.mode, "stamp": print_stamp(args), "start_s": time.monotonic() - began_s}
     print(f"{args.label} started in {out['start_s']:.0f} s", flush=True)
-    await asyncio.to_thread(await_turn, args.go, deadline_s - time.monotonic())
     try:
         await bench.begin_run()
         await bench.generate([(0, prompts[0])] * 32, 64, seed=9)  # compiles what is compiled late
-        await batches(bench, prompts, out, deadline_s)
-        await rollouts(bench, prompts, out, deadline_s)
-        if args.mode == "gpu":
-            (out["store"],) = await bench.instance.draft_counts()
-            print(out["store"], flush=True)
+        while await asyncio.to_thread(next_turn, args, deadline_s):
+            await batches(bench, prompts, out, deadline_s)
+            await rollouts(bench, prompts, out, deadline_s)
+            if args.mode == "gpu":
+                (out["store"],) = await bench.instance.draft_counts()
+                print(out["store"], flush=True)
+            print(f"{args.label} done", flush=True)
+            if args.go is None:
+                break
     finally:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{args.label}.json").write_text(json.dumps(out))
@@ -244,6 +258,7 @@ def main() -> None:
     options.add_argument("--label", help="names the result; the mode")
     options.add_argument("--engine", default="{}", help="JSON, further arguments of vLLM")
     options.add_argument("--sizes", default=",".join(map(str, BATCHES)), help="requests of the batches (%(default)s)")
+    options.add_argument("--device", default="cuda", help="cpu only shows that it runs")
     options.add_argument("--max-num-seqs", type=int, default=256)
     options.add_argument("--draft-tokens", type=int, default=8)
     options.add_argument("--fixed-tokens", type=int, help="drafts of every step, instead of the budget's")
@@ -253,7 +268,9 @@ def main() -> None:
     options.add_argument("--max-tokens", type=int, default=384)
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--rollouts", type=int, default=2)
-    options.add_argument("--go", type=Path, help="measure when this file exists: engines may start side by side")
+    options.add_argument(
+        "--go", type=Path, help="measure whenever this file is put there; it may hold options, as JSON"
+    )
     options.add_argument("--kv-gib", type=int, default=60)
     options.add_argument("--limit-s", type=float, default=500.0)
     options.add_argument("--compare", type=Path, nargs=2, metavar="JSON")
