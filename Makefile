@@ -51,8 +51,8 @@ endef
 
 .venv/ready: .venv/light .venv/vllm | .venv/triton
 	@$(system_packages)
-	@echo "Downloading Mooncake, TRL and the tools of the checks (0.2 GB)"
-	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,trl,dev]'
+	@echo "Downloading Mooncake, Ray, TRL and the tools of the checks (0.3 GB)"
+	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,ray,trl,dev]'
 	touch .venv/ready
 
 .PHONY: light

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from seer.errors import ConfigError, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.memory_limits import refuse_what_cannot_fit
-from seer.hosting.memory_plan import pool_bytes, pool_ssd
+from seer.hosting.memory_plan import node_pool_bytes, pool_bytes, pool_ssd
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.runs.arguments import check_journal, check_prompts, check_run, check_sampling, check_weights
@@ -42,6 +43,8 @@ from seer.types import GroupResult, Sampling
 if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
     from seer.verification.verify import Verification
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PromptInput = str | Messages | Sequence[int] | Prompt
@@ -421,8 +424,15 @@ def as_config(model: str | Path | RolloutConfig, settings: RolloutKeywords) -> R
 def _make_pool(engine: PreparedEngine) -> FleetPool | None:
     num_bytes, config = pool_bytes(engine), engine.config
     if num_bytes == 0 or engine.block_bytes is None:
+        if config.hosting.ray is not None and config.instances > 1 and config.pool.backend == "local":
+            log.warning(
+                "nodes of a Ray cluster share no KV pool: a request that moves is computed again (pool='mooncake')"
+            )
         return None
     block_bytes, block_size, num_ranks = engine.block_bytes, config.kv.block_size, config.tensor_parallel
+    if num_bytes is None and config.hosting.ray is not None:
+        node_bytes = node_pool_bytes(engine)
+        return FleetPool.between(node_bytes, block_bytes=block_bytes, block_size=block_size, num_ranks=num_ranks)
     if num_bytes is None:
         return FleetPool.mooncake(config.pool.name, block_bytes=block_bytes, block_size=block_size, num_ranks=num_ranks)
     return FleetPool.local(

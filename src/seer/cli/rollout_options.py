@@ -47,6 +47,8 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     add("--model", "rollout.model", metavar="MODEL", help=model)
     add("--engine", "rollout.engine", metavar="NAME", help=f"engine of the instances: {', '.join(ENGINES)}")
     add("--instances", "rollout.instances", type=int, metavar="N", help="number of instances, each a process")
+    ray = "run the instances on the nodes of a Ray cluster: auto, or HOST:PORT of its head (this machine alone)"
+    add("--ray", "rollout.hosting.ray", metavar="ADDRESS", help=ray)
     add("--device", "rollout.device", metavar="NAME", help="cpu, cuda or cuda:N (that GPU alone)")
     add("--gpus", "rollout.gpus", type=gpus_option, metavar="LIST", help="GPUs to use, as 0,1,4-7 (all visible ones)")
     add("--share-gpus", "rollout.share_gpus", const=True, help="put several instances on a GPU where there are too few")

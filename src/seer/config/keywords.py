@@ -19,6 +19,7 @@ SHORT_NAMES = {
     "pool_name": ("pool", "name"),
     "pool_ssd_dir": ("pool", "ssd_dir"),
     "pool_ssd_bytes": ("pool", "ssd_bytes"),
+    "ray": ("hosting", "ray"),
 }
 """Short name -> section and field."""
 
@@ -49,3 +50,4 @@ class RolloutKeywords(TypedDict, total=False):
     pool_name: str
     pool_ssd_dir: Path | None
     pool_ssd_bytes: int | None
+    ray: str | None

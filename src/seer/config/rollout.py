@@ -67,7 +67,8 @@ class PoolConfig:
     """The KV pool that instances share; one instance has no pool unless it has an SSD tier."""
 
     backend: PoolBackend = "local"
-    """`local`: shared memory of this machine; `mooncake`: a store that `seer pool up` started; `none`."""
+    """`local`: shared memory of this machine; `mooncake`: a store that `seer pool up` started; `none`. On a Ray cluster
+    `local` is none, because nodes share no memory, and `mooncake` is a store over the nodes that the rollout starts."""
     memory_bytes: NumBytesOrZero | None = None
     """Size of the local pool; 0 is no pool. None: twice the KV memory of all instances, at most half of what is
     free."""
@@ -98,6 +99,9 @@ class PoolConfig:
 class HostingConfig:
     """The processes of the instances: every wait has its deadline here."""
 
+    ray: str | None = None
+    """Run the instances on the nodes of a Ray cluster: `auto` is the one that this machine is part of, otherwise
+    `HOST:PORT` of its head. None: all on this machine."""
     pin_cores: bool | None = None
     """Keep each instance on CPU cores of one NUMA node: one core, with one thread, for each rank. Instances take turns
     where there are fewer cores. None: yes on a CPU, no on a GPU."""
@@ -131,6 +135,8 @@ class HostingConfig:
     def __post_init__(self) -> None:
         """Heartbeats must come several times within the silence they disprove."""
         check_fields(self)
+        if self.ray == "":
+            raise ConfigError("hosting.ray is empty", hint="auto, HOST:PORT, or leave it out")
         if self.silence_deadline_s is not None and self.silence_deadline_s < 3 * self.heartbeat_s:
             raise ConfigError(
                 f"silence_deadline_s={self.silence_deadline_s:g}, heartbeat_s={self.heartbeat_s:g}",
@@ -205,6 +211,7 @@ class RolloutConfig:
                 hint="engine='vllm', or tensor_parallel=1",
             )
         self._refuse_contradicting_gpus()
+        self._refuse_one_machine_settings()
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device!r}", hint="cpu, cuda or cuda:N")
         if self.dtype not in DTYPES:
@@ -224,6 +231,23 @@ class RolloutConfig:
         if self.device != "cuda":
             raise ConfigError(f"gpus={list(self.gpus)} and device={self.device!r}", hint="gpus go with device='cuda'")
         refuse_repeated(self.gpus)
+
+    def _refuse_one_machine_settings(self) -> None:
+        """On a cluster Ray chooses the GPUs, and no disk is every node's."""
+        if self.hosting.ray is None:
+            return
+        given = {
+            "gpus": self.gpus is not None,
+            "share_gpus": self.share_gpus,
+            f"device={self.device!r}": ":" in self.device,
+            "pool.ssd_dir": self.pool.ssd_dir is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ConfigError(
+                    f"{name} is of one machine, and hosting.ray={self.hosting.ray!r}",
+                    hint="on a cluster Ray places each instance: leave it out",
+                )
 
     def chosen_gpus(self, num_visible: int) -> tuple[int, ...]:
         """The GPUs that the instances may use, of `num_visible` that this process sees."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft server of a fleet, in its own process on a loopback port the system chooses.
+"""The draft server of a fleet, in its own process on a port the system chooses: on loopback, or on the driver's address
+where instances run on other machines.
 
 Run as a module it is that process: it reads its settings from the driver's socket, answers with its address, and
 serves until the driver is gone. If it dies it is started again at the same address with the same keys, a limited
@@ -37,8 +38,8 @@ START_DEADLINE_S = 60.0
 """A fresh interpreter imports numpy and zmq: seconds on a machine that is busy starting engines."""
 CLOSE_DEADLINE_S = 5.0
 """It was killed by then: only the kernel can be slow."""
-ANY_PORT = "tcp://127.0.0.1:*"
-"""Loopback only: the instances of a fleet run on this machine."""
+LOOPBACK = "127.0.0.1"
+"""Where a server listens unless instances run on other machines."""
 
 
 class _Setup(msgspec.Struct, frozen=True):
@@ -57,11 +58,13 @@ class DraftServerProcess:
     def __init__(
         self,
         *,
+        host: str = LOOPBACK,
         max_restarts: int = 3,
         restart_pause_s: float = 1.0,
         keys: tuple[ServerKeys, ClientKeys] | None = None,
     ) -> None:
         """Without `keys`, fresh ones."""
+        self._host = host
         self._budget = RestartBudget(max_restarts, restart_pause_s)
         self._child: ChildProcess | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -78,7 +81,7 @@ class DraftServerProcess:
 
     async def start(self) -> None:
         """Launch the process and receive its address."""
-        self.address = await self._launch(ANY_PORT)
+        self.address = await self._launch(f"tcp://{self._host}:*")
         self._watcher = asyncio.create_task(self._watch())
 
     async def wait_until_up(self) -> None:

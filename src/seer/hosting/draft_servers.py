@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from seer.drafting.curve_keys import ClientKeys, make_keys
-from seer.hosting.draft_server_process import DraftServerProcess
+from seer.hosting.draft_server_process import LOOPBACK, DraftServerProcess
 
 INSTANCES_PER_SERVER = 8
 """A server answers a question for 128 groups that have all grown in 1.3 ms (measured on a busy 2-core machine), and an
@@ -29,11 +29,14 @@ def num_draft_servers(num_instances: int) -> int:
 class DraftServers:
     """Starts and ends the processes; each restarts by itself."""
 
-    def __init__(self, num_servers: int, *, max_restarts: int = 3, restart_pause_s: float = 1.0) -> None:
+    def __init__(
+        self, num_servers: int, *, host: str = LOOPBACK, max_restarts: int = 3, restart_pause_s: float = 1.0
+    ) -> None:
+        """`host` is the address of this machine that the instances know."""
         keys = make_keys()
         self.client_keys: ClientKeys = keys[1]
         self.processes = [
-            DraftServerProcess(max_restarts=max_restarts, restart_pause_s=restart_pause_s, keys=keys)
+            DraftServerProcess(host=host, max_restarts=max_restarts, restart_pause_s=restart_pause_s, keys=keys)
             for _ in range(num_servers)
         ]
 

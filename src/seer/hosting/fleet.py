@@ -41,6 +41,7 @@ from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.devices import InstanceDevices, assign_devices
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
+from seer.hosting.hostings import make_hosting
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import ChunkOutput, DraftMode
@@ -59,7 +60,7 @@ class InstanceListener(Protocol):
 
 
 class HostedFleet:
-    """N instances of one engine, each in its own process."""
+    """N instances of one engine, each in its own process, on this machine or on the nodes of a cluster."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class HostedFleet:
         self._num_instances = num_instances
         self.pool = pool
         """The KV pool that the instances share."""
+        self._hosting = make_hosting(replace(engine.config, hosting=options), pool)
         self._wants_drafts = drafts and engine.can_draft
         self.draft_servers: DraftServers | None = None
         self._supervisor = Supervisor(
@@ -113,16 +115,21 @@ class HostedFleet:
 
     async def _start(self) -> None:
         config = replace(self._engine.config, instances=self._num_instances, hosting=self._options)
-        self.devices = assign_devices(config)
+        is_local = self._hosting.is_local
+        self.devices = assign_devices(config) if is_local else [InstanceDevices()] * self._num_instances
+        await self._hosting.start()
         if self.pool is not None:
             self.pool.start()
         if self._wants_drafts:
             options, num_servers = self._options, num_draft_servers(self._num_instances)
             self.draft_servers = DraftServers(
-                num_servers, max_restarts=options.max_restarts, restart_pause_s=options.restart_pause_s
+                num_servers,
+                host=self._hosting.host,
+                max_restarts=options.max_restarts,
+                restart_pause_s=options.restart_pause_s,
             )
             await self.draft_servers.start()
-        if self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
+        if is_local and self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
             self._matrices = make_shared_folder("seer-matrices", 0)
         spec = self._spec()
         self.instances = [
@@ -131,6 +138,7 @@ class HostedFleet:
                 spec,
                 options=self._options,
                 devices=self.devices[i],
+                launcher=self._hosting.launcher,
                 events=self._emit,
                 on_lost=self._supervisor.on_lost,
                 on_fatal=self._give_up,
@@ -190,7 +198,7 @@ class HostedFleet:
         weights_version = self.weights_version + 1
         staged = stage_in_place(weights) if self._stay_in_place(weights) else stage(weights)
         try:
-            await self._configure(UpdateWeights(str(staged.path), weights_version))
+            await self._configure(UpdateWeights(str(staged.path), weights_version, staged.home is not None))
         except BaseException:
             staged.discard()
             raise
@@ -203,7 +211,8 @@ class HostedFleet:
 
     def _stay_in_place(self, weights: Weights) -> TypeGuard[Mapping[str, Any]]:
         """Whether every instance sees the GPU that the weights are on, and no other: it can then map them."""
-        if not (self._engine.opens_gpu_handles and self._options.weights_in_place and are_on_gpu(weights)):
+        can_stay = self._hosting.is_local and self._engine.opens_gpu_handles and self._options.weights_in_place
+        if not (can_stay and are_on_gpu(weights)):
             return False
         assert isinstance(weights, Mapping), "these are tensors by name"
         gpus = {tensor.device.index for tensor in weights.values()}
@@ -244,6 +253,7 @@ class HostedFleet:
         await asyncio.gather(*(instance.close() for instance in self.instances))
         if self.draft_servers is not None:
             await self.draft_servers.close()
+        await self._hosting.close()
         self._free_memory()
         atexit.unregister(self._abandon)
 
@@ -264,7 +274,7 @@ class HostedFleet:
 
     def _spec(self) -> InstanceSpec:
         servers, config = self.draft_servers, self._engine.config
-        profile = find_profile(config) if servers is not None else None
+        profile = find_profile(config) if servers is not None and self._hosting.is_local else None
         settings = InstanceSettings(
             # An instance's process sees its own GPUs alone, so its first is `cuda`.
             config=config if config.on_cpu else replace(config, device="cuda"),

@@ -28,6 +28,7 @@ from typing import Any
 from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
 from seer.hosting.pool_ssd import SsdTier
+from seer.hosting.ray.pool import NodesPool
 from seer.kvpool.base import Pool, PoolStats
 from seer.kvpool.open_pool import open_pool
 from seer.machine import file_lock, owned_folders
@@ -56,12 +57,17 @@ PREFETCH_SHARE = 0.25
 """Of the DRAM of a pool with an SSD tier, for KV of requests that run next. The rest is for KV that was just saved."""
 
 
+def wanted_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
+    """A pool size for instances with `kv_bytes` of KV memory each."""
+    return int((1.0 + PAUSED_SHARE) * num_instances * (kv_bytes or UNKNOWN_KV_BYTES))
+
+
 def default_pool_bytes(kv_bytes: int | None, num_instances: int) -> int:
-    """A pool size for instances with `kv_bytes` of KV memory each, within the machine's free memory.
+    """The size that is wanted, within the machine's free memory.
 
     Memory is taken when it is first written, so a half-empty pool takes half.
     """
-    wanted = int((1.0 + PAUSED_SHARE) * num_instances * (kv_bytes or UNKNOWN_KV_BYTES))
+    wanted = wanted_pool_bytes(kv_bytes, num_instances)
     free = min(shutil.disk_usage(DRAM_DIR).free, free_memory_bytes())
     return min(wanted, int(FREE_SHARE * free))
 
@@ -74,6 +80,8 @@ class FleetPool:
     ) -> None:
         self.settings = settings
         """For `open_pool` in every process."""
+        self.between_nodes: NodesPool | None = None
+        """The store that a fleet on several machines makes for itself; each machine adds its own way in."""
         self._is_ours = is_ours
         self._ssd = ssd
         self._ssd_folder: Path | None = None
@@ -120,6 +128,14 @@ class FleetPool:
             "deadline_s": DEADLINE_S,
         }
         return cls(settings, bytes_per_token=num_ranks * block_bytes // block_size, is_ours=False)
+
+    @classmethod
+    def between(cls, node_bytes: int, *, block_bytes: int, block_size: int, num_ranks: int = 1) -> FleetPool:
+        """A Mooncake store over the machines of a fleet, with so much memory of each at most."""
+        settings = {"backend": "mooncake", "block_bytes": block_bytes, "deadline_s": DEADLINE_S}
+        pool = cls(settings, bytes_per_token=num_ranks * block_bytes // block_size, is_ours=False)
+        pool.between_nodes = NodesPool(node_bytes)
+        return pool
 
     def start(self) -> None:
         """Make the pool; a Mooncake store is running already."""

@@ -85,7 +85,7 @@ class ChildProcess:
         """`imports` names modules that it must find, such as the one with the factory of its instance; `environment`
         is added to this process's own.
         """
-        self._log = _open_log(name, log_dir)
+        self._log = open_log(name, log_dir)
         ours, theirs = socket.socketpair()
         self.socket = ours
         variables = {**os.environ, **(environment or {})} | {
@@ -126,6 +126,10 @@ class ChildProcess:
             self.kill()
             await asyncio.to_thread(self._process.wait)
 
+    async def ended(self) -> None:
+        """Wait for its exit, however long that takes."""
+        await asyncio.to_thread(self._process.wait)
+
     def exit_cause(self) -> str:
         """How it ended, and the last lines it wrote."""
         status = self._process.poll()
@@ -146,15 +150,14 @@ class ChildProcess:
         start = max(0, size - LOG_TAIL_BYTES)
         return os.pread(self._log.fileno(), LOG_TAIL_BYTES, start).decode(errors="replace").strip()
 
+    @property
+    def log_descriptor(self) -> int:
+        """The file that it writes to, to be read."""
+        return self._log.fileno()
+
     def bound_log(self) -> None:
-        """Cut the beginning of a log that got too long. What the child writes during the cut may be lost."""
-        log = self._log.fileno()
-        size = os.fstat(log).st_size
-        if size > MAX_LOG_BYTES:
-            kept = os.pread(log, KEPT_LOG_BYTES, size - KEPT_LOG_BYTES)
-            os.ftruncate(log, 0)  # the child appends, so its next line follows what is written here
-            with contextlib.suppress(OSError):  # the disk is full
-                os.write(log, b"(the beginning of this log was cut off)\n" + kept)
+        """Keep its log within the limit."""
+        bound_log(self._log.fileno())
 
     def close(self) -> None:
         """Close the log; the process must have ended."""
@@ -162,7 +165,18 @@ class ChildProcess:
         self._log.close()
 
 
-def _open_log(name: str, log_dir: Path | None) -> IO[bytes]:
+def bound_log(log: int) -> None:
+    """Cut the beginning of a log that got too long. What a child writes during the cut may be lost."""
+    size = os.fstat(log).st_size
+    if size > MAX_LOG_BYTES:
+        kept = os.pread(log, KEPT_LOG_BYTES, size - KEPT_LOG_BYTES)
+        os.ftruncate(log, 0)  # the child appends, so its next line follows what is written here
+        with contextlib.suppress(OSError):  # the disk is full
+            os.write(log, b"(the beginning of this log was cut off)\n" + kept)
+
+
+def open_log(name: str, log_dir: Path | None) -> IO[bytes]:
+    """The file `name`.log in a folder, to be appended to; a temporary file without one."""
     if log_dir is None:
         log = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open as long as the child
         fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)

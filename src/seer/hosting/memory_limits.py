@@ -17,6 +17,8 @@ def refuse_what_cannot_fit(engine: PreparedEngine) -> None:
     On a GPU the instances find out when they start: asking from here would take some of its memory.
     """
     config, total = engine.config, total_memory_bytes()
+    if config.hosting.ray is not None:
+        return  # the memory of other machines: their instances find out
     asked_pool = config.pool.memory_bytes or 0 if pool_bytes(engine) else 0
     if asked_pool > total:
         raise ConfigError(

@@ -19,7 +19,7 @@ from seer.engine.gpu_memory import free_gpu_bytes
 from seer.engine.prepare import PreparedEngine, instances_per_gpu
 from seer.errors import ConfigError
 from seer.hosting.devices import assign_devices
-from seer.hosting.fleet_pool import default_pool_bytes
+from seer.hosting.fleet_pool import default_pool_bytes, wanted_pool_bytes
 from seer.hosting.pool_ssd import SsdTier, ssd_tier
 from seer.machine.safetensors_header import read_header
 from seer.machine.sizes import show_size
@@ -109,12 +109,24 @@ def pool_bytes(engine: PreparedEngine) -> int | None:
     is_shared = config.instances > 1 or config.pool.ssd_dir is not None
     if not engine.block_bytes or not is_shared or config.pool.backend == "none":
         return 0
+    if config.hosting.ray is not None and config.pool.backend == "local":
+        return 0  # nodes share no memory
     if config.pool.backend == "mooncake" and config.pool.memory_bytes != 0:
         return None
     if config.pool.memory_bytes is not None:
         return config.pool.memory_bytes
-    kv_bytes = config.kv.blocks * engine.block_bytes if config.kv.blocks else config.kv.memory_bytes
-    return default_pool_bytes(kv_bytes, config.instances * config.tensor_parallel)
+    return default_pool_bytes(_kv_bytes(engine), config.instances * config.tensor_parallel)
+
+
+def node_pool_bytes(engine: PreparedEngine) -> int:
+    """What each node of a cluster gives to a pool over all of them, if it has so much."""
+    config = engine.config
+    return config.pool.memory_bytes or wanted_pool_bytes(_kv_bytes(engine), config.instances * config.tensor_parallel)
+
+
+def _kv_bytes(engine: PreparedEngine) -> int | None:
+    kv, block_bytes = engine.config.kv, engine.block_bytes or 0
+    return kv.blocks * block_bytes if kv.blocks else kv.memory_bytes
 
 
 def pool_ssd(engine: PreparedEngine) -> SsdTier | None:
@@ -131,8 +143,8 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
     kv_blocks = _kv_blocks(engine, free_device)
     kv_bytes = None if kv_blocks is None or engine.block_bytes is None else kv_blocks * engine.block_bytes
     ssd = pool_ssd(engine)
-    num_on_device = config.instances if config.on_cpu else instances_per_gpu(config)
-    is_shared = engine.shares_matrices and config.instances > 1
+    num_on_device = config.instances if config.on_cpu and config.hosting.ray is None else instances_per_gpu(config)
+    is_shared = engine.shares_matrices and config.instances > 1 and config.hosting.ray is None
     return MemoryPlan(
         device=config.device if gpu is None else f"cuda:{gpu}",
         num_instances=config.instances,
@@ -152,7 +164,7 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
 
 def _first_gpu(config: RolloutConfig) -> tuple[int | None, str | None]:
     """The GPU with most instances, and why the instances cannot be put on GPUs."""
-    if config.on_cpu:
+    if config.on_cpu or config.hosting.ray is not None:
         return None, None
     try:
         return assign_devices(config)[0].gpus[0], None

@@ -87,6 +87,8 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     weights_version: int
+    is_staged: bool = False
+    """Whether the driver made the file, on its own machine: other machines need a copy of it."""
 
 
 class BeginRun(msgspec.Struct, frozen=True, tag=True):

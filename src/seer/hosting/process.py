@@ -216,7 +216,7 @@ class ProcessInstance:
             )
         staged = stage(weights)
         try:
-            await self.configure(UpdateWeights(str(staged.path), weights_version))
+            await self.configure(UpdateWeights(str(staged.path), weights_version, staged.home is not None))
         except BaseException:
             staged.discard()
             raise

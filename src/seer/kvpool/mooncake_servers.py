@@ -48,7 +48,10 @@ class MooncakeServersConfig:
     """Sizes, places and times of a Mooncake store on this machine."""
 
     dram_bytes: int
-    """Memory of the owner."""
+    """Memory of the owner; 0 starts a master alone, for owners on other machines."""
+
+    master_address: str = ""
+    """host:port of a master on another machine that the owner joins; empty starts one here."""
 
     ssd_bytes: int = 0
     """Size of the SSD tier; 0 for none."""
@@ -79,7 +82,9 @@ class MooncakeServersConfig:
     """Where the servers' logs go; empty for a temporary folder."""
 
     def __post_init__(self) -> None:
-        if self.dram_bytes < 16 << 20:
+        if self.dram_bytes == 0 and self.master_address:
+            raise ConfigError(f"mooncake dram_bytes=0 and master_address={self.master_address!r}: nothing to start")
+        if 0 < self.dram_bytes < 16 << 20:
             raise ConfigError(f"mooncake dram_bytes={self.dram_bytes} is below 16 MiB, the least an owner takes")
         if self.ssd_bytes and self.dram_bytes < _MIN_DRAM_OVER_SSD_BYTES:
             raise ConfigError(
@@ -91,7 +96,7 @@ class MooncakeServersConfig:
 
 
 class MooncakeServers:
-    """A master and an owner, running from construction to `stop`."""
+    """A master and an owner, or one of them, running from construction to `stop`."""
 
     def __init__(self, config: MooncakeServersConfig) -> None:
         self.config = config
@@ -101,15 +106,17 @@ class MooncakeServers:
             else owned_folders.make_folder("mooncake-logs", tempfile.gettempdir())
         )
         ports = _free_ports(config.host, 3)
-        self.master_address = f"{config.host}:{config.master_port or ports[0]}"
+        self.master_address = config.master_address or f"{config.host}:{config.master_port or ports[0]}"
         self.owner_address = f"{config.host}:{config.owner_port or ports[1]}"
         self.metrics_address = f"{config.host}:{config.metrics_port or ports[2]}"
         self._master: subprocess.Popen[bytes] | None = None
         self._owner: subprocess.Popen[bytes] | None = None
         self._owner_seen_s = 0.0
         try:
-            self._start_master()
-            self._start_owner()
+            if not config.master_address:
+                self._start_master()
+            if config.dram_bytes:
+                self._start_owner()
         except BaseException:
             self.stop()
             raise

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection of this process to a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from seer.errors import ConfigError, MissingExtra
+
+AUTO = "auto"
+"""The cluster that this machine is part of."""
+
+
+def import_ray() -> Any:
+    """Ray, which is an extra."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("ray", "ray") from None
+    return ray
+
+
+class RayCluster:
+    """Joined from `connect` to `close`; one that the caller's program had joined before stays so."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_ours = False
+        self.ray = import_ray()
+        self.host = ""
+        """This machine's address, as the other nodes know it."""
+
+    async def connect(self) -> None:
+        """Join the cluster as a driver."""
+        if not self.ray.is_initialized():
+            await asyncio.to_thread(self._join)
+            self._is_ours = True
+        self.host = str(self.ray.util.get_node_ip_address())
+
+    def _join(self) -> None:
+        try:
+            self.ray.init(address=self._address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = "on this machine" if self._address == AUTO else f"at {self._address}"
+            raise ConfigError(
+                f"no Ray cluster can be joined {where}: {str(error).splitlines()[0]}",
+                hint="`ray start --head` on one machine, `ray start --address=HOST:6379` on the others",
+            ) from None
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether calls can be made: without this check a call would start a cluster."""
+        return bool(self.ray.is_initialized())
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """The nodes that are alive, by id."""
+        return {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
+
+    def resources_text(self) -> str:
+        """What the cluster has, for messages."""
+        shown = {name: amount for name, amount in self.ray.cluster_resources().items() if name in ("CPU", "GPU")}
+        nodes = self.nodes()
+        return f"{len(nodes)} nodes with {', '.join(f'{amount:g} {name}' for name, amount in sorted(shown.items()))}"
+
+    async def close(self) -> None:
+        """Leave the cluster if `connect` joined it; Ray then ends what is left of this driver."""
+        if self._is_ours and self.is_joined:
+            self._is_ours = False
+            with contextlib.suppress(Exception):  # whatever Ray still waits for: the fleet is over
+                await asyncio.to_thread(self.ray.shutdown)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the processes of instances on the nodes of a Ray cluster.
+
+Waits for                                    unblocked by
+  a place, the node's agent                    Ray, start_deadline_s
+  the process that dials in                    it, its death as its actor reports it, start_deadline_s
+  its exit                                     its actor, the actor's death, the caller's deadline
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from seer.config import HostingConfig
+from seer.engine.prepare import InstanceSpec
+from seer.errors import DeadlineExceeded, InstanceError
+from seer.hosting.devices import InstanceDevices
+from seer.hosting.launcher import Child
+from seer.hosting.messages import Command
+from seer.hosting.ray.cluster import RayCluster
+from seer.hosting.ray.host_actor import HostActor, plain_error
+from seer.hosting.ray.log_copy import LogCopy
+from seer.hosting.ray.nodes import Node, Nodes
+from seer.hosting.ray.placement import Placer
+from seer.hosting.remote.listener import Connection, Listener
+
+LOG_DEADLINE_S = 5.0
+"""For the last lines of a log, from a node that may be gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceNeeds:
+    """What an instance needs of its node."""
+
+    num_gpus: int = 0
+    num_cpus: float = 1.0
+    single_thread: bool = False
+    """Whether its process has no use for more than one thread."""
+
+    def bundle(self) -> dict[str, float]:
+        """As Ray counts resources."""
+        return {"CPU": self.num_cpus} | ({"GPU": float(self.num_gpus)} if self.num_gpus else {})
+
+
+class RayLauncher:
+    """Places an instance, has its process started there, and waits until it dials in."""
+
+    def __init__(self, cluster: RayCluster, listener: Listener, nodes: Nodes, needs: InstanceNeeds) -> None:
+        self._cluster = cluster
+        self._listener = listener
+        self._nodes = nodes
+        self._needs = needs
+        self._placer = Placer(cluster)
+
+    async def launch(self, id: int, spec: InstanceSpec, devices: InstanceDevices, options: HostingConfig) -> Child:
+        """A process on whatever node has a place."""
+        name, bundle = f"instance-{id}", self._needs.bundle()
+        place = await self._placer.place(name, bundle, options.start_deadline_s)
+        actor = HostActor(self._cluster, self._placer, place, name, bundle)
+        try:
+            async with asyncio.timeout(options.start_deadline_s):
+                node = await self._nodes.get(place.node)
+                fitted = node.fitted(spec)
+                connection, pid = await self._start(name, actor, fitted)
+        except TimeoutError:
+            await actor.release()
+            self._placer.suspect(place.node)
+            raise DeadlineExceeded(f"the start of a process for {name}", options.start_deadline_s) from None
+        except Exception as error:
+            await actor.release()
+            raise plain_error(error, f"{name} cannot be started on its node") from None
+        except BaseException:
+            await actor.release()
+            raise
+        log = LogCopy(name, options.log_dir, actor.read_log)
+        return RayChild(actor, node, connection, fitted, pid=pid, log=log, suspect=self._suspect)
+
+    async def _start(self, name: str, actor: HostActor, spec: InstanceSpec) -> tuple[Connection, int]:
+        dial, come = self._listener.expect()
+        try:
+            pid = await actor.start(dial, spec.factory.partition(":")[0], self._needs.single_thread)
+            waits: set[asyncio.Future[object]] = {come, actor.ended}  # type: ignore[arg-type]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not come.done():
+                raise InstanceError(f"{name} died while starting: {actor.ended.result()}")
+            return come.result(), pid
+        finally:
+            come.cancel()
+
+    def _suspect(self, node: Node) -> None:
+        self._placer.suspect(node.id)
+        self._nodes.forget(node.id)
+
+
+class RayChild:
+    """A process on a node, and the actor that started it."""
+
+    def __init__(
+        self,
+        actor: HostActor,
+        node: Node,
+        connection: Connection,
+        spec: InstanceSpec,
+        *,
+        pid: int,
+        log: LogCopy,
+        suspect: Callable[[Node], None],
+    ) -> None:
+        """`suspect` is called when the node is out of reach."""
+        self._actor = actor
+        self._node = node
+        self.channel, self.clock = connection.channel, connection.clock
+        self.spec = spec
+        self.pid: int | None = pid
+        self._log = log
+        self._suspect = suspect
+
+    @property
+    def node(self) -> str | None:
+        """The address of its node."""
+        return self._node.address
+
+    async def localized(self, command: Command) -> Command:
+        """Weights that only the driver's machine has are first brought to the node, once for all its instances."""
+        return await self._node.localized(command)
+
+    def look_after(self) -> float:
+        """Copy its log; nothing is known of its cores."""
+        self._log.copy_soon()
+        return 0.0
+
+    def kill(self) -> None:
+        """Have its actor kill it."""
+        self._actor.kill()
+
+    async def wait(self, deadline_s: float) -> None:
+        """Wait for the news of its end; without any the node is out of reach, and its lease will end it."""
+        await asyncio.wait({self._actor.ended}, timeout=deadline_s)
+        if not self._actor.ended.done():
+            self._actor.kill()
+            self._suspect(self._node)
+
+    async def exit_cause(self) -> str:
+        """As its actor saw it."""
+        if not self._actor.ended.done():
+            return f"node {self.node} cannot be reached"
+        return f"{self._actor.ended.result()} (node {self.node})"
+
+    async def close(self) -> None:
+        """End its actor and give its place back."""
+        await self._log.finish(LOG_DEADLINE_S if self._actor.ended.done() else 0.0)
+        await self._actor.release()

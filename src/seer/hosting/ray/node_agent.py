@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actor of a fleet on one node: what its instances there share.
+
+  weights   files that the driver streams here once, into this node's shared memory
+  pool      the node's part of a Mooncake store, started and watched
+
+Invariants
+  1. At most the newest weights are held; `close` removes them. Those of an agent that was killed are removed by the
+     next process that stages weights on this node, or by `seer doctor --clean`.
+  2. The store ends with this actor, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seer.engine.free_memory import free_memory_bytes
+from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
+
+FREE_SHARE = 0.5
+"""Of the node's free memory, for its part of the pool at most."""
+
+
+class FileMark(NamedTuple):
+    """Tells one file from another: as the driver sees it, and as this node does."""
+
+    path: str
+    device: int
+    inode: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileMark:
+        """The mark of a file of this machine."""
+        found = path.stat()
+        return cls(str(path), found.st_dev, found.st_ino, found.st_size)
+
+
+class NodeAgent:
+    """Methods are called by the driver through Ray, one after the other."""
+
+    def __init__(self) -> None:
+        self._home: Path | None = None
+        self._part: Path | None = None
+        self._store: Any = None
+
+    def sees(self, mark: FileMark) -> bool:
+        """Whether this node opens the very same file under this path: it is the driver's own machine."""
+        try:
+            return FileMark.of(Path(mark.path)) == mark
+        except OSError:
+            return False
+
+    def begin_weights(self, name: str, num_bytes: int) -> None:
+        """Make room for a file; an earlier one is dropped, processes that have opened it keep it."""
+        self._drop_weights()
+        self._home = make_shared_folder("seer-weights", num_bytes)
+        self._part = self._home / name
+
+    def add_weights(self, offset: int, part: bytes) -> None:
+        """Write a part of the file."""
+        assert self._part is not None, "begin_weights comes first"
+        with open(self._part, "r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(part)
+
+    def weights_path(self) -> str:
+        """Where the file is on this node."""
+        assert self._part is not None, "begin_weights comes first"
+        return str(self._part)
+
+    def start_store(self, host: str, master_address: str, dram_bytes: int) -> str:
+        """Start this node's part of the store, or return the address of the one that runs."""
+        from seer.kvpool.mooncake_keeper import MooncakeKeeper
+        from seer.kvpool.mooncake_servers import MooncakeServersConfig
+
+        if self._store is None:
+            fitting = min(dram_bytes, int(FREE_SHARE * free_memory_bytes()))
+            config = MooncakeServersConfig(dram_bytes=fitting, host=host, master_address=master_address)
+            self._store = MooncakeKeeper(config)
+        return str(self._store.servers.owner_address)
+
+    def pid(self) -> int:
+        """Of this actor's process."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """Free everything on this node."""
+        self._drop_weights()
+        if self._store is not None:
+            self._store.stop()
+            self._store = None
+
+    def _drop_weights(self) -> None:
+        if self._home is not None:
+            remove_shared_folder(self._home)
+        self._home = self._part = None

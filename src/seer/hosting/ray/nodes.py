@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes that a fleet uses, as its driver holds them: one agent each, made when the first instance comes there.
+
+Invariants
+  1. Weights go to a node once, however many of its instances ask for them, and to the driver's own machine never.
+  2. A node that was forgotten gets a new agent when an instance is placed there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.engine.instance_settings import InstanceSettings
+from seer.engine.prepare import InstanceSpec
+from seer.hosting.messages import Command, UpdateWeights
+from seer.hosting.ray.cluster import RayCluster
+from seer.hosting.ray.node_agent import FileMark, NodeAgent
+from seer.hosting.ray.pool import NodesPool
+
+PART_BYTES = 32 << 20
+"""Of weights, in one call: what a node needs for them beside their own size."""
+_CLOSE_DEADLINE_S = 10.0
+"""A node that does not answer is left to Ray, which ends the actors of a driver that is gone."""
+
+
+class Node:
+    """One node and its agent."""
+
+    def __init__(self, id: str, address: str, agent: Any) -> None:
+        self.id = id
+        self.address = address
+        self.agent = agent
+        self._pool: dict[str, str] = {}
+        self._weights: dict[str, asyncio.Task[str]] = {}
+
+    async def start_store(self, pool: NodesPool) -> None:
+        """Start the node's part of the pool."""
+        self._pool = {
+            "owner_address": await self.agent.start_store.remote(self.address, pool.master_address, pool.node_bytes)
+        }
+
+    def fitted(self, spec: InstanceSpec) -> InstanceSpec:
+        """What an instance on this node must make: with the node's own way into the pool."""
+        settings = spec.settings
+        if not isinstance(settings, InstanceSettings) or settings.pool is None:
+            return spec
+        return replace(spec, settings=replace(settings, pool={**settings.pool, **self._pool}))
+
+    async def localized(self, command: Command) -> Command:
+        """A command that names a file which the driver staged, with the node's own copy of it."""
+        if not isinstance(command, UpdateWeights) or not command.is_staged:
+            return command
+        if command.path not in self._weights:
+            self._weights = {command.path: asyncio.create_task(self._bring(Path(command.path)))}
+        path = await asyncio.shield(self._weights[command.path])  # others wait for it too
+        return msgspec.structs.replace(command, path=path)
+
+    async def _bring(self, path: Path) -> str:
+        mark = FileMark.of(path)
+        if await self.agent.sees.remote(mark):
+            return str(path)
+        await self.agent.begin_weights.remote(path.name, mark.num_bytes)
+        with path.open("rb") as file:
+            offset = 0
+            while part := await asyncio.to_thread(file.read, PART_BYTES):
+                await self.agent.add_weights.remote(offset, part)
+                offset += len(part)
+        return str(await self.agent.weights_path.remote())
+
+
+class Nodes:
+    """The nodes in use, by Ray's id."""
+
+    def __init__(self, cluster: RayCluster, pool: NodesPool | None) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._nodes: dict[str, asyncio.Task[Node]] = {}
+
+    async def get(self, id: str) -> Node:
+        """The node, with its agent and its part of the pool running."""
+        if id not in self._nodes:
+            self._nodes[id] = asyncio.create_task(self._prepare(id))
+        try:
+            return await asyncio.shield(self._nodes[id])
+        except BaseException:
+            self.forget(id)
+            raise
+
+    def forget(self, id: str) -> None:
+        """A node is out of reach, or could not be prepared: begin anew when it is next used."""
+        gone = self._nodes.pop(id, None)
+        if gone is not None and gone.done() and not gone.cancelled() and gone.exception() is None:
+            self._end(gone.result())
+
+    async def close(self) -> None:
+        """End every agent, with what it holds."""
+        tasks, self._nodes = list(self._nodes.values()), {}
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        nodes = [node for node in found if isinstance(node, Node)]
+        await asyncio.gather(*(_within(_CLOSE_DEADLINE_S, node.agent.close.remote) for node in nodes))
+        for node in nodes:
+            self._end(node)
+
+    async def _prepare(self, id: str) -> Node:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        known = self._cluster.nodes().get(id)
+        address = str(known["NodeManagerAddress"]) if known is not None else self._cluster.host
+        options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(id, soft=False)}
+        agent = self._cluster.ray.remote(**options)(NodeAgent).remote()
+        node = Node(id, address, agent)
+        try:
+            await agent.pid.remote()
+            if self._pool is not None:
+                await node.start_store(self._pool)
+        except BaseException:
+            self._end(node)
+            raise
+        return node
+
+    def _end(self, node: Node) -> None:
+        if self._cluster.is_joined:
+            with contextlib.suppress(Exception):  # it has ended, or cannot be reached
+                self._cluster.ray.kill(node.agent)
+
+
+async def _within(deadline_s: float, call: Callable[[], Awaitable[Any]]) -> None:
+    with contextlib.suppress(Exception):  # a node that is gone needs nothing freed
+        async with asyncio.timeout(deadline_s):
+            await call()
