@@ -12,6 +12,7 @@ import rich.progress
 from rich.console import Console
 from rich.text import Text
 
+from seer.hosting.health import Health, InstanceStatus
 from seer.metrics.events import Event, InstanceState
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ REDRAW_S = 0.5
 """Numbers that change more often cannot be read, and each redraw visits every request."""
 RATE_WINDOW_S = 10.0
 """Long enough to smooth over prefills, short enough to follow the batch as it shrinks."""
+
+SHOWN_AILING = 4
+"""Instances that are not healthy, named in the line; of more only the number."""
 
 
 class Progress:
@@ -103,10 +107,11 @@ class Progress:
         used = sum(view.used_kv_blocks for view, _ in views)
         room = sum(limits.kv_blocks for _, limits in views)
         accepted = sum(self._accepted.values()) / len(self._accepted) if self._accepted else 1.0
+        ailing = _ailing(self._rollout.fleet.view())
         remaining = f"≤{left / rate:.0f} s left" if rate else "time left unknown"
         return (
             f"{buffer.num_ended}/{buffer.num_admitted} responses, {tokens:,} tokens, {rate:.0f} tokens/s, "
-            f"{running} running, KV {100 * used / max(1, room):.0f}%, {accepted:.2f} tokens/step, {remaining}"
+            f"{running} running, KV {100 * used / max(1, room):.0f}%, {accepted:.2f} tokens/step, {remaining}{ailing}"
         )
 
     def _rate(self, tokens: int) -> float:
@@ -118,6 +123,13 @@ class Progress:
         if now_s - first_s < REDRAW_S / 2:
             return tokens / max(1e-9, now_s - self._began_s)
         return (tokens - first) / (now_s - first_s)
+
+
+def _ailing(statuses: list[InstanceStatus]) -> str:
+    """The instances that are not as they should be, by number and state."""
+    shown = [f"instance {one.id} {one.health.value}" for one in statuses if one.health is not Health.HEALTHY]
+    more = f" and {len(shown) - SHOWN_AILING} more" if len(shown) > SHOWN_AILING else ""
+    return f"; {', '.join(shown[:SHOWN_AILING])}{more}" if shown else ""
 
 
 class _BarAndLine(rich.progress.Progress):

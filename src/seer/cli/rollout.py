@@ -236,6 +236,7 @@ def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
     limits = rollout.fleet.instances[0].limits
     manifest = folder.read_manifest()
     manifest["limits"] = asdict(limits)
+    manifest["nodes"] = [status.node for status in rollout.fleet.view()]
     manifest["model_dir"] = str(rollout.engine.model_dir)
     folder.write_manifest(manifest)
 

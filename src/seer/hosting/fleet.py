@@ -41,6 +41,7 @@ from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.devices import InstanceDevices, assign_devices
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
+from seer.hosting.health import InstanceStatus
 from seer.hosting.hostings import make_hosting
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.metrics.events import Event, EventSink, discard
@@ -152,6 +153,10 @@ class HostedFleet:
         failures = [result for result in started if isinstance(result, BaseException)]
         if failures:
             raise failures[0]
+
+    def view(self) -> list[InstanceStatus]:
+        """The state of every instance now."""
+        return [instance.status() for instance in self.instances]
 
     def attach(
         self,

@@ -61,4 +61,5 @@ def make_hosting(config: RolloutConfig, pool: FleetPool | None) -> Hosting:
         num_cpus=config.tensor_parallel if config.on_cpu else 1,
         single_thread=config.on_cpu,
     )
-    return RayHosting(config.hosting.ray, needs, pool.between_nodes if pool is not None else None)
+    between = pool.between_nodes if pool is not None else None
+    return RayHosting(config.hosting.ray, needs, between, lease_s=config.hosting.lease_deadline_s)

@@ -35,6 +35,7 @@ from seer.engine.staged_weights import StagedWeights, stage
 from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting.channel import BadFrame, Channel
 from seer.hosting.devices import InstanceDevices
+from seer.hosting.health import SUSPECT_HEARTBEATS, Health, InstanceStatus
 from seer.hosting.launcher import Child, Launcher, LocalLauncher
 from seer.hosting.messages import (
     Abort,
@@ -133,6 +134,7 @@ class ProcessInstance:
         self._staged = StagedWeights(Path())
         self._is_paused = False
         self._is_restarting = False
+        self._num_lost = 0
         self._last_message_s = 0.0
         self._last_step_s = 0.0
 
@@ -259,6 +261,34 @@ class ProcessInstance:
         return self._state is State.UP and not self._is_restarting
 
     @property
+    def health(self) -> Health:
+        """How it does, for people and metrics."""
+        if self._state is State.CLOSED:
+            return Health.RETIRED
+        if self._is_restarting or self._state is State.NEW:
+            return Health.STALE if self._state is State.UP else Health.RESTARTING
+        if self._state is State.DOWN:
+            return Health.DEAD
+        return Health.SUSPECT if self._silent_s() > SUSPECT_HEARTBEATS * self._options.heartbeat_s else Health.HEALTHY
+
+    def status(self) -> InstanceStatus:
+        """Its state now."""
+        view = self._view
+        return InstanceStatus(
+            id=self._id,
+            health=self.health,
+            weights_version=view.weights_version,
+            node=self.node,
+            num_running=view.num_running,
+            num_waiting=view.num_waiting,
+            num_lost=self._num_lost,
+            silent_s=self._silent_s(),
+        )
+
+    def _silent_s(self) -> float:
+        return self._now_s() - self._last_message_s if self._state is State.UP else 0.0
+
+    @property
     def num_in_flight(self) -> int:
         """Chunks submitted whose end has not arrived."""
         return len(self._in_flight)
@@ -267,6 +297,11 @@ class ProcessInstance:
     def pid(self) -> int | None:
         """Process id of the child, while there is one."""
         return self._child.pid if self._child is not None else None
+
+    @property
+    def node(self) -> str | None:
+        """The address of its machine; None on the driver's own, and while there is no process."""
+        return self._child.node if self._child is not None else None
 
     def end_group(self, group: int) -> None:
         """Have the child forget a group's drafts; a process that is down has forgotten them."""
@@ -467,6 +502,7 @@ class ProcessInstance:
         if self._state is not State.UP:
             return
         self._state = State.DOWN
+        self._num_lost += 1
         self._unsent = []
         if self._child is not None:
             self._child.kill()

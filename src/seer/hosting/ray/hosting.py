@@ -17,10 +17,11 @@ class RayHosting:
 
     is_local = False
 
-    def __init__(self, address: str, needs: InstanceNeeds, pool: NodesPool | None) -> None:
+    def __init__(self, address: str, needs: InstanceNeeds, pool: NodesPool | None, *, lease_s: float) -> None:
         self._cluster = RayCluster(address)
         self._needs = needs
         self._pool = pool
+        self._lease_s = lease_s
         self._listener: Listener | None = None
         self._nodes: Nodes | None = None
         self._launcher: RayLauncher | None = None
@@ -43,7 +44,7 @@ class RayHosting:
         await self._listener.start()
         if self._pool is not None:
             await asyncio.to_thread(self._pool.start, self._cluster.host)
-        self._nodes = Nodes(self._cluster, self._pool)
+        self._nodes = Nodes(self._cluster, self._pool, lease_s=self._lease_s)
         self._launcher = RayLauncher(self._cluster, self._listener, self._nodes, self._needs)
 
     async def close(self) -> None:

@@ -8,6 +8,8 @@ Invariants
   1. At most the newest weights are held; `close` removes them. Those of an agent that was killed are removed by the
      next process that stages weights on this node, or by `seer doctor --clean`.
   2. The store ends with this actor, however that ends.
+  3. An agent that does not hear its driver for the time of its lease frees everything and ends: on a node that is cut
+     off, Ray does so only later, and without freeing shared memory.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
+from seer.hosting.lease import Lease
 
 FREE_SHARE = 0.5
 """Of the node's free memory, for its part of the pool at most."""
@@ -41,7 +44,9 @@ class FileMark(NamedTuple):
 class NodeAgent:
     """Methods are called by the driver through Ray, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_s: float) -> None:
+        self._lease = Lease(lease_s, self._abandon)
+        self._lease.start()
         self._home: Path | None = None
         self._part: Path | None = None
         self._store: Any = None
@@ -62,6 +67,7 @@ class NodeAgent:
     def add_weights(self, offset: int, part: bytes) -> None:
         """Write a part of the file."""
         assert self._part is not None, "begin_weights comes first"
+        self._lease.renew()
         with open(self._part, "r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(part)
@@ -82,12 +88,19 @@ class NodeAgent:
             self._store = MooncakeKeeper(config)
         return str(self._store.servers.owner_address)
 
-    def pid(self) -> int:
-        """Of this actor's process."""
+    def renew(self) -> int:
+        """The driver is there; returns the process id of this actor."""
+        self._lease.renew()
         return os.getpid()
+
+    def _abandon(self) -> None:
+        """In the lease's thread: the driver is silent."""
+        self.close()
+        os._exit(1)
 
     def close(self) -> None:
         """Free everything on this node."""
+        self._lease.end()
         self._drop_weights()
         if self._store is not None:
             self._store.stop()

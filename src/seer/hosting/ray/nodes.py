@@ -26,6 +26,8 @@ from seer.hosting.ray.pool import NodesPool
 
 PART_BYTES = 32 << 20
 """Of weights, in one call: what a node needs for them beside their own size."""
+RENEWALS_PER_LEASE = 4
+"""A few may be late."""
 _CLOSE_DEADLINE_S = 10.0
 """A node that does not answer is left to Ray, which ends the actors of a driver that is gone."""
 
@@ -78,10 +80,13 @@ class Node:
 class Nodes:
     """The nodes in use, by Ray's id."""
 
-    def __init__(self, cluster: RayCluster, pool: NodesPool | None) -> None:
+    def __init__(self, cluster: RayCluster, pool: NodesPool | None, *, lease_s: float) -> None:
+        """`lease_s` is how long an agent waits for a driver that it does not hear."""
         self._cluster = cluster
         self._pool = pool
+        self._lease_s = lease_s
         self._nodes: dict[str, asyncio.Task[Node]] = {}
+        self._renewing = asyncio.create_task(self._renew())
 
     async def get(self, id: str) -> Node:
         """The node, with its agent and its part of the pool running."""
@@ -101,6 +106,7 @@ class Nodes:
 
     async def close(self) -> None:
         """End every agent, with what it holds."""
+        self._renewing.cancel()
         tasks, self._nodes = list(self._nodes.values()), {}
         found = await asyncio.gather(*tasks, return_exceptions=True)
         nodes = [node for node in found if isinstance(node, Node)]
@@ -108,16 +114,25 @@ class Nodes:
         for node in nodes:
             self._end(node)
 
+    async def _renew(self) -> None:
+        """Let the agents hear from their driver, whatever becomes of the answers."""
+        while True:
+            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+            for task in self._nodes.values():
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    with contextlib.suppress(Exception):  # the agent has ended
+                        task.result().agent.renew.remote()
+
     async def _prepare(self, id: str) -> Node:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         known = self._cluster.nodes().get(id)
         address = str(known["NodeManagerAddress"]) if known is not None else self._cluster.host
         options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(id, soft=False)}
-        agent = self._cluster.ray.remote(**options)(NodeAgent).remote()
+        agent = self._cluster.ray.remote(**options)(NodeAgent).remote(self._lease_s)
         node = Node(id, address, agent)
         try:
-            await agent.pid.remote()
+            await agent.renew.remote()
             if self._pool is not None:
                 await node.start_store(self._pool)
         except BaseException:
