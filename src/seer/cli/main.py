@@ -28,6 +28,7 @@ from seer.errors import ConfigError, InputError, MissingExtra, SeerError
 
 VERBS = (
     "rollout",
+    "serve",
     "compare",
     "report",
     "verify",
@@ -49,6 +50,7 @@ EXAMPLES = """\
 examples:
   seer model get smollm2                                    a small model to start with
   seer rollout --prompts examples/prompts/mixed.jsonl       responses from two CPU instances
+  seer serve --model smollm2 --instances 2                  the same over HTTP, for RL frameworks
   seer compare --preset cpu-demo --prompts p.jsonl          schedulers on the same prompts and seeds
   seer simulate qwen2-vl-72b                                schedulers on a cluster, in virtual time
   seer doctor                                               what is installed and what is missing

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class TextCodec(Protocol):
@@ -13,8 +13,16 @@ class TextCodec(Protocol):
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; no special tokens are added."""
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the model's answer starts."""
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Tokens of a conversation, up to where the model's answer starts. `tools` and `variables` are for the chat
+        template.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""

@@ -132,6 +132,11 @@ class Session:
         return self._fleet.weights_version
 
     @property
+    def failure(self) -> SeerError | None:
+        """What broke the session; None while it works."""
+        return self._failure
+
+    @property
     def loop(self) -> RolloutLoop | None:
         """The loop, to look at; None while weights change."""
         return self._loop

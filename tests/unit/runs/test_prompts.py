@@ -3,6 +3,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
 
     def decode(self, tokens: Sequence[int]) -> str:

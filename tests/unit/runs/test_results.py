@@ -4,6 +4,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class Ascii:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
         return [token for message in messages for token in self.encode(message["content"])]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -15,7 +17,7 @@ from seer.engine.hub_files import NamedTemplate, SpecialToken, TokenizerFields
 from seer.errors import InputError
 from seer.machine.json_files import read_struct
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer:
@@ -47,21 +49,35 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
         return text
 
-    def chat_text(self, messages: Messages) -> str:
+    def chat_text(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any] | None
+    ) -> str:
         """The prompt for the assistant's next message, by the model's chat template."""
         if self._template is None:
             raise InputError(f"{self._folder} has no chat template", hint="give the prompt as plain text")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = _as_json  # Jinja's own writes for HTML
         try:
             template = environment.from_string(self._template)
-            return template.render(messages=messages, add_generation_prompt=True, **self._special)
+            own = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+            return template.render({**(variables or {}), **self._special, **own})
         except Exception as error:  # a template is a program: it can fail in any way
             raise InputError(f"the chat template of {self._folder} failed on the messages: {error}") from None
 
-    def chat(self, messages: Messages) -> list[int]:
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Tokens of `chat_text`."""
-        return self.encode(self.chat_text(messages))
+        return self.encode(self.chat_text(messages, tools, variables))
+
+
+def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:

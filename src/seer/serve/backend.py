@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server needs of the model it serves: a session, the tokenizer and limits, and its instances' pauses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seer.engine.base import Instance
+from seer.engine.text_codec import TextCodec
+from seer.errors import InputError, InstanceError
+from seer.runs.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A model that is served."""
+
+    name: str
+    """As clients call it."""
+    session: Session
+    instances: Sequence[Instance]
+    codec: TextCodec | None
+    """The tokenizer; None: token ids only."""
+    max_model_len: int
+    """Longest prompt plus response."""
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights."""
+        return self.session.weights_version
+
+    async def pause(self) -> None:
+        """Freeze what runs. An instance that is lost has nothing to freeze."""
+        results = await asyncio.gather(*(one.pause() for one in self.instances), return_exceptions=True)
+        _raise_other(results)
+
+    async def resume(self) -> None:
+        """Let what was frozen go on."""
+        results = await asyncio.gather(*(one.resume() for one in self.instances), return_exceptions=True)
+        _raise_other(results)
+
+
+def require_codec(backend: Backend) -> TextCodec:
+    """The tokenizer, or an error that says to use token ids."""
+    if backend.codec is None:
+        raise InputError("the model has no tokenizer", hint="give the prompt as token ids")
+    return backend.codec
+
+
+def _raise_other(results: Sequence[BaseException | None]) -> None:
+    """Raise the first error that is not the loss of an instance."""
+    for result in results:
+        if result is not None and not isinstance(result, InstanceError):
+            raise result

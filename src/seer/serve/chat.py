@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/chat/completions: messages and tools in by the model's chat template, `n` responses out.
+
+A response that calls tools in the way of Hermes and Qwen, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
+is answered with `tool_calls` if the request has tools; in a stream they come at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from seer.ranges import Count
+from seer.serve.backend import require_codec
+from seer.serve.generation import Ask, Choice, Generation, Piece
+from seer.serve.logprobs import chat_logprobs, token_names
+from seer.serve.messages import plain_messages
+from seer.serve.refusals import bad_request
+from seer.serve.reply import StreamOptions, reply_head, usage, wants_usage
+from seer.serve.sampling_fields import SamplingFields, wants_logprobs
+from seer.serve.service import Service
+from seer.serve.sessions import session_of
+from seer.serve.streams import event_of
+from seer.serve.tool_calls import split_tool_calls
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """The fields of OpenAI's and vLLM's chat completions."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    group: Annotated[str, Meta(min_length=1)] | None = None
+    """Names the group of these responses; siblings that come in other requests share it."""
+    session_id: str | None = None
+    request_id: str | None = None
+    parallel_tool_calls: Any = None
+    reasoning_effort: Any = None
+    include_reasoning: Any = None
+    service_tier: Any = None
+    metadata: Any = None
+    store: Any = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template shows; none with `tool_choice: none`."""
+        return self.tools if self.tools and self.tool_choice != "none" else None
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    """Answer a request."""
+    asked = await service.read(request, ChatRequest)
+    asked.check_supported()
+    service.refuse_other_model(asked.model)
+    asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
+    ids = chat_ids(service, asked.messages, asked.offered_tools, asked.chat_template_kwargs)
+    session = session_of(request, asked.session_id)
+    ask = Ask(
+        token_ids=ids,
+        n=asked.num_responses,
+        sampling=asked.sampling(len(ids), service.backend.max_model_len),
+        seed=asked.group_seed,
+        group=service.groups.name(ids, group=asked.group, session=session),
+        stop=asked.stop_strings,
+        keep_stop=bool(asked.include_stop_str_in_output),
+    )
+    generation = service.generation([ask], streams=asked.stream, needs_text=True)
+    reply = _Reply(service, asked)
+    if asked.stream:
+        return await service.stream(generation, reply.events(generation))
+    return await service.whole(request, generation, reply.whole)
+
+
+def chat_ids(
+    service: Service,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of a conversation."""
+    codec = require_codec(service.backend)
+    ids = codec.chat(plain_messages(messages), tools=tools, variables=variables)
+    if not ids:
+        raise bad_request("the messages encode to no token", param="messages")
+    return ids
+
+
+class _Reply:
+    """Writes the reply to one request."""
+
+    def __init__(self, service: Service, asked: ChatRequest) -> None:
+        self._codec = service.backend.codec
+        self._asked = asked
+        self._with_top = wants_logprobs(asked.top_logprobs) and bool(asked.top_logprobs)
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        self._head = reply_head(kind, "chatcmpl", service.backend.name)
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        value = self._head | {
+            "choices": [self._choice(choice) for choice in generation.choices],
+            "usage": usage(generation),
+        }
+        if self._asked.return_token_ids:
+            value["prompt_token_ids"] = generation.choices[0].ask.token_ids
+        return value
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        prompt = generation.choices[0].ask.token_ids if self._asked.return_token_ids else None
+        for choice in generation.choices:
+            first = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            yield event_of(self._head | {"choices": [first], "prompt_token_ids": prompt})
+        async for choice in generation.news():
+            yield event_of(self._head | {"choices": [self._piece(choice)]})
+        if wants_usage(self._asked.stream_options):
+            yield event_of(self._head | {"choices": [], "usage": usage(generation)})
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        piece = choice.take()
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        calls: list[dict[str, Any]] = []
+        if self._asked.offered_tools:
+            message["content"], calls = split_tool_calls(piece.text)
+            if calls:
+                message["tool_calls"] = calls
+        reason = "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
+        return {"index": choice.index, "message": message, "finish_reason": reason} | self._extras(choice, piece)
+
+    def _piece(self, choice: Choice) -> dict[str, Any]:
+        piece = choice.take()
+        delta: dict[str, Any] = {"content": piece.text}
+        reason = choice.finish_reason
+        if self._asked.offered_tools and reason is not None:
+            _, calls = split_tool_calls(choice.text)
+            if calls:
+                delta["tool_calls"] = [call | {"index": i} for i, call in enumerate(calls)]
+                reason = "tool_calls" if reason == "stop" else reason
+        return {"index": choice.index, "delta": delta, "finish_reason": reason} | self._extras(choice, piece)
+
+    def _extras(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        """What is beside the message in a choice, whole or in pieces."""
+        asked = self._asked
+        value: dict[str, Any] = {"logprobs": None, "stop_reason": choice.stop_reason}
+        if asked.logprobs:
+            names = token_names(piece.ids, self._codec, as_ids=bool(asked.return_tokens_as_token_ids))
+            value["logprobs"] = chat_logprobs(piece, names, with_top=self._with_top)
+        if asked.return_token_ids:
+            value["token_ids"] = piece.ids
+        return value

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The responses of one HTTP request, from submission to their end.
+
+A `Choice` is one response. Its tokens are kept here only while they are needed: for a stream, or to look for a stop
+string; otherwise the whole response is taken when it has ended. A stream reads what is new of a choice at once, so a
+slow reader gets fewer and longer pieces, and what waits for it is never more than the response itself.
+
+Invariants
+  1. Every submitted response leaves the gate once, when its handle is done.
+  2. Leaving a generation early cancels what has not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from seer.runs.response_handle import ResponseHandle
+from seer.serve.backend import Backend
+from seer.serve.gate import Gate
+from seer.serve.refusals import Refusal, refusal_of
+from seer.serve.text_stream import TextStream
+from seer.types import FinishReason, Response, Sampling, TokenSpan
+
+_FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One prompt of a request."""
+
+    token_ids: Sequence[int]
+    n: int
+    sampling: Sampling
+    seed: int | None = None
+    group: str | None = None
+    stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of a choice since the last piece."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    text: str
+    start: int
+    """Tokens of earlier pieces."""
+    start_char: int
+
+
+class Choice:
+    """One response of a request."""
+
+    def __init__(self, index: int, ask: Ask, text: TextStream | None) -> None:
+        self.index = index
+        self.ask = ask
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.weights_version: int | None = None
+        self.error: Refusal | None = None
+        self._text = text
+        self._num_sent = 0
+        self._num_sent_chars = 0
+        self.is_end_sent = False
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return self._text.text if self._text is not None else ""
+
+    def add(self, span: TokenSpan) -> bool:
+        """Take tokens; whether a stop string has ended the response."""
+        if self.stop_reason is not None:
+            return False
+        num = self._text.add(span.ids) if self._text is not None else len(span.ids)
+        self.ids.extend(span.ids[:num])
+        self.logprobs.extend(span.logprobs[:num])
+        if self._text is None or self._text.stopped_by is None:
+            return False
+        self.finish_reason, self.stop_reason = "stop", self._text.stopped_by
+        return True
+
+    def end(self, response: Response) -> None:
+        """The response has ended."""
+        self.weights_version = response.weights_version
+        if self.stop_reason is not None:
+            return
+        if response.finish_reason is FinishReason.FAILED:
+            self.error = Refusal(500, f"the response failed: {response.error}")
+            return
+        rest = TokenSpan(response.token_ids[len(self.ids) :], response.logprobs[len(self.ids) :], 0)
+        if self.add(rest):
+            return
+        if self._text is not None:
+            self._text.flush()
+        self.finish_reason = _FINISH[response.finish_reason]
+        last = self.ids[-1] if self.ids else None
+        if response.finish_reason is FinishReason.STOP and last in self.ask.sampling.stop_token_ids:
+            self.stop_reason = last
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would give something, or the end."""
+        return self._num_sent < len(self.ids) or (self.finish_reason is not None and not self.is_end_sent)
+
+    def take(self) -> Piece:
+        """What is new since the last call."""
+        start, start_char = self._num_sent, self._num_sent_chars
+        num_chars = self._text.num_safe if self._text is not None else 0
+        self._num_sent, self._num_sent_chars = len(self.ids), num_chars
+        self.is_end_sent = self.finish_reason is not None
+        return Piece(self.ids[start:], self.logprobs[start:], self.text[start_char:num_chars], start, start_char)
+
+
+class Generation:
+    """The responses of one request; an async context manager around submission and end."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        gate: Gate,
+        asks: Sequence[Ask],
+        *,
+        streams: bool,
+        needs_text: bool,
+        running: set[Generation],
+    ) -> None:
+        self._backend = backend
+        self._gate = gate
+        self._asks = asks
+        self._streams = streams
+        self._needs_text = needs_text
+        self._running = running
+        self._num_left = 0
+        self.choices: list[Choice] = []
+        self._handles: list[ResponseHandle] = []
+        self._ends: list[asyncio.Task[None]] = []
+        self._news = asyncio.Event()
+        self.failure: Refusal | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum(len(ask.token_ids) for ask in self._asks)
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated so far."""
+        return sum(len(choice.ids) for choice in self.choices)
+
+    async def start(self) -> None:
+        """Submit everything; a Refusal or an error of the session leaves nothing behind. Pair it with `cancel`."""
+        num = sum(ask.n for ask in self._asks)
+        await self._gate.enter(num)
+        self._running.add(self)
+        try:
+            for ask in self._asks:
+                self._submit(ask)
+        except BaseException:
+            self._gate.leave(num - len(self._handles))
+            self._discard_ended()
+            self.cancel()
+            raise
+
+    async def __aenter__(self) -> Self:
+        """`start`."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what has not ended; it leaves the gate when it has."""
+        self.cancel()
+
+    def cancel(self) -> int:
+        """End every response soon; returns how many had not ended."""
+        left = [handle for handle, end in zip(self._handles, self._ends, strict=True) if not end.done()]
+        for handle in left:
+            handle.cancel()
+        return len(left)
+
+    async def finished(self) -> None:
+        """Wait until every response has ended; raises the Refusal of one that failed."""
+        await asyncio.gather(*self._ends)
+        if self.failure is not None:
+            raise self.failure
+
+    async def news(self) -> AsyncIterator[Choice]:
+        """Choices that have something new, until all have ended; raises the Refusal of one that failed."""
+        while not all(choice.is_end_sent for choice in self.choices):
+            await self._news.wait()
+            self._news.clear()
+            if self.failure is not None:
+                raise self.failure
+            for choice in self.choices:
+                if choice.has_news:
+                    yield choice
+
+    def _submit(self, ask: Ask) -> None:
+        first = len(self.choices)
+        codec = self._backend.codec if self._needs_text or ask.stop else None
+        made = [
+            Choice(first + i, ask, TextStream(codec, ask.stop, keep_stop=ask.keep_stop) if codec is not None else None)
+            for i in range(ask.n)
+        ]
+        by_handle: dict[int, Choice] = {}
+
+        def on_tokens(handle: ResponseHandle, span: TokenSpan) -> None:
+            if by_handle[id(handle)].add(span):
+                handle.cancel()
+            self._news.set()
+
+        handles = self._backend.session.submit(
+            ask.token_ids,
+            n=ask.n,
+            sampling=ask.sampling,
+            seed=ask.seed,
+            group=ask.group,
+            on_tokens=on_tokens if self._streams or ask.stop else None,
+        )
+        by_handle.update(zip(map(id, handles), made, strict=True))
+        self.choices += made
+        self._handles += handles
+        self._num_left += len(handles)
+        self._ends += [
+            asyncio.create_task(self._watch(handle, choice)) for handle, choice in zip(handles, made, strict=True)
+        ]
+
+    def _discard_ended(self) -> None:
+        if not self._num_left:
+            self._running.discard(self)
+
+    async def _watch(self, handle: ResponseHandle, choice: Choice) -> None:
+        try:
+            choice.end(await handle)
+        except Exception as error:  # the session broke: its error answers the request
+            choice.error = refusal_of(error)
+        finally:
+            self._gate.leave()
+            self._num_left -= 1
+            self._discard_ended()
+        if choice.error is not None and self.failure is None:
+            self.failure = choice.error
+            self.cancel()
+        self._news.set()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may call what: an API key for generation, and another one for the administrative endpoints.
+
+    API key   admin key   generation       administration
+    none      none        open             open (the server listens on loopback alone)
+    set       none        API key          off
+    any       set         as before        admin key
+
+Invariants
+  1. Keys are compared in constant time, and no representation of them has their text.
+  2. A page in a browser cannot call a server without keys: another origin, or a name that is not this machine's
+     (DNS rebinding), is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from seer.errors import ConfigError, InputError
+from seer.serve.refusals import Refusal
+
+MIN_KEY_CHARS = 16
+"""Shorter keys can be guessed."""
+_OWN_NAMES = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+"""TRL calls a local server by the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The keys of a server; None: there is none."""
+
+    api: str | None = field(default=None, repr=False)
+    admin: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse keys that protect nothing."""
+        for name, key in (("API", self.api), ("admin", self.admin)):
+            if key is not None and (len(key) < MIN_KEY_CHARS or not key.isascii() or key != key.strip()):
+                raise ConfigError(
+                    f"the {name} key has {len(key)} characters, or some that no header can carry",
+                    hint=f"at least {MIN_KEY_CHARS} ASCII characters without spaces around them",
+                )
+        if self.admin is not None and self.admin == self.api:
+            raise ConfigError("the admin key is the API key", hint="every client could then change the weights")
+
+    def check(self, headers: Headers, *, is_admin: bool) -> None:
+        """Raise a Refusal unless these headers of a request let it in."""
+        wanted = self.admin if is_admin else self.api
+        if wanted is not None:
+            if not hmac.compare_digest(_given_key(headers).encode(), wanted.encode()):
+                raise Refusal(401, "the key is missing or wrong", hint="Authorization: Bearer KEY")
+            return
+        if is_admin and self.api is not None:
+            raise Refusal(403, "administrative endpoints are off", hint="start the server with --admin-key-file FILE")
+        _refuse_browsers(headers)
+
+
+def read_key(path: Path) -> str:
+    """The key in a file; white space around it is not part of it."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the key file {path} cannot be read: {error}") from None
+
+
+def _given_key(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _refuse_browsers(headers: Headers) -> None:
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise Refusal(403, f"pages of {origin[:100]} may not call this server")
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        name = None
+    if host and name not in _OWN_NAMES:
+        raise Refusal(
+            403, f"this server is not {host[:100]}", hint="call it by 127.0.0.1 or localhost, or give it a key"
+        )

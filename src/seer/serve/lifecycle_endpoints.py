@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints of pauses: /pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /abort_requests."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from seer.serve.lifecycle import MODES
+from seer.serve.refusals import bad_request, json_response
+from seer.serve.service import Service
+
+
+async def pause(service: Service, request: Request) -> Response:
+    """POST /pause?mode=abort|wait|keep."""
+    await service.lifecycle.pause(_mode(request))
+    return json_response({"status": "paused"})
+
+
+async def resume(service: Service, request: Request) -> Response:
+    """POST /resume."""
+    await service.lifecycle.resume()
+    return json_response({"status": "resumed"})
+
+
+async def is_paused(service: Service, request: Request) -> Response:
+    """GET /is_paused."""
+    return json_response({"is_paused": service.gate.is_paused})
+
+
+async def sleep(service: Service, request: Request) -> Response:
+    """POST /sleep."""
+    level = request.query_params.get("level", "1")
+    if level not in ("0", "1", "2"):
+        raise bad_request(f"level={level[:20]!r}", hint="0, 1 or 2", param="level")
+    await service.lifecycle.pause(_mode(request))
+    service.lifecycle.is_sleeping = True
+    return json_response({"status": "sleeping", "level": int(level), "memory_freed": False})
+
+
+async def wake_up(service: Service, request: Request) -> Response:
+    """POST /wake_up."""
+    await service.lifecycle.resume()
+    return json_response({"status": "awake", "tags": request.query_params.getlist("tags") or None})
+
+
+async def is_sleeping(service: Service, request: Request) -> Response:
+    """GET /is_sleeping."""
+    return json_response({"is_sleeping": service.lifecycle.is_sleeping})
+
+
+async def abort_requests(service: Service, request: Request) -> Response:
+    """POST /abort_requests: cancel everything in flight."""
+    return json_response({"status": "aborted", "aborted": service.cancel_all()})
+
+
+async def reset_prefix_cache(service: Service, request: Request) -> Response:
+    """POST /reset_prefix_cache. There is nothing to do: KV of older weights is never used."""
+    return json_response({"success": True})
+
+
+def _mode(request: Request) -> str:
+    mode = request.query_params.get("mode", "abort")
+    if mode not in MODES:
+        raise bad_request(f"mode={mode[:20]!r}", hint=f"one of {', '.join(MODES)}", param="mode")
+    return mode

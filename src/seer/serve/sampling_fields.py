@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampling fields that the endpoints share, and what they become: a `Sampling`, and what only the server needs.
+
+Fields come in three kinds: those that do something; those that Seer has nothing for, which may be sent with the value
+that asks for nothing and are refused otherwise; and those that carry no wish (`user`), which are not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from seer.ranges import INT32_MAX, INT64_MAX, Count, CountOrZero, Probability, Responses, Share, Temperature, TokenId
+from seer.serve.refusals import bad_request
+from seer.types import Sampling
+
+TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
+SignedSeed = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+MAX_STOP_STRINGS = 64
+_NO_PENALTIES = "responses are samples of the model's own distribution: there are no penalties"
+_NO_GRAMMAR = "structured output is not supported"
+_ONE_LOGPROB = "only the log-probability of the sampled token is reported: 0 or 1"
+
+_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "repetition_penalty": ((1, 1.0), _NO_PENALTIES),
+    "presence_penalty": ((0, 0.0), _NO_PENALTIES),
+    "frequency_penalty": ((0, 0.0), _NO_PENALTIES),
+    "logit_bias": (({},), "logits cannot be changed"),
+    "bad_words": (([],), "logits cannot be changed"),
+    "allowed_token_ids": (([],), "logits cannot be changed"),
+    "best_of": ((1,), "ask for n responses and choose among them"),
+    "use_beam_search": ((False,), "there is no beam search"),
+    "length_penalty": ((1, 1.0), "there is no beam search"),
+    "prompt_logprobs": ((), "log-probabilities of the prompt are not computed"),
+    "truncate_prompt_tokens": ((), "truncate the prompt before you send it"),
+    "structured_outputs": ((), _NO_GRAMMAR),
+    "response_format": (({"type": "text"},), _NO_GRAMMAR),
+    "logit_processors": (([],), "logits cannot be changed"),
+    "add_special_tokens": ((False,), "no token is added to a prompt: write special tokens into its text"),
+    "thinking_token_budget": ((-1,), "there is no budget for thinking"),
+    "repetition_detection": ((), "responses end by themselves or at max_tokens"),
+}
+"""Fields by the values that ask for nothing (None always does), and why others are refused."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of vLLM's `SamplingParams`, as far as they mean something here."""
+
+    n: Responses | None = None
+    seed: SignedSeed | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    max_tokens: Count | None = None
+    min_tokens: CountOrZero | None = None
+    stop: StopString | list[StopString] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    logit_bias: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    structured_outputs: Any = None
+    response_format: Any = None
+    logit_processors: Any = None
+    add_special_tokens: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    detokenize: Any = None
+    output_kind: Any = None
+    cache_salt: Any = None
+    priority: Any = None
+    user: Any = None
+
+    default_max_tokens: ClassVar[int | None] = None
+    """Where none is given; None: what the context leaves."""
+
+    @property
+    def num_responses(self) -> int:
+        """Responses to each prompt."""
+        return self.n or 1
+
+    def sampling(self, num_prompt_tokens: int, max_model_len: int) -> Sampling:
+        """How the responses to a prompt of this length are sampled."""
+        room = max_model_len - num_prompt_tokens
+        if room < 1:
+            raise bad_request(
+                f"the prompt has {num_prompt_tokens:,} tokens, and prompt and response may have {max_model_len:,}",
+                hint="shorten the prompt",
+                param="prompt",
+            )
+        max_tokens = self.max_tokens or min(room, self.default_max_tokens or room)
+        if max_tokens > room:
+            raise bad_request(
+                f"max_tokens={max_tokens:,} after a prompt of {num_prompt_tokens:,} tokens, and both together may have "
+                f"{max_model_len:,}",
+                hint=f"use at most {room:,}",
+                param="max_tokens",
+            )
+        top_k = None if self.top_k in (None, 0, -1) else self.top_k
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=top_k,
+            min_p=self.min_p or 0.0,
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+    @property
+    def group_seed(self) -> int | None:
+        """The seed of the group; a negative one without its sign bit."""
+        return None if self.seed is None else self.seed & INT64_MAX
+
+    def check_supported(self) -> None:
+        """Refuse values that ask for something that Seer does not do."""
+        for name, (harmless, why) in _NEUTRAL.items():
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise bad_request(f"{name}={str(value)[:60]} is not supported", hint=why, param=name)
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
+            raise bad_request(f"{len(self.stop)} stop strings", hint=f"use at most {MAX_STOP_STRINGS}", param="stop")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end a response."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which log-probabilities and ids a reply has."""
+
+    logprobs: bool
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+
+
+def wants_logprobs(num: int | None) -> bool:
+    """Whether log-probabilities are asked for: 0 and 1 both mean those of the sampled tokens."""
+    if num is not None and num not in (0, 1):
+        raise bad_request(f"logprobs={num} is not supported", hint=_ONE_LOGPROB, param="logprobs")
+    return num is not None

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the endpoints of a server share: the model, the settings, the gate, and how a generation becomes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from seer.machine.memory import total_memory_bytes
+from seer.serve.backend import Backend
+from seer.serve.bodies import decode, read_body
+from seer.serve.gate import Gate
+from seer.serve.generation import Ask, Generation
+from seer.serve.groups import GroupNames
+from seer.serve.lifecycle import Lifecycle
+from seer.serve.refusals import Refusal, json_response
+from seer.serve.settings import ServeSettings
+from seer.serve.streams import EventStream, while_connected
+from seer.serve.weight_group import WeightGroup
+from seer.serve.weight_updates import WeightUpdates
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Service:
+    """What the endpoints of a server share."""
+
+    backend: Backend
+    settings: ServeSettings
+    gate: Gate
+    groups: GroupNames
+    generations: set[Generation] = field(default_factory=set)
+    """Those that run."""
+    lifecycle: Lifecycle = field(init=False)
+    weights: WeightUpdates = field(init=False)
+    group: WeightGroup = field(init=False)
+    """With a trainer that broadcasts weights."""
+
+    def __post_init__(self) -> None:
+        """Make what needs the others."""
+        self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_all)
+        self.weights = WeightUpdates(self.backend, self.gate, self.lifecycle, self.settings)
+        self.group = WeightGroup(backend=self.settings.weight_backend, max_bytes=total_memory_bytes())
+
+    def cancel_all(self) -> int:
+        """Cancel every response in flight; returns how many there were."""
+        return sum(generation.cancel() for generation in list(self.generations))
+
+    def generation(self, asks: Sequence[Ask], *, streams: bool | None, needs_text: bool) -> Generation:
+        """The responses to these prompts, not yet started."""
+        return Generation(
+            self.backend, self.gate, asks, streams=bool(streams), needs_text=needs_text, running=self.generations
+        )
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The body of a request as a structure."""
+        return decode(await read_body(request, self.settings.limits.max_body_bytes), kind)
+
+    async def whole(self, request: Request, generation: Generation, reply: Callable[[Generation], object]) -> Response:
+        """Generate and answer with what `reply` makes of it; a client that leaves cancels its responses."""
+
+        async def work() -> Response:
+            async with generation:
+                await generation.finished()
+                return json_response(reply(generation))
+
+        return await while_connected(request, work())
+
+    async def stream(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> Response:
+        """Generate and answer with events as they come. Starts here, where a refusal still has a status."""
+        await generation.start()
+        slow_reader_s = self.settings.limits.slow_reader_s
+        return EventStream(events, on_close=generation.cancel, slow_reader_s=slow_reader_s)
+
+    def refuse_other_model(self, model: str | None) -> None:
+        """Refuse a request for a model that is not served."""
+        if model is not None and model != self.backend.name:
+            raise Refusal(
+                404, f"the model {model!r} is not served", hint=f"the model is {self.backend.name!r}", param="model"
+            )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's endpoints as slime calls them: POST /generate, and the router's GET /workers.
+
+slime reads the tokens from `meta_info.output_token_logprobs`, a list of [log-probability, token id, text].
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from seer.ranges import Count, CountOrZero, TokenId
+from seer.serve.backend import require_codec
+from seer.serve.generation import Ask, Choice, Generation
+from seer.serve.refusals import bad_request, json_response
+from seer.serve.sampling_fields import SamplingFields, SignedSeed
+from seer.serve.service import Service
+from seer.serve.sessions import session_of
+from seer.serve.streams import event_of
+
+
+class SglangSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params`; the names that differ from vLLM's."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: CountOrZero | None = None
+    sampling_seed: SignedSeed | None = None
+    no_stop_trim: bool | None = None
+
+    default_max_tokens: ClassVar[int | None] = 128  # SGLang's own
+
+    def __post_init__(self) -> None:
+        """Give the common names their values."""
+        self.max_tokens = self.max_new_tokens or self.max_tokens
+        self.min_tokens = self.min_new_tokens or self.min_tokens
+        self.seed = self.sampling_seed if self.sampling_seed is not None else self.seed
+        self.include_stop_str_in_output = self.no_stop_trim
+
+
+class SglangRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of SGLang's request, for one prompt."""
+
+    input_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    text: str | None = None
+    sampling_params: SglangSampling = msgspec.field(default_factory=SglangSampling)
+    return_logprob: bool | None = None
+    stream: bool | None = None
+    rid: str | None = None
+    group: Annotated[str, Meta(min_length=1)] | None = None
+    """Names the group of these responses; siblings that come in other requests share it."""
+    image_data: Any = None
+    return_routed_experts: Any = None
+    logprob_start_len: Any = None
+    top_logprobs_num: Any = None
+    return_text_in_logprobs: Any = None
+
+    def check(self) -> None:
+        """Refuse what Seer does not do."""
+        self.sampling_params.check_supported()
+        for name in ("image_data", "return_routed_experts", "top_logprobs_num"):
+            if getattr(self, name):
+                raise bad_request(f"{name} is not supported", param=name)
+        if (self.input_ids is None) == (self.text is None):
+            raise bad_request("give exactly one of input_ids and text", param="input_ids")
+
+
+async def sglang_generate(service: Service, request: Request) -> Response:
+    """Answer a request."""
+    asked = await service.read(request, SglangRequest)
+    asked.check()
+    wanted = asked.sampling_params
+    ids = asked.input_ids or require_codec(service.backend).encode(asked.text or "")
+    if wanted.stop_strings:
+        require_codec(service.backend)
+    ask = Ask(
+        token_ids=ids,
+        n=wanted.num_responses,
+        sampling=wanted.sampling(len(ids), service.backend.max_model_len),
+        seed=wanted.group_seed,
+        group=service.groups.name(ids, group=asked.group, session=session_of(request)),
+        stop=wanted.stop_strings,
+        keep_stop=bool(wanted.include_stop_str_in_output),
+    )
+    reply = _Reply(asked, len(ids))
+    generation = service.generation([ask], streams=asked.stream, needs_text=True)
+    if asked.stream:
+        return await service.stream(generation, reply.events(generation))
+    return await service.whole(request, generation, reply.whole)
+
+
+async def workers(service: Service, request: Request) -> Response:
+    """The router's list of engines: this server alone."""
+    url = f"{request.url.scheme}://{request.url.netloc}"
+    return json_response({"workers": [{"id": url, "url": url, "worker_type": "regular", "is_healthy": True}]})
+
+
+class _Reply:
+    """Writes the reply to one request; a stream repeats all there is so far, as SGLang does."""
+
+    def __init__(self, asked: SglangRequest, num_prompt_tokens: int) -> None:
+        self._asked = asked
+        self._num_prompt_tokens = num_prompt_tokens
+        self._id = asked.rid or secrets.token_hex(16)
+
+    def whole(self, generation: Generation) -> Any:
+        values = [self._value(choice) for choice in generation.choices]
+        return values[0] if len(values) == 1 else values
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        async for choice in generation.news():
+            choice.take()
+            yield event_of(self._value(choice) | {"index": choice.index})
+
+    def _value(self, choice: Choice) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": self._id,
+            "finish_reason": _finish_reason(choice),
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": len(choice.ids),
+            "cached_tokens": 0,
+            "weight_version": str(choice.weights_version),
+        }
+        if self._asked.return_logprob:
+            pairs = zip(choice.logprobs, choice.ids, strict=True)
+            meta["output_token_logprobs"] = [[value, token, None] for value, token in pairs]
+        return {"text": choice.text, "output_ids": list(choice.ids), "meta_info": meta}
+
+
+def _finish_reason(choice: Choice) -> dict[str, Any] | None:
+    """As SGLang has it: an object with what was matched, or how long it is."""
+    if choice.finish_reason is None:
+        return None
+    reason: dict[str, Any] = {"type": choice.finish_reason}
+    if choice.finish_reason == "stop":
+        end_token = choice.ids[-1] if choice.ids else None
+        reason["matched"] = end_token if choice.stop_reason is None else choice.stop_reason
+    elif choice.finish_reason == "length":
+        reason["length"] = len(choice.ids)
+    return reason

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /inference/v1/generate: token ids in, token ids out, as vLLM 0.31 has it and SkyRL and prime-rl call it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from seer.ranges import TokenId
+from seer.serve.backend import require_codec
+from seer.serve.generation import Ask, Choice, Generation
+from seer.serve.logprobs import generate_logprobs
+from seer.serve.refusals import bad_request
+from seer.serve.reply import StreamOptions, usage, wants_usage
+from seer.serve.sampling_fields import SamplingFields, wants_logprobs
+from seer.serve.service import Service
+from seer.serve.sessions import session_of
+from seer.serve.streams import event_of
+
+
+class GenerateSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params`."""
+
+    logprobs: int | None = None
+    extra_args: dict[str, Any] | None = None
+    skip_reading_prefix_cache: Any = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of vLLM's request."""
+
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: GenerateSampling
+    request_id: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens"] | None = None
+    group: Annotated[str, Meta(min_length=1)] | None = None
+    """Names the group of these responses; siblings that come in other requests share it."""
+    features: Any = None
+    content_parts: Any = None
+    cache_salt: str | None = None
+    """Not looked at: KV is never shared between weights versions."""
+    priority: int = 0
+    """Not looked at: the scheduler orders by what it learns of groups."""
+    token_offsets: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+
+    def check(self) -> None:
+        """Refuse what Seer does not do."""
+        self.sampling_params.check_supported()
+        for name in ("features", "content_parts", "kv_transfer_params", "ec_transfer_params"):
+            if getattr(self, name):
+                raise bad_request(f"{name} is not supported", hint="token ids alone", param=name)
+
+
+async def token_generate(service: Service, request: Request) -> Response:
+    """Answer a request."""
+    asked = await service.read(request, GenerateRequest)
+    asked.check()
+    service.refuse_other_model(asked.model)
+    wanted = asked.sampling_params
+    if wanted.stop_strings:
+        require_codec(service.backend)
+    ask = Ask(
+        token_ids=asked.token_ids,
+        n=wanted.num_responses,
+        sampling=wanted.sampling(len(asked.token_ids), service.backend.max_model_len),
+        seed=wanted.group_seed,
+        group=service.groups.name(asked.token_ids, group=asked.group, session=session_of(request)),
+        stop=wanted.stop_strings,
+    )
+    reply = _Reply(service, asked)
+    generation = service.generation([ask], streams=asked.stream, needs_text=False)
+    if asked.stream:
+        return await service.stream(generation, reply.events(generation))
+    return await service.whole(request, generation, reply.whole)
+
+
+class _Reply:
+    """Writes the reply to one request."""
+
+    def __init__(self, service: Service, asked: GenerateRequest) -> None:
+        self._asked = asked
+        self._with_logprobs = wants_logprobs(asked.sampling_params.logprobs)
+        self._head: dict[str, Any] = {
+            "request_id": asked.request_id or secrets.token_hex(16),
+            "model": service.backend.name,
+            "output_mode": "tokens",
+        }
+        if asked.return_token_ids:
+            self._head["prompt_token_ids"] = asked.token_ids
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        return self._head | {
+            "choices": [self._choice(choice) for choice in generation.choices],
+            "usage": usage(generation),
+            "prompt_logprobs": None,
+        }
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        async for choice in generation.news():
+            yield event_of(self._head | {"choices": [self._choice(choice)]})
+            self._head.pop("prompt_token_ids", None)
+        if wants_usage(self._asked.stream_options):
+            yield event_of(self._head | {"choices": [], "usage": usage(generation)})
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        piece = choice.take()
+        return {
+            "index": choice.index,
+            "token_ids": piece.ids,
+            "logprobs": generate_logprobs(piece) if self._with_logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "weights_version": choice.weights_version,
+        }

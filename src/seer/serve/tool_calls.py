@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tool calls in a response, as Hermes and Qwen write them.
+
+<tool_call>{"name": "look_up", "arguments": {"word": "seer"}}</tool_call>
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import msgspec
+
+from seer.machine.json_files import UNREADABLE
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def split_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """The text before the first call, and the calls; text with a call that is no JSON stays text."""
+    found = list(_CALL.finditer(text))
+    calls = [_call(one.group(1)) for one in found]
+    if not calls or None in calls:
+        return text, []
+    return text[: found[0].start()].strip() or None, [call for call in calls if call is not None]
+
+
+def _call(text: str) -> dict[str, Any] | None:
+    try:
+        value = msgspec.json.decode(text.strip())
+    except UNREADABLE:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    function = {"name": value["name"], "arguments": text}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

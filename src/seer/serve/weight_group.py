@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's end of a trainer's weight broadcast: it is one rank, receives every tensor, and the fleet hands them on.
+
+The trainer is rank 0 and packs tensors as vLLM's packed broadcast does: tensors are joined as bytes until they exceed
+the size of a buffer, and each buffer is one broadcast. Over `nccl` the tensors arrive on the server's GPU; over `gloo`
+in its memory, for machines without one. All calls that wait for the trainer run in one thread of their own.
+
+Invariants
+  1. Both sides cut buffers by the same rule: the tensor that makes a buffer exceed its size is its last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from seer.ranges import NumBytes
+from seer.serve.refusals import bad_request
+
+BUFFER_BYTES = 1 << 30
+"""vLLM's default, which TRL uses."""
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+JOIN_DEADLINE = timedelta(seconds=120)
+
+
+class InitInfo(msgspec.Struct, kw_only=True):
+    """Where the trainer's group is."""
+
+    master_address: str
+    master_port: Annotated[int, Meta(ge=1, le=65_535)]
+    rank_offset: Annotated[int, Meta(ge=1, le=1)]
+    """The trainer is rank 0, and the server alone follows it."""
+    world_size: Annotated[int, Meta(ge=2, le=2)]
+    packed: Literal[True] = True
+    packed_buffer_size_bytes: NumBytes = BUFFER_BYTES
+    packed_num_buffers: Annotated[int, Meta(ge=1, le=64)] = 2
+    backend: Literal["nccl", "gloo"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor that is about to come."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def num_bytes(self) -> int:
+        """Its size."""
+        import torch
+
+        if self.dtype not in DTYPES:
+            raise bad_request(f"dtype {self.dtype[:40]!r} of {self.name[:100]}", hint=f"one of {', '.join(DTYPES)}")
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+class Communicator(Protocol):
+    """What receives a broadcast."""
+
+    device: str
+
+    def broadcast(self, tensor: Any, src: int) -> Any:
+        """Fill a tensor with the one of rank `src`."""
+
+
+class WeightGroup:
+    """The group with a trainer; there is at most one."""
+
+    def __init__(self, *, backend: Literal["nccl", "gloo"], max_bytes: int) -> None:
+        self.backend = backend
+        self._max_bytes = max_bytes
+        self._communicator: Communicator | None = None
+        self._buffer_bytes = BUFFER_BYTES
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seer-weights")
+
+    async def join(self, info: InitInfo) -> None:
+        """Meet the trainer; replaces an earlier group."""
+        self._communicator = None
+        self._buffer_bytes = info.packed_buffer_size_bytes
+        make = _join_gloo if (info.backend or self.backend) == "gloo" else _join_nccl
+        self._communicator = await self._in_thread(make, info)
+
+    async def leave(self) -> None:
+        """Forget the trainer."""
+        self._communicator = None
+
+    async def receive(self, tensors: Sequence[TensorInfo]) -> dict[str, Any]:
+        """Tensors by name, as the trainer broadcasts them."""
+        if self._communicator is None:
+            raise bad_request("there is no group with a trainer", hint="POST /init_weight_transfer_engine first")
+        num_bytes = sum(tensor.num_bytes() for tensor in tensors)
+        if num_bytes > self._max_bytes:
+            raise bad_request(f"the tensors have {num_bytes:,} bytes", hint=f"at most {self._max_bytes:,} fit here")
+        received: dict[str, Any] = await self._in_thread(
+            receive_packed, self._communicator, tensors, self._buffer_bytes
+        )
+        return received
+
+    def close(self) -> None:
+        """Let the thread end by itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def receive_packed(communicator: Communicator, tensors: Sequence[TensorInfo], buffer_bytes: int) -> dict[str, Any]:
+    """Receive buffer after buffer and cut them into tensors."""
+    import torch
+
+    received = {}
+    for batch in buffers(tensors, buffer_bytes):
+        sizes = [tensor.num_bytes() for tensor in batch]
+        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=communicator.device)
+        communicator.broadcast(packed, src=0)
+        for tensor, part in zip(batch, torch.split(packed, sizes), strict=True):
+            # Cloned: a view may start where its type may not, and would keep the whole buffer.
+            received[tensor.name] = part.clone().view(getattr(torch, tensor.dtype)).view(tensor.shape)
+    return received
+
+
+def buffers(tensors: Sequence[TensorInfo], buffer_bytes: int) -> Iterator[list[TensorInfo]]:
+    """The tensors of each buffer (invariant 1)."""
+    batch: list[TensorInfo] = []
+    num_bytes = 0
+    for tensor in tensors:
+        batch.append(tensor)
+        num_bytes += tensor.num_bytes()
+        if num_bytes > buffer_bytes:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _join_gloo(info: InitInfo) -> Communicator:
+    from seer.engine.gloo_group import GlooGroup
+
+    return GlooGroup(info.master_address, info.master_port, rank=1, world_size=2, deadline=JOIN_DEADLINE)
+
+
+def _join_nccl(info: InitInfo) -> Communicator:
+    from seer.engine.vllm.nccl_group import NcclGroup
+
+    return NcclGroup(info.master_address, info.master_port, rank=1, world_size=2)

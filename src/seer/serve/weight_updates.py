@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New weights over HTTP: from safetensors under `--weights-dir`, or broadcast by a trainer.
+
+A broadcast update is started, gets tensors in any number of calls, and is finished; only then do the instances change.
+From its start the server takes no request (503); what runs ends under the old weights.
+
+Invariants
+  1. A path of a request is opened only if it is under `--weights-dir` after every link is followed.
+  2. Updates come one after another; one that its trainer left behind is dropped by the next start, or after
+     `update_idle_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seer.engine.base import Weights
+from seer.serve.backend import Backend
+from seer.serve.gate import Gate
+from seer.serve.lifecycle import Lifecycle
+from seer.serve.refusals import Refusal, bad_request
+from seer.serve.settings import ServeSettings
+
+
+class WeightUpdates:
+    """The weight updates of a server."""
+
+    def __init__(self, backend: Backend, gate: Gate, lifecycle: Lifecycle, settings: ServeSettings) -> None:
+        self._backend = backend
+        self._gate = gate
+        self._lifecycle = lifecycle
+        self._weights_dir = settings.weights_dir
+        self._idle_s = settings.limits.update_idle_s
+        self._lock = asyncio.Lock()
+        self._tensors: dict[str, Any] | None = None
+        self._closed = contextlib.ExitStack()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a broadcast update is under way."""
+        return self._tensors is not None
+
+    async def from_path(self, path: str) -> int:
+        """Read weights from a folder or safetensors file; returns the new version."""
+        found = self.resolve(path)
+        with self._gate.updating():
+            return await self._apply(found)
+
+    def start(self) -> None:
+        """Begin a broadcast update: no request starts until `finish`."""
+        self.drop()
+        self._tensors = {}
+        self._closed.enter_context(self._gate.updating())
+        self._restart_timer()
+
+    def add(self, tensors: Mapping[str, Any]) -> None:
+        """Take tensors of the update."""
+        if self._tensors is None:
+            raise bad_request("no weight update was started", hint="POST /start_weight_update first")
+        self._tensors.update(tensors)
+        self._restart_timer()
+
+    async def finish(self) -> int:
+        """Switch every instance to the tensors of the update; returns the new version."""
+        if self._tensors is None:
+            raise bad_request("no weight update was started", hint="POST /start_weight_update first")
+        if not self._tensors:
+            self.drop()
+            raise bad_request("the weight update has no tensor", hint="POST /update_weights between start and finish")
+        tensors, self._tensors = self._tensors, None
+        try:
+            return await self._apply(tensors)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget an update that was started; requests start again."""
+        self._tensors = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._closed.close()
+
+    def resolve(self, path: str) -> Path:
+        """A path of a request, if it may be opened."""
+        if self._weights_dir is None:
+            raise Refusal(403, "weights are read from no file", hint="start the server with --weights-dir DIR")
+        allowed = self._weights_dir.resolve()
+        try:
+            found = (allowed / path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):  # missing, a NUL, a loop of links
+            found = None
+        if found is None or not found.is_relative_to(allowed):
+            # One answer for both, so that nothing outside the folder can be probed.
+            raise bad_request(f"no weights at {path[:200]!r} under --weights-dir", param="path")
+        return found
+
+    async def _apply(self, weights: Weights) -> int:
+        async with self._lock:
+            await self._lifecycle.thaw()
+            await self._backend.session.update_weights(weights)
+            return self._backend.weights_version
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._idle_s, self.drop)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token ids in and out: /inference/v1/generate with SkyRL's and prime-rl's fields, SGLang's /generate with slime's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from seer.serve.groups import GroupNames
+from served import NAME, Letters, a_server, events_of, expected_ids
+
+SKYRL: dict[str, Any] = {
+    "min_tokens": 1,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": True,
+    "max_tokens": 30,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "logprobs": 0,
+    "stop": None,
+    "seed": 3,
+}
+"""As SkyRL's get_vllm_sampling_params makes them."""
+PRIME: dict[str, Any] = {
+    "temperature": 1.0,
+    "max_tokens": 30,
+    "seed": 3,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "stop_token_ids": [999],
+    "logprobs": 1,
+    "skip_special_tokens": False,
+}
+"""As the renderer client of prime-rl sends them."""
+
+
+@pytest.mark.parametrize("sampling", [SKYRL, PRIME], ids=["skyrl", "prime-rl"])
+def test_the_reply_has_the_fields_that_frameworks_read(sampling: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            body = {"token_ids": [1, 2], "sampling_params": sampling, "model": NAME, "cache_salt": "7", "priority": 3}
+            reply = await served.ok("/inference/v1/generate", body | {"request_id": "r"})
+            assert reply["request_id"] == "r"
+            [choice] = reply["choices"]
+            assert choice["token_ids"] == expected_ids(3, 0, 30)
+            assert choice["finish_reason"] == "stop"
+            content = choice["logprobs"]["content"]
+            assert [one["token_id"] for one in content] == choice["token_ids"]
+            assert all(isinstance(one["logprob"], float) for one in content)
+            assert reply["usage"]["prompt_tokens"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_of_tokens_adds_up() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            sampling = {"n": 2, "seed": 3, "max_tokens": 50}
+            body = {"token_ids": [1], "sampling_params": sampling, "stream": True, "return_token_ids": True}
+            events = events_of((await served.post("/inference/v1/generate", body)).text)
+            assert events[0]["prompt_token_ids"] == [1]
+            assert "prompt_token_ids" not in events[-1]
+            for index in range(2):
+                own = [one for event in events for one in event["choices"] if one["index"] == index]
+                assert [token for one in own for token in one["token_ids"]] == expected_ids(3, index, 50)
+
+    asyncio.run(scenario())
+
+
+def test_slime_reads_tokens_and_log_probabilities_from_meta_info() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            sampling = {"max_new_tokens": 30, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "sampling_seed": 3}
+            body = {"input_ids": [1, 2], "sampling_params": sampling, "return_logprob": True}
+            reply = await served.ok("/generate", body)
+            pairs = reply["meta_info"]["output_token_logprobs"]
+            assert [token for _, token, _ in pairs] == expected_ids(3, 0, 30) == reply["output_ids"]
+            assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": 0}
+            assert reply["text"] == Letters().decode(reply["output_ids"])
+            long = await served.ok("/generate", body | {"sampling_params": sampling | {"ignore_eos": True}})
+            assert long["meta_info"]["finish_reason"] == {"type": "length", "length": 30}
+            workers = (await served.get("/workers")).json()["workers"]
+            assert [worker["url"] for worker in workers] == ["http://localhost"]
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_ask_for_images_are_refused() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            body = {"token_ids": [1], "sampling_params": {}, "features": {"mm_hashes": {}}}
+            assert (await served.post("/inference/v1/generate", body)).status_code == 400
+            assert (await served.post("/generate", {"input_ids": [1], "image_data": ["x"]})).status_code == 400
+            assert (await served.post("/generate", {"input_ids": [1], "text": "a"})).status_code == 400
+
+    asyncio.run(scenario())
+
+
+def test_a_group_is_named_by_its_field_its_session_or_its_prompt() -> None:
+    names = GroupNames(max_sessions=2)
+    by_prompt = names.name([1, 2])
+    assert names.name([1, 2]) == by_prompt != names.name([1, 3])
+    assert names.name([1, 2], group="x") == names.name([5], group="x") != by_prompt
+    # SkyRL: all repeats of one uid are siblings, whatever turn they are in.
+    assert (
+        names.name([1], session="uid_3_0")
+        == names.name([1, 9], session="uid_3_11")
+        != names.name([1], session="uid_4_0")
+    )
+    # prime-rl: trajectories with equal prompts are siblings, and stay so as each grows.
+    first = names.name([1, 2], session="trajectory")
+    assert first == by_prompt == names.name([1, 2, 3, 4], session="trajectory")
+    names.forget("trajectory")
+    assert names.name([1, 2, 3, 4], session="trajectory") != first
+    for number in range(3):
+        names.name([number], session=f"s{number}x")
+    assert len(names._sessions) == 2
+
+
+def test_siblings_of_a_session_header_share_a_group() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            seen: list[str] = []
+            submit = served.service.backend.session.submit
+
+            def noting(*arguments: Any, **settings: Any) -> Any:
+                seen.append(settings["group"])
+                return submit(*arguments, **settings)
+
+            served.service.backend.session.submit = noting  # type: ignore[method-assign]
+            for rep, prompt in enumerate(([1, 2], [1, 2], [1, 2, 3])):
+                headers = {"X-Session-ID": f"uid_{rep}"}
+                body = {"token_ids": prompt, "sampling_params": {"max_tokens": 3}}
+                await served.ok("/inference/v1/generate", body, headers=headers)
+            assert seen == ["s:uid"] * 3
+
+    asyncio.run(scenario())
