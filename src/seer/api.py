@@ -29,6 +29,7 @@ from seer.hosting.memory_limits import refuse_what_cannot_fit
 from seer.hosting.memory_plan import node_pool_bytes, pool_bytes, pool_ssd
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
+from seer.ranges import Count, check
 from seer.runs.arguments import check_journal, check_prompts, check_run, check_sampling, check_weights
 from seer.runs.encoded_check import refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity
@@ -252,6 +253,17 @@ class Rollout:
             events=events,
         )
         return Session(self._fleet, self.encode, self.engine.codec, options)
+
+    async def add_instances(self, num_instances: int) -> list[int]:
+        """Start more instances, also while a run or a session goes on; returns their ids once they take work."""
+        check(num_instances, Count, "num_instances")
+        self._require_started()
+        return await self._fleet.add_instances(num_instances)
+
+    async def remove_instances(self, ids: Sequence[int]) -> None:
+        """End instances, also while a run or a session goes on: their requests are parked, and go on elsewhere."""
+        self._require_started()
+        await self._fleet.remove_instances(ids)
 
     def cancel(self) -> None:
         """End the run in progress; its remaining groups come out with what was generated."""

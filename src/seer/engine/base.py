@@ -83,8 +83,8 @@ class Instance(Protocol):
         """Let attempts generate more than before. A lease that is not longer than the present one changes nothing."""
 
     def park(self, attempts: Sequence[Attempt]) -> None:
-        """End leases at the next step boundary, with the KV kept as at a lease's end; the last outputs have
-        `end=PARKED`, unless the chunk stops or reaches its lease before that.
+        """End leases at the next step boundary at which a KV block is full, or earlier, with the KV kept as at a
+        lease's end; the last outputs have `end=PARKED`, unless the chunk stops or reaches its lease before that.
         """
 
     def abort(self, request: int) -> None:

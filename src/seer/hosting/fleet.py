@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from seer.config import HostingConfig
-from seer.engine.base import Weights
+from seer.engine.base import Instance, Weights
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
@@ -44,10 +44,14 @@ from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.health import InstanceStatus
 from seer.hosting.hostings import make_hosting
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
+from seer.hosting.resizing import refuse_removal, start_all
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import ChunkOutput, DraftMode
 
 log = logging.getLogger(__name__)
+
+LEAVE_DEADLINE_S = 120.0
+"""For the requests of an instance that leaves: each is parked at its next step."""
 
 
 class InstanceListener(Protocol):
@@ -58,6 +62,12 @@ class InstanceListener(Protocol):
 
     def rejoin_instance(self, instance: int) -> None:
         """The instance is up again, with empty KV memory."""
+
+    def add_instance(self, instance: Instance) -> None:
+        """A new instance takes work from now on."""
+
+    def retire_instance(self, instance: int) -> None:
+        """The instance gets no more work; its requests leave it."""
 
 
 class HostedFleet:
@@ -99,6 +109,10 @@ class HostedFleet:
         self.instances: list[ProcessInstance] = []
         self.devices: list[InstanceDevices] = []
         """Of each instance; known once the fleet starts."""
+        self._retired: set[int] = set()
+        self._resizing = asyncio.Lock()
+        self._configuring = asyncio.Lock()
+        """A new instance gets all commands, or joins before one is sent to all."""
         self.weights_version = 0
         self.num_lost = 0
         """Instances lost so far; one that was lost twice counts twice."""
@@ -115,9 +129,8 @@ class HostedFleet:
             raise
 
     async def _start(self) -> None:
-        config = replace(self._engine.config, instances=self._num_instances, hosting=self._options)
         is_local = self._hosting.is_local
-        self.devices = assign_devices(config) if is_local else [InstanceDevices()] * self._num_instances
+        self.devices = self._devices_of_all(self._num_instances)
         await self._hosting.start()
         if self.pool is not None:
             self.pool.start()
@@ -133,26 +146,62 @@ class HostedFleet:
         if is_local and self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
             self._matrices = make_shared_folder("seer-matrices", 0)
         spec = self._spec()
-        self.instances = [
-            ProcessInstance(
-                i,
-                spec,
-                options=self._options,
-                devices=self.devices[i],
-                launcher=self._hosting.launcher,
-                events=self._emit,
-                on_lost=self._supervisor.on_lost,
-                on_fatal=self._give_up,
-            )
-            for i in range(self._num_instances)
-        ]
-        self._supervisor.watch(list(self.instances))
-        started = await asyncio.gather(
-            *(instance.start(self._take_output) for instance in self.instances), return_exceptions=True
+        self.instances = [self._new_instance(i, spec, devices) for i, devices in enumerate(self.devices)]
+        self._supervisor.watch(self.instances)
+        await start_all(self.instances, self._take_output)
+
+    def _new_instance(self, id: int, spec: InstanceSpec, devices: InstanceDevices) -> ProcessInstance:
+        return ProcessInstance(
+            id,
+            spec,
+            options=self._options,
+            devices=devices,
+            launcher=self._hosting.launcher,
+            events=self._emit,
+            on_lost=self._supervisor.on_lost,
+            on_fatal=self._give_up,
         )
-        failures = [result for result in started if isinstance(result, BaseException)]
-        if failures:
-            raise failures[0]
+
+    async def add_instances(self, num_instances: int) -> list[int]:
+        """Start more instances while a loop may run; returns their ids. All take work once the last one is ready.
+
+        If one of them fails to start, none is added.
+        """
+        async with self._resizing:
+            first, spec = len(self.instances), self._spec()
+            devices = self._devices_of_all(first + num_instances)[first:]
+            new = [self._new_instance(first + i, spec, own) for i, own in enumerate(devices)]
+            try:
+                await start_all(new, self._take_output)
+                async with self._configuring:
+                    await asyncio.gather(*(one.take_configuration_of(self.instances[0]) for one in new))
+                    self.instances += new
+                    self.devices += devices
+            except BaseException:
+                await asyncio.gather(*(one.close() for one in new))
+                raise
+        for one in new:
+            if self._loop is not None:
+                self._loop.add_instance(one)
+        return [one.id for one in new]
+
+    async def remove_instances(self, ids: Sequence[int]) -> None:
+        """End instances while a loop may run: their requests are parked and go on elsewhere. Ids are not used again."""
+        async with self._resizing:
+            refuse_removal(ids, [one.id for one in self.instances if one.id not in self._retired])
+            self._retired.update(ids)
+            for id in ids:
+                self._supervisor.release(id)
+                if self._loop is not None:
+                    self._loop.retire_instance(id)
+            leaving = [self.instances[id] for id in ids]
+            await self._wait_until_idle(leaving, "waiting for the requests of instances that leave", LEAVE_DEADLINE_S)
+            await asyncio.gather(*(one.close() for one in leaving))
+
+    def _devices_of_all(self, num_instances: int) -> list[InstanceDevices]:
+        if not self._hosting.is_local:
+            return [InstanceDevices()] * num_instances
+        return assign_devices(replace(self._engine.config, instances=num_instances, hosting=self._options))
 
     def view(self) -> list[InstanceStatus]:
         """The state of every instance now."""
@@ -230,17 +279,20 @@ class HostedFleet:
 
     async def wait_until_idle(self, deadline_s: float) -> None:
         """Wait until no instance runs a chunk, so that a new loop gets no outputs of an earlier one."""
+        await self._wait_until_idle(self.instances, "waiting for the last chunks of an earlier run", deadline_s)
+
+    async def _wait_until_idle(self, instances: Sequence[ProcessInstance], why: str, deadline_s: float) -> None:
         try:
             async with asyncio.timeout(deadline_s):
-                while any(instance.num_in_flight for instance in self.instances if instance.is_up):
+                while any(instance.num_in_flight for instance in instances if instance.is_up):
                     self._chunk_ended.clear()
                     await self._chunk_ended.wait()
         except TimeoutError:
-            raise DeadlineExceeded("waiting for the last chunks of an earlier run", deadline_s) from None
+            raise DeadlineExceeded(why, deadline_s) from None
 
     async def wait_until_up(self) -> None:
-        """Wait until every instance is up; the caller sets the deadline."""
-        while not all(instance.is_up for instance in self.instances):
+        """Wait until every instance that was not removed is up; the caller sets the deadline."""
+        while not all(instance.is_up or instance.id in self._retired for instance in self.instances):
             self._instance_returned.clear()
             await self._instance_returned.wait()
 
@@ -293,6 +345,10 @@ class HostedFleet:
 
     async def _configure(self, command: Command) -> None:
         """Send a command to every instance: now if it is up, otherwise after its restart."""
+        async with self._configuring:
+            await self._send_to_all(command)
+
+    async def _send_to_all(self, command: Command) -> None:
         up = [instance for instance in self.instances if instance.is_up]
         for instance in self.instances:
             if instance not in up:

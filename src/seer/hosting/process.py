@@ -355,6 +355,11 @@ class ProcessInstance:
         """`configure` for an instance that is down or restarting: the command is sent once it is up."""
         self._configuration[type(command)] = command
 
+    async def take_configuration_of(self, other: ProcessInstance) -> None:
+        """Carry out the newest commands of each kind that another instance was given."""
+        self._configuration = dict(other._configuration)
+        await self._repeat_configuration()
+
     async def _repeat_configuration(self) -> None:
         done: dict[type[Command], Command] = {}
         while done != self._configuration:  # it may change during the calls

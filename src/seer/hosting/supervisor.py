@@ -17,7 +17,7 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from seer.errors import InstanceError, SeerError
@@ -56,21 +56,28 @@ class Supervisor:
         self._lost = lost
         self._back = back
         self._given_up = given_up
-        self._instances: list[Restartable] = []
+        self._instances: Sequence[Restartable] = ()
+        self._released: set[int] = set()
         self._budgets: dict[int, RestartBudget] = {}
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._exhausted: set[int] = set()  # of these: down until their budget is renewed
         self._has_given_up = False
         self._is_over = False
 
-    def watch(self, instances: list[Restartable]) -> None:
-        """Supervise these instances; each must call `on_lost` when it goes down."""
+    def watch(self, instances: Sequence[Restartable]) -> None:
+        """Supervise the instances of this list, which may grow; each must call `on_lost` when it goes down."""
         self._instances = instances
+
+    def release(self, instance: int) -> None:
+        """Restart this one no more: it leaves the fleet."""
+        self._released.add(instance)
+        if instance in self._restarting:
+            self._restarting.pop(instance).cancel()
 
     def on_lost(self, instance: int, reason: str) -> None:
         """Report the loss and restart the instance."""
         self._lost(instance, reason)
-        if not self._is_over:
+        if not self._is_over and instance not in self._released:
             self._restarting[instance] = asyncio.create_task(self._restart(instance, reason))
 
     def stop(self) -> None:

@@ -98,9 +98,7 @@ class Summarizer:
         """Take one event into account."""
         # The instances' states are by far the most frequent, and this is called for everything that happens.
         if type(event) is InstanceState:
-            self._account(event.instance, event.t_s)
-            self._running[event.instance] = event.num_running
-            self._accepted[event.instance] = event.accepted_per_step
+            self._note_state(event)
         elif type(event) is Started:
             self._migrations += event.moved_from is not None and event.moved_from != event.instance
         elif type(event) is Prefilling:
@@ -171,6 +169,22 @@ class Summarizer:
         self._pool_failures += event.num_failed
         self._pool_corrupt += event.num_corrupt
         self._pool_recomputed += event.num_recomputed
+
+    def _note_state(self, event: InstanceState) -> None:
+        instance = event.instance
+        if instance >= len(self._running):
+            self._add_instances(instance + 1, event.t_s)
+        self._account(instance, event.t_s)
+        self._running[instance] = event.num_running
+        self._accepted[instance] = event.accepted_per_step
+
+    def _add_instances(self, num_instances: int, now_s: float) -> None:
+        """Instances that joined later."""
+        more = num_instances - len(self._running)
+        self._state_since_s += [now_s] * more
+        self._running += [0] * more
+        self._accepted += [1.0] * more
+        self._busy_s += [0.0] * more
 
     def _account(self, instance: int, now_s: float) -> None:
         elapsed_s = now_s - self._state_since_s[instance]

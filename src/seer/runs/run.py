@@ -31,6 +31,7 @@ from seer.metrics.events import Ended, Event, EventSink, Extended, Stepped, Stop
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
+from seer.runs.forced_fleet import ForcedFleet
 from seer.runs.journal import Journal
 from seer.runs.pool_events import pool_events
 from seer.runs.prompts import EncodedPrompt
@@ -167,7 +168,7 @@ class Run:
         for one in forced:
             one.attach(loop.on_output)
         fleet.attach(
-            loop,
+            ForcedFleet(loop, forced, self._length_of) if forced else loop,
             events=self._on_event,
             on_output=lambda output: (forced[output.instance] if forced else loop).on_output(output),
             on_failure=self._fail,

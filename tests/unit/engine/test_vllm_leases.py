@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from vllm_engines import needs_vllm
 
 pytestmark = needs_vllm
+NUM_PROMPT_TOKENS = 5
 
 
 def a_request(number: int = 0, *, lease: int, max_left: int = 100, num_output: int = 0) -> Any:
@@ -23,6 +24,7 @@ def a_request(number: int = 0, *, lease: int, max_left: int = 100, num_output: i
         sampling_params=SimpleNamespace(extra_args={EXTRA: facts}),
         max_tokens=max_left,
         num_output_tokens=num_output,
+        num_tokens=NUM_PROMPT_TOKENS + num_output,
         is_finished=lambda: False,
     )
 
@@ -33,7 +35,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     from seer.engine.vllm.leased_scheduler import LeasedScheduler
 
-    monkeypatch.setattr(Scheduler, "__init__", lambda self: setattr(self, "requests", {}))
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: vars(self).update(requests={}, block_size=8))
     monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
     return LeasedScheduler()
 
@@ -46,11 +48,20 @@ def test_a_request_ends_at_its_lease_and_an_extension_moves_the_end(scheduler: A
     assert request.max_tokens == 96
 
 
-def test_a_parked_request_ends_with_its_next_token(scheduler: Any) -> None:
-    request = a_request(lease=64, num_output=10)
+@pytest.mark.parametrize(
+    ("num_output", "lease", "end"),
+    [
+        (10, 64, 12),  # the KV of 5 + 12 tokens but the last fills two blocks
+        (11, 64, 12),  # ends with the next token, which is computed already
+        (12, 64, 20),
+        (12, 17, 17),  # the lease ends before the block
+    ],
+)
+def test_a_parked_request_ends_with_its_block(scheduler: Any, num_output: int, lease: int, end: int) -> None:
+    request = a_request(lease=lease, num_output=num_output)
     scheduler.add_request(request)
     scheduler.renew_leases([], [[0, 1], [7, 1]])
-    assert request.max_tokens == 11
+    assert request.max_tokens == end
 
 
 def test_what_comes_before_its_request_is_kept_for_it(scheduler: Any) -> None:

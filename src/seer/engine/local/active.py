@@ -63,6 +63,8 @@ class ActiveChunk:
     """Sequence slot: its row of the block tables. -1 while the chunk waits."""
     max_tokens: int = 0
     """Its lease: tokens it may generate in all."""
+    is_parked: bool = False
+    """Whether its lease was cut short to the end of a block."""
     num_entered: int = 0
     """Tokens it had when it entered last."""
     num_pooled: int = 0
@@ -108,6 +110,10 @@ class ActiveChunk:
     def num_response(self) -> int:
         """Tokens of the whole response so far, earlier chunks included."""
         return len(self.tokens) - self.chunk.num_prompt_tokens
+
+    def tokens_to_block_end(self) -> int:
+        """Tokens until the KV of all but the last fills whole blocks: only these are kept when it leaves."""
+        return (1 - len(self.tokens)) % self.chain.block_size
 
     @property
     def decoding(self) -> bool:

@@ -121,14 +121,24 @@ class Engine:
         by_attempt = self._by_attempt()
         for lease in leases:
             active = by_attempt.get((lease.request, lease.attempt))
-            if active is not None:
+            if active is not None and not active.is_parked:
                 active.max_tokens = max(active.max_tokens, lease.max_tokens)
 
     def park(self, attempts: Sequence[Attempt]) -> list[ChunkOutput]:
-        """End chunks now. Their full blocks stay in the cache and in the pool."""
+        """End chunks at the end of the block they are in: full blocks stay in the cache and in the pool."""
         by_attempt = self._by_attempt()
         found = [by_attempt[attempt] for attempt in attempts if attempt in by_attempt]
-        return [self._finish(active, ChunkEnd.PARKED) for active in found]
+        return [self._finish(active, ChunkEnd.PARKED) for active in found if not self._goes_on(active)]
+
+    @staticmethod
+    def _goes_on(active: ActiveChunk) -> bool:
+        """Cut the lease of a chunk that is in the middle of a block to its end; False if it can end now."""
+        more = active.tokens_to_block_end()
+        if not more or not active.decoding:
+            return False
+        active.is_parked = True
+        active.max_tokens = min(active.max_tokens, active.num_generated + more)
+        return True
 
     def _by_attempt(self) -> dict[tuple[int, int], ActiveChunk]:
         return {(active.chunk.request, active.chunk.attempt): active for active in self.scheduler.all_chunks()}
@@ -255,7 +265,7 @@ class Engine:
         if stopped:
             active.end, active.stop_token = ChunkEnd.STOP, tokens[-1]
         elif active.num_remaining == 0:
-            active.end = ChunkEnd.LIMIT
+            active.end = ChunkEnd.PARKED if active.is_parked else ChunkEnd.LIMIT
         if self.scheduler.drafter is not None and not observed:
             self.scheduler.drafter.observe(active.chunk.group, active.chunk.request, tokens, start=start)
 

@@ -224,7 +224,7 @@ class VllmInstance:
             self._in_background(self._renew(granted, []))
 
     def park(self, attempts: Sequence[Attempt]) -> None:
-        """End chunks with their next token; with vLLM's own scheduler they end where they were to."""
+        """End chunks with the block they are in; with vLLM's own scheduler they end where they were to."""
         parked: list[list[int]] = []
         if not self._settings.counts_steps:
             return

@@ -3,8 +3,9 @@
 
 vLLM ends a request when it has `max_tokens` of the scheduler's own record of it. A chunk therefore reaches vLLM with
 the limit of its whole response, and its lease is written to that record: at first when it is added, and again by each
-call of `renew_leases`. A park lowers it to the next token. So a lease ends as every limit of vLLM does: at a step
-boundary, with its last tokens and with its KV saved by the connector, also with asynchronous scheduling.
+call of `renew_leases`. A park lowers it to the end of the block that the request is in, because only whole blocks are
+kept. So a lease ends as every limit of vLLM does: at a step boundary, with its last tokens and with its KV saved by the
+connector, also with asynchronous scheduling.
 
 The front end reaches the scheduler by a utility call. vLLM looks its method up on the engine by name, and `install`
 puts it there. Calls and new requests come in order on one socket, but the front end may send a call before it has sent
@@ -56,7 +57,7 @@ class LeasedScheduler(Scheduler):
         super().add_request(request)
 
     def renew_leases(self, leases: list[list[int]], parked: list[list[int]]) -> None:
-        """Extend leases, [request, attempt, tokens in all], and end others, [request, attempt], at the next token."""
+        """Extend leases, [request, attempt, tokens in all], and end others, [request, attempt], with their block."""
         for number, attempt, max_tokens in leases:
             request = self._leased.get((number, attempt))
             if request is None:
@@ -68,7 +69,9 @@ class LeasedScheduler(Scheduler):
             if request is None:
                 self._keep((number, attempt), 0)
             else:
-                request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
+                # The KV of all tokens but the last is kept; the next token is being computed already.
+                to_block_end = -request.num_tokens % self.block_size
+                request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1 + to_block_end)
 
     def _keep(self, key: Key, max_tokens: int) -> None:
         self._early[key] = max_tokens

@@ -64,8 +64,12 @@ def test_a_lease_is_extended_and_parked_between_steps(folder: Path) -> None:
         for _ in range(14):
             outputs += engine.step()
         outputs += engine.park([Attempt(0, 2), Attempt(0, 1), Attempt(9, 1)])
+        engine.extend([Lease(0, 1, 35)])  # too late
+        while engine.busy:
+            outputs += engine.step()
     assert [output.end for output in outputs if output.end] == [ChunkEnd.PARKED]
     ids = [token for output in outputs if output.span for token in output.span.ids]
     assert 10 < len(ids) < 30
+    assert (len(PROMPTS[0]) + len(ids) - 1) % engine.scheduler.cache.block_size == 0  # all of its KV is kept
     assert ids == whole.ids[: len(ids)]
     assert not engine.busy

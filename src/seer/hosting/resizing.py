@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting several instances at once, and which of a fleet's instances may be removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from seer.engine.base import OutputSink
+from seer.errors import ConfigError
+from seer.hosting.process import ProcessInstance
+
+
+async def start_all(instances: Sequence[ProcessInstance], sink: OutputSink) -> None:
+    """Start all at once and wait for each; raises the first failure when none is starting any more."""
+    started = await asyncio.gather(*(instance.start(sink) for instance in instances), return_exceptions=True)
+    for result in started:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def refuse_removal(ids: Sequence[int], present: Sequence[int]) -> None:
+    """Raise a ConfigError unless all ids are in the fleet, each once, and one instance stays."""
+    unknown = sorted(set(ids) - set(present))
+    if unknown or len(set(ids)) != len(ids):
+        raise ConfigError(f"instances {list(ids)} cannot be removed", hint=f"the fleet has {list(present)}; each once")
+    if len(ids) == len(present):
+        raise ConfigError(f"all {len(ids)} instances would be removed", hint="leave one, or close the rollout")

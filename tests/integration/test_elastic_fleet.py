@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances that join and leave while a rollout runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer import HostingConfig, Rollout, Sampling
+from seer.errors import ConfigError, SeerError
+from seer.metrics.events import Event, Prefilling, Started
+
+PROMPTS = [[1, 2, 3 + i] for i in range(8)]
+SAMPLING = Sampling(max_tokens=120)
+QUICK = HostingConfig(pin_cores=False, heartbeat_s=0.1, silence_deadline_s=5.0, progress_deadline_s=10.0)
+Tokens = dict[tuple[int, int], list[int]]
+
+
+def a_rollout(instances: int, **settings: Any) -> Rollout:
+    engine_settings = {"step_s": settings.pop("step_s", 0.001)}
+    return Rollout(
+        "none", engine="fake", instances=instances, engine_settings=engine_settings, hosting=QUICK, **settings
+    )
+
+
+class AtStart:
+    """Does something once, when a number of chunks have started, and notes the instances that got chunks."""
+
+    def __init__(self, number: int, act: Callable[[], Awaitable[object]]) -> None:
+        self._left, self._act = number, act
+        self.task: asyncio.Task[None] | None = None
+        self.used: set[int] = set()
+        self.used_after: set[int] = set()
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Started):
+            return
+        self.used.add(event.instance)
+        if self.task is not None and self.task.done():
+            self.used_after.add(event.instance)
+        self._left -= 1
+        if not self._left:
+            self.task = asyncio.get_running_loop().create_task(self._acted())
+
+    async def _acted(self) -> None:
+        await self._act()
+
+
+async def tokens_of(rollout: Rollout, prompts: list[Any] = PROMPTS, **settings: Any) -> Tokens:
+    groups = [group async for group in rollout.run(prompts, n=4, sampling=SAMPLING, **settings)]
+    return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
+
+
+@pytest.mark.parametrize("scheduler", ["seer", "divided"])
+def test_instances_that_join_take_work_and_change_no_token(scheduler: str) -> None:
+    async def scenario() -> None:
+        async with a_rollout(1, scheduler=scheduler) as rollout:
+            expected = await tokens_of(rollout)
+            joined = AtStart(3, lambda: rollout.add_instances(2))
+            assert await tokens_of(rollout, events=joined) == expected
+            assert joined.task is not None
+            await joined.task
+            assert joined.used <= {0, 1, 2}
+            later = AtStart(0, lambda: asyncio.sleep(0))
+            assert await tokens_of(rollout, events=later) == expected  # the next run has all three
+            assert later.used == {0, 1, 2}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("scheduler", ["seer", "verl"])
+def test_instances_that_are_removed_hand_their_requests_over_and_get_no_more(scheduler: str) -> None:
+    async def scenario() -> None:
+        async with a_rollout(4, scheduler=scheduler) as rollout:
+            expected = await tokens_of(rollout)
+            left = AtStart(12, lambda: rollout.remove_instances([0, 2, 3]))
+            assert await tokens_of(rollout, events=left) == expected
+            assert left.task is not None
+            await left.task
+            assert left.used_after <= {1}
+            assert [one.is_up for one in rollout.fleet.instances] == [False, True, False, False]
+            assert rollout.fleet.num_lost == 0
+            assert await tokens_of(rollout) == expected
+            await asyncio.wait_for(rollout.fleet.wait_until_up(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_that_joins_after_an_update_has_the_newest_weights(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout(1) as rollout:
+            await rollout.update_weights(tmp_path)
+            assert await rollout.add_instances(1) == [1]
+            assert rollout.fleet.instances[1].view().weights_version in (0, 1)  # as it last said
+            async with rollout.session() as session:
+                handles = [handle for p in PROMPTS for handle in session.submit(p, n=4, sampling=SAMPLING)]
+                assert {(await handle).weights_version for handle in handles} == {1}
+            await rollout.remove_instances([0])
+            assert await rollout.update_weights(tmp_path) == 2
+            assert await tokens_of(rollout)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_added_or_removed_is_refused_and_the_fleet_goes_on() -> None:
+    async def scenario() -> None:
+        async with a_rollout(2) as rollout:
+            for ids in ([2], [0, 0], [0, 1], [-1]):
+                with pytest.raises(ConfigError, match="removed"):
+                    await rollout.remove_instances(ids)
+            with pytest.raises(ConfigError, match="num_instances"):
+                await rollout.add_instances(0)
+            object.__setattr__(rollout.engine, "factory", "host_fakes:make_refusing")
+            with pytest.raises(SeerError):
+                await rollout.add_instances(2)
+            assert len(rollout.fleet.instances) == 2
+            assert await tokens_of(rollout)
+
+    asyncio.run(scenario())
+
+
+def test_the_embedded_engine_computes_next_to_nothing_again_when_three_of_four_leave(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from seer.engine.local.tiny import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "tiny", seed=3)
+    prefilled: list[Prefilling] = []
+
+    async def scenario() -> tuple[Tokens, Tokens]:
+        async with Rollout(folder, instances=4, pool_bytes=512 << 20, hosting=QUICK) as rollout:
+            expected = await tokens_of(rollout)
+            left = AtStart(20, lambda: rollout.remove_instances([0, 1, 2]))
+
+            def note(event: Event) -> None:
+                left(event)
+                if isinstance(event, Prefilling):
+                    prefilled.append(event)
+
+            found = await tokens_of(rollout, events=note)
+            assert left.task is not None
+            await left.task
+            return expected, found
+
+    expected, found = asyncio.run(scenario())
+    assert found == expected
+    recomputed = sum(event.num_recomputed for event in prefilled)
+    assert recomputed <= 0.01 * sum(map(len, found.values()))
