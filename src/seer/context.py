@@ -34,11 +34,6 @@ class Context:
         hint = self._length_hint(group) if self._length_hints else None
         return group.sampling.max_tokens if hint is None else min(hint, group.sampling.max_tokens)
 
-    @property
-    def has_length_hints(self) -> bool:
-        """Whether any group has one."""
-        return bool(self._length_hints)
-
     def has_length_hint(self, group: Group) -> bool:
         """Whether an earlier epoch has shown how long the group's responses are."""
         return bool(self._length_hints) and self._length_hint(group) is not None

@@ -18,7 +18,13 @@ from seer.scheduling.context_aware import ProbesThenLongestGroup
 from seer.scheduling.divided import Ordering
 from seer.scheduling.fixed_rank import FirstComeFirstServed
 from seer.scheduling.longest_first import LongestRemainingFirst
-from seer.scheduling.memory_or_slot import LEVEL_RATIO, MemoryOrSlotOrdering, expected_remaining_tokens
+from seer.scheduling.memory_or_slot import (
+    LEVEL_RATIO,
+    OVERRUN,
+    SPREAD,
+    MemoryOrSlotOrdering,
+    expected_remaining_tokens,
+)
 
 
 class SortedList:
@@ -202,11 +208,18 @@ def test_memory_or_slot_follows_the_limits_and_the_estimates(
 
     ordering = Turning(context, has_pool=has_pool)
 
+    def may_need(request: Request) -> float:
+        longest = float(request.max_tokens)
+        if context.knows(request.group):
+            outgrown = request.num_generated * (1.0 + OVERRUN)
+            longest = min(longest, max(SPREAD * context.expected_tokens(request.group), outgrown))
+        return longest - request.num_generated
+
     def rank(request: Request) -> tuple[float, ...]:
         if has_pool and not ordering.memory_is_scarce:
             remaining = expected_remaining_tokens(context, request)
             return (-level(remaining, LEVEL_RATIO), -request.num_generated, request.index, request.id)
-        first = request.remaining_limit if has_pool else request.num_generated
+        first = may_need(request) if has_pool else request.num_generated
         return (-first, -context.expected_tokens(request.group), request.index, request.id)
 
     follow(ordering, rank, sizes, seed, context)

@@ -4,10 +4,13 @@
 A rollout ends with its last response, and no estimate tells which one that will be: the first response of a group to
 finish is its shortest, and with heavy tails any group can contain a very long one.
 
-* *Memory is scarce.* The request with the most tokens left to its limit runs first, that is, the one that has generated
-  least: it needs the least memory and may still become the longest. So all requests start early, short ones end and
-  free memory, and the remaining ones run side by side at the end. Ties: the group with the longest estimate first. If
-  a length hint from an earlier weights version is given for a group, it replaces the limit.
+* *Memory is scarce.* The request that may still need the most tokens runs first. In a group of unknown length that is
+  what is left to its limit, so the request that has generated least runs first: it needs the least memory and may still
+  become the longest. So all requests start early, short ones end and free memory, and the remaining ones run side by
+  side at the end. From the first finish on, a group's requests may need `SPREAD` times its longest finished response,
+  or, of one that has generated more than a third of that, `OVERRUN` times its present length in addition. So groups
+  that look short leave memory to the others, and one that has outgrown its group goes on. Ties: the group with the
+  longest estimate first. If a length hint from an earlier weights version is given for a group, it replaces the limit.
 * *Sequence slots are scarce.* A request takes one slot however long it is. The request that is expected to need the
   most tokens runs first. Within about the same need, the one that has generated more runs first.
 * *There is no pool.* The KV of a paused request would be computed again, so the request that has generated most runs
@@ -32,6 +35,9 @@ LEVEL_RATIO = 1.25
 OVERRUN = 2.0
 """A request that has exceeded its group's estimate is expected to need this many times its present length in addition:
 lengths have heavy tails."""
+SPREAD = 6.0
+"""While memory is scarce, a response may become this many times as long as its group's longest finished one. With less,
+a long response of a group that looked short starts last; with more, all groups are treated alike."""
 
 
 class MemoryOrSlotOrdering:
@@ -42,7 +48,7 @@ class MemoryOrSlotOrdering:
         self._has_pool = has_pool
         self.memory_is_scarce = True
         """Whether memory, not sequence slots, is scarce. Set before each decision."""
-        self._by_memory = EstimatedRank(context, self._least_far_along if has_pool else self._begun_first)
+        self._by_memory = EstimatedRank(context, self._most_needed if has_pool else self._begun_first)
         self._by_slots: EstimatedRank | None = None  # made when slots are first scarce: many runs never need it
 
     def admit(self, requests: Sequence[Request]) -> None:
@@ -82,13 +88,14 @@ class MemoryOrSlotOrdering:
         """Its rank by what is scarce now, whether it waits or runs; smaller ranks run first."""
         if not self._memory_counts():
             return self._longest_expected(request)
-        return self._least_far_along(request) if self._has_pool else self._begun_first(request)
+        return self._most_needed(request) if self._has_pool else self._begun_first(request)
 
     def last(self, requests: Sequence[Request]) -> Request:
-        """The one with the largest rank. Among all that run on an instance, few are as near to their limit as it."""
-        if self._memory_counts() and self._has_pool and not self._context.has_length_hints:
-            least = min([request.remaining_limit for request in requests])
-            requests = [request for request in requests if request.remaining_limit == least]
+        """The one with the largest rank. Only the few that may need as little as it are ranked."""
+        if self._memory_counts() and self._has_pool:
+            needs = [self._may_need_tokens(request) for request in requests]
+            least = min(needs)
+            requests = [request for request, need in zip(requests, needs, strict=True) if need == least]
         return max(requests, key=self.rank)
 
     def finished(self, request: Request) -> None:
@@ -112,12 +119,19 @@ class MemoryOrSlotOrdering:
             self._by_slots.admit(self._by_memory.waiting())
         return self._by_slots
 
-    def _least_far_along(self, request: Request) -> Rank:
+    def _most_needed(self, request: Request) -> Rank:
+        expected = self._context.expected_tokens(request.group)
+        return (-self._may_need_tokens(request), -expected, request.index, request.id)
+
+    def _may_need_tokens(self, request: Request) -> float:
         context, group = self._context, request.group
-        left = (
-            expected_remaining_tokens(context, request) if context.has_length_hint(group) else request.remaining_limit
-        )
-        return (-left, -context.expected_tokens(group), request.index, request.id)
+        if context.has_length_hint(group):
+            return expected_remaining_tokens(context, request)
+        num_generated, left = request.num_generated, request.remaining_limit
+        if not context.knows(group):
+            return left
+        longest = max(SPREAD * context.expected_tokens(group), (1.0 + OVERRUN) * num_generated)
+        return min(left, longest - num_generated)
 
     def _longest_expected(self, request: Request) -> Rank:
         return rank_by_remaining(request, expected_remaining_tokens(self._context, request), LEVEL_RATIO)

@@ -56,16 +56,38 @@ def test_of_requests_not_begun_a_group_of_unknown_length_goes_before_one_known_t
     assert ordering.pop().group.id == 1
 
 
-def test_the_request_that_may_still_become_longest_goes_first_whatever_its_group_is_expected_to_need() -> None:
-    finished, begun, fresh, other, *_ = requests_of(2, 3)
-    context = Context()
-    finished.num_generated = 100
-    context.observe_finished(finished)  # the shortest of its group, perhaps: its siblings are no less urgent for it
+def test_in_a_group_of_unknown_length_the_request_that_has_generated_least_goes_first() -> None:
+    begun, fresh, other, *_ = requests_of(2, 2)
     begun.num_generated, other.num_generated = 500, 501
-    ordering = MemoryOrSlotOrdering(context)
+    ordering = MemoryOrSlotOrdering(Context())
     for request in (begun, other, fresh):
         ordering.push(request)
     assert [ordering.pop().id for _ in range(3)] == [fresh.id, begun.id, other.id]
+
+
+def test_a_group_that_looks_short_leaves_memory_to_others_but_for_a_response_that_has_outgrown_it() -> None:
+    finished, outgrown, fresh, unknown, *_ = requests_of(2, 3)
+    context = Context()
+    finished.num_generated = 100
+    context.observe_finished(finished)  # its siblings may need 600 tokens, or three times what they have
+    outgrown.num_generated, unknown.num_generated = 500, 501
+    ordering = MemoryOrSlotOrdering(context)
+    for request in (outgrown, unknown, fresh):
+        ordering.push(request)
+    assert ordering.last([outgrown, unknown, fresh]) is fresh
+    assert [ordering.pop().id for _ in range(3)] == [unknown.id, outgrown.id, fresh.id]
+
+
+def test_the_first_to_finish_may_be_the_shortest_so_its_group_counts_as_several_times_as_long() -> None:
+    finished, sibling, unknown, *_ = requests_of(2, 2)
+    context = Context()
+    finished.num_generated = 1000
+    context.observe_finished(finished)
+    unknown.num_generated = 1
+    ordering = MemoryOrSlotOrdering(context)
+    for request in (unknown, sibling):
+        ordering.push(request)
+    assert ordering.peek() is sibling
 
 
 def test_limits_and_not_tokens_say_which_may_become_longest() -> None:
@@ -112,10 +134,10 @@ def test_seer_pauses_requests_only_where_there_is_a_pool() -> None:
 
 
 def test_where_lanes_and_not_memory_run_out_the_one_expected_to_need_the_most_goes_first() -> None:
-    running, runaway, finished, sibling = requests_of(4, 1)
-    finished.num_generated, runaway.num_generated = 100, 900
-    sibling.group = runaway.group = finished.group
-    for kv_blocks, first in ((10, sibling), (1 << 20, runaway)):
+    running, unknown, finished, sibling = requests_of(4, 1)
+    finished.num_generated, unknown.num_generated = 1000, 700
+    sibling.group = finished.group
+    for kv_blocks, first in ((10, sibling), (1 << 20, unknown)):
         context = Context()
         context.observe_finished(finished)  # its sibling that has not begun is expected to be as short
         scheduler = Seer(context, max_chunk_tokens=512)
@@ -125,7 +147,7 @@ def test_where_lanes_and_not_memory_run_out_the_one_expected_to_need_the_most_go
         plan = scheduler.next(fleet)
         assert plan is not None
         fleet.promise(plan.request, plan.instance, plan.num_blocks)
-        scheduler.admit([runaway, sibling], fleet)
+        scheduler.admit([unknown, sibling], fleet)
         plan = scheduler.next(fleet)
         assert plan is not None
         assert plan.request is first, f"{kv_blocks} blocks"
