@@ -10,7 +10,7 @@ memory is limited to --kv-share of what all running requests could fill, so a sc
 causes preemptions. Instances share the GPU under MPS, each with an equal part of its threads. Without MPS they would
 take turns, and an idle instance's share would go to the others.
 
-Speculation on vLLM is off by default (../vllm/results.md); --engine-settings '{"speculation": {}}' turns it on.
+`NAME/off` among the schedulers is that scheduler without drafts.
 
 DIR/gpu.json is written after each run: measured numbers, where the time went, the fitted step cost, and what the
 simulator predicts for the recorded lengths at that step cost. DIR/gpu.md has the tables. Runs that no longer fit into
@@ -145,6 +145,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
             repeat=args.repeat,
             lengths=lengths,
             predict=not args.skip_prediction,
+            weights=args.weights,
         )
 
 
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--lengths", choices=("natural", "forced"), default="natural")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
+    parser.add_argument("--weights", type=Path, help="folder of the weights that every run loads; the model's")
     parser.add_argument("--skip-prediction", action="store_true", help="do not simulate each run after it")
     parser.add_argument("--go", type=Path, help="start measuring when this file exists: fleets may start side by side")
     parser.add_argument("--limit-s", type=float, default=540.0)

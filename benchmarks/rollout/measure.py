@@ -2,7 +2,8 @@
 """Runs of several schedulers on one fleet, measured and predicted; shared by cpu.py and gpu.py.
 
 Every run starts with the weights loaded again under a new weights version, so it cannot use KV or drafts of an earlier
-run. The runs of a repetition are interleaved. The file is written after each run, with all numbers so far.
+run. The runs of a repetition are interleaved. A scheduler named `NAME/off` runs without drafts. The file is written
+after each run, with all numbers so far.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from partings import Responses, compare
 from seer import Rollout
 from seer.analysis.comparison import order_of_runs
 from seer.analysis.explain import explain
@@ -51,6 +53,11 @@ class Ledger:
             for event in events:
                 log(event)
 
+    def keep_partings(self, name: str, first: Responses, other: Responses, prompts: Sequence[EncodedPrompt]) -> None:
+        """Write where responses part from those of the first run, for ../vllm/near_ties.py."""
+        found = compare(first, other, {group: prompt.token_ids for group, prompt in enumerate(prompts)})
+        (self._path.parent / f"partings-{name}.json").write_text(json.dumps(found))
+
     def add(self, run: dict[str, Any]) -> None:
         self.content["runs"].append(run)
         self.save()
@@ -72,22 +79,33 @@ async def measure(
     seed: int = 0,
     lengths: Lengths | None = None,
     predict: bool = True,
+    weights: Path | None = None,
 ) -> Lengths:
     """Run every scheduler `repeat` times, interleaved; returns the lengths of the first run."""
     await _warm_up(rollout, prompts)
     first: dict[tuple[int, int], list[int]] = {}
+    baseline: Responses = {}
     longest_s, max_tokens = 0.0, max(prompt.sampling.max_tokens for prompt in prompts)
     for repetition, scheduler in order_of_runs(list(schedulers), repeat):
         if ledger.left_s < 1.3 * longest_s + 10:
             ledger.skip(f"{label}, {scheduler}, repetition {repetition}")
             continue
         began_s = time.monotonic()
-        assert rollout.engine.model_dir is not None
-        await rollout.update_weights(rollout.engine.model_dir)
+        weights = weights or rollout.engine.model_dir
+        assert weights is not None
+        await rollout.update_weights(weights)
         events: list[Event] = []
         cpu_s = time.process_time()
         groups = [
-            g async for g in rollout.run(prompts, scheduler=scheduler, seed=seed, lengths=lengths, events=events.append)
+            g
+            async for g in rollout.run(
+                prompts,
+                scheduler=scheduler.removesuffix("/off"),
+                speculation="off" if scheduler.endswith("/off") else None,
+                seed=seed,
+                lengths=lengths,
+                events=events.append,
+            )
         ]
         cpu_s = time.process_time() - cpu_s  # of the driver: instances are processes of their own
         tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
@@ -100,7 +118,11 @@ async def measure(
         assert rollout.summary is not None
         numbers["driver_cores"] = cpu_s / rollout.summary.makespan_s
         ledger.add(label | {"repetition": repetition} | numbers)
-        ledger.keep(f"{len(rollout.fleet.instances)}-{scheduler}-{repetition}", events, label)
+        name = f"{len(rollout.fleet.instances)}-{scheduler.replace('/', '-')}-{repetition}"
+        ledger.keep(name, events, label)
+        responses = {(one.group, one.index): one for group in groups for one in group.responses}
+        baseline = baseline or responses
+        ledger.keep_partings(name, baseline, responses, prompts)
         _say(ledger.content["runs"][-1])
         longest_s = max(longest_s, time.monotonic() - began_s)
     return [[len(first[(g, i)]) for i in range(prompt.n)] for g, prompt in enumerate(prompts)] if first else []
@@ -135,13 +157,13 @@ def _numbers(
             return numbers
         recorded = recorded_run(
             events,
-            scheduler=scheduler,
+            scheduler=scheduler.removesuffix("/off"),
             limits=limits,
             num_instances=num_instances,
             max_tokens=max_tokens,
             chunk_tokens=None,
         )
-        predicted = replay_under(recorded, scheduler)
+        predicted = replay_under(recorded, recorded.scheduler)
         numbers["predicted"] = asdict(predicted)
         numbers["prediction_error"] = predicted.makespan_s / summary.makespan_s - 1
     return numbers

@@ -3,9 +3,10 @@
 
     python benchmarks/vllm/equality.py --model DIR --out DIR [--dtype float32] [--trace FILE.npz] [--groups 125]
 
-One fleet of one plain instance (`verl`, no drafts), then one of two instances with grouped drafts on the GPU that share
-a pool (`seer-paper`, short chunks, so that requests move). In float32 all responses should be equal. In bfloat16
-batches of another shape round otherwise: near_ties.py shows for each response that parts whether the two tokens were a
+One fleet of one plain instance (`verl`, no drafts), and beside it one of two instances with grouped drafts on the GPU
+that share a pool (`seer-paper`, short chunks, so that requests move). In float32 all responses should be equal, if all
+products are in float32: with TRITON_F32_DEFAULT=ieee and VLLM_FLOAT32_MATMUL_PRECISION=highest in the environment. Where
+batches of another shape round otherwise, near_ties.py shows for each response that parts whether the two tokens were a
 near tie. DIR/equality-DTYPE.json has what it needs.
 """
 
@@ -16,7 +17,6 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "rollout")]
 
 from gpu import read_trace
+from partings import Responses, compare
 from seer import HostingConfig, Rollout
-from seer.types import Response
 from stamp import RECORDINGS, print_stamp
-
-Responses = dict[tuple[int, int], Response]
-MAX_AGREED = 200
-"""Places of equal responses that are written, for near_ties.py to compare with."""
 
 
 async def roll_out(args: argparse.Namespace, *, ours: bool) -> tuple[Responses, dict[str, Any]]:
@@ -68,36 +64,12 @@ async def roll_out(args: argparse.Namespace, *, ours: bool) -> tuple[Responses, 
         }
 
 
-def compare(plain: Responses, ours: Responses, prompts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    """How many responses are equal, what was said where the others part, and one place of each equal one."""
-    partings, agreed = [], []
-    for key, theirs in plain.items():
-        mine = ours[key]
-        at = next((i for i, (a, b) in enumerate(zip(theirs.token_ids, mine.token_ids, strict=False)) if a != b), None)
-        place = len(theirs.token_ids) // 2 if at is None else at
-        known = {
-            "request": key,
-            "at": place,
-            "seed": theirs.seed,
-            "context": [*prompts[key[0]], *theirs.token_ids[:place]],
-            "tokens": [one.token_ids[place] for one in (theirs, mine)],
-            "logprobs": [one.logprobs[place] for one in (theirs, mine)],
-        }
-        (agreed if at is None else partings).append(known)
-    num_tokens = sum(len(one.token_ids) for one in plain.values())
-    return {
-        "num_responses": len(plain),
-        "num_equal": sum(one.token_ids == ours[key].token_ids for key, one in plain.items()),
-        "num_tokens": num_tokens,
-        "partings": partings,
-        "agreed": agreed[:MAX_AGREED],
-    }
-
-
 async def run(args: argparse.Namespace) -> None:
     out: dict[str, Any] = {"stamp": print_stamp(args)}
-    plain, out["plain"] = await roll_out(args, ours=False)
-    ours, out["ours"] = await roll_out(args, ours=True)
+    # At once: the two take most of their time to start.
+    (plain, out["plain"]), (ours, out["ours"]) = await asyncio.gather(
+        roll_out(args, ours=False), roll_out(args, ours=True)
+    )
     prompts, _ = read_trace(args.trace, args)
     out |= compare(plain, ours, {group: prompt.token_ids for group, prompt in enumerate(prompts)})
     args.out.mkdir(parents=True, exist_ok=True)

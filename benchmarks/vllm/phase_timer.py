@@ -3,9 +3,9 @@
 
     python benchmarks/vllm/gpu_drafts.py ... --engine '{"scheduler_cls": "phase_timer.timed"}'
 
-This folder must be on PYTHONPATH. After every REPORT_STEPS steps a line in the engine's log has milliseconds of a step by
-phase: schedule, launch of the model, sample and draft, wait for the device, update. With the worker in a process of its
-own (`mp`) launch and sample are the messages to it.
+This folder must be on PYTHONPATH. After every REPORT_STEPS steps a line in the engine's log has milliseconds of a step
+by phase: schedule, launch of the model, sample and draft, wait for the device, update. With the worker in a process of
+its own (`mp`) launch and sample are the messages to it.
 """
 
 from __future__ import annotations

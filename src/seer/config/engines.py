@@ -103,8 +103,8 @@ class VllmEngineConfig:
     stream_tokens: Count = 16
     """Tokens of a request between two outputs."""
     speculation: VllmSpeculation | None = None
-    """Grouped drafts. None: in the scheduler on a CPU, off on a GPU; there `place = "gpu"` with `max_draft_tokens = 4`
-    pays at small batches. `speculation = "off"` of the rollout turns them off everywhere."""
+    """Grouped drafts. None: in the scheduler on a CPU; on the GPU for Qwen2 and Llama models on vLLM 0.26 on one
+    GPU, where they were measured; else off. `speculation = "off"` of the rollout turns them off everywhere."""
     pool_options: TransferOptions = field(default_factory=TransferOptions)
     """How KV blocks move between vLLM and the pool."""
     engine: dict[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
+from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig
 from seer.engine.gpu_memory import num_visible_gpus
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import TextCodec
@@ -138,13 +138,14 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
 
 def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: ModelFolder) -> RolloutConfig:
     """The configuration with what vLLM needs of this model on this device."""
-    from seer.engine.vllm.fitting import cpu_block_size
+    from seer.engine.vllm.fitting import cpu_block_size, default_speculation
 
     refuse_own_arguments(engine.engine)
     kv, dtype = config.kv, config.dtype
+    if engine.speculation is None:
+        chosen = default_speculation(folder, on_cpu=config.on_cpu, tensor_parallel=config.tensor_parallel)
+        engine = replace(engine, speculation=chosen)
     if config.on_cpu:
-        # Off on a GPU unless asked for: not faster at every batch size there (benchmarks/vllm/results.md).
-        engine = replace(engine, speculation=engine.speculation or VllmSpeculation())
         dtype = "float32" if dtype == "auto" else dtype
         kv = replace(kv, block_size=cpu_block_size(kv.block_size, folder))
     elif instances_per_gpu(config) > 1 and kv.memory_bytes is None and kv.blocks is None:

@@ -16,6 +16,7 @@ from vllm.config import VllmConfig
 
 from seer.config import VllmSpeculation
 from seer.drafting.curve_keys import ClientKeys
+from seer.engine.vllm import fitting
 from seer.engine.vllm.draft_link import VARIABLE, DraftLink, publish, read_link
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.gpu_drafts import install
@@ -40,6 +41,51 @@ def test_the_number_of_drafts_can_change_from_step_to_step_with_asynchronous_sch
     assert arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] == [(1, 256, 8)]
     assert arguments["async_scheduling"] is True
     assert arguments["max_num_seqs"] == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend"),
+    [
+        ({}, "mp"),
+        ({"speculation": None}, "mp"),
+        ({"speculation": None, "max_num_seqs": 16}, None),
+        ({"max_num_seqs": 16}, "mp"),
+        ({"engine": {"distributed_executor_backend": "uni"}}, "uni"),
+        ({"device": "cpu", "speculation": None}, None),
+        ({"device": "cpu", "speculation": None, "tensor_parallel": 2}, "mp"),
+    ],
+)
+def test_the_worker_has_a_process_of_its_own_where_the_engine_would_wait_for_itself(
+    changes: dict[str, Any], backend: str | None
+) -> None:
+    arguments = engine_arguments(replace(settings(), **changes), "identity")
+    assert arguments.get("distributed_executor_backend") == backend
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version", "tensor_parallel", "place"),
+    [
+        ("Qwen2ForCausalLM", (0, 26), 1, "gpu"),
+        ("LlamaForCausalLM", (0, 26), 1, "gpu"),
+        ("DeepseekV3ForCausalLM", (0, 26), 1, None),
+        ("Qwen2ForCausalLM", (0, 32), 1, None),
+        ("Qwen2ForCausalLM", (0, 26), 2, None),
+    ],
+)
+def test_drafts_on_the_gpu_are_the_default_where_they_were_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    version: tuple[int, int],
+    tensor_parallel: int,
+    place: str | None,
+) -> None:
+    monkeypatch.setattr(fitting, "minor_version", lambda: version)
+    folder: Any = SimpleNamespace(architecture=architecture)
+    on_gpu = fitting.default_speculation(folder, on_cpu=False, tensor_parallel=tensor_parallel)
+    assert (on_gpu and on_gpu.place) == place
+    on_cpu = fitting.default_speculation(folder, on_cpu=True, tensor_parallel=tensor_parallel)
+    assert on_cpu is not None
+    assert on_cpu.place == "scheduler"
 
 
 def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) -> Any:

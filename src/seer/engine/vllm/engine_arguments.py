@@ -37,6 +37,10 @@ CPU_LATENT_ARGUMENTS: dict[str, Any] = {
     "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]},
 }
 """More of them for models with latent attention (MLA)."""
+SEPARATE_WORKER_SEQS = 32
+"""From so many sequence slots on, and always with drafts on the GPU, the worker gets a process of its own. Otherwise
+vLLM plans a step and launches its kernels in one thread, and at 256 requests that thread is what a step waits for
+(benchmarks/vllm/results.md). With few requests the messages to the worker cost more than they save."""
 CPU_STEP_TOKENS = 4096
 """Batched tokens of one step; more where one context may be longer, since chunked prefill is off."""
 
@@ -61,7 +65,9 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
     if settings.counts_steps:
         arguments["scheduler_cls"] = "seer.engine.vllm.step_counting.counting_scheduler"
     if settings.tensor_parallel > 1:
-        arguments |= {"tensor_parallel_size": settings.tensor_parallel, "distributed_executor_backend": "mp"}
+        arguments["tensor_parallel_size"] = settings.tensor_parallel
+    if _separates_worker(settings):
+        arguments["distributed_executor_backend"] = "mp"
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
     if settings.kv_blocks is not None:
@@ -86,6 +92,13 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
             },
         }
     return arguments | settings.engine
+
+
+def _separates_worker(settings: VllmSettings) -> bool:
+    if settings.tensor_parallel > 1 or settings.device == "cpu":
+        return settings.tensor_parallel > 1
+    drafts_on_gpu = settings.speculation is not None and settings.speculation.place == "gpu"
+    return drafts_on_gpu or settings.max_num_seqs >= SEPARATE_WORKER_SEQS
 
 
 def _in_scheduler(speculation: VllmSpeculation) -> dict[str, Any]:

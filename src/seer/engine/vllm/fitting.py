@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the settings of a vLLM instance to its model: room for drafts, memory in bytes on a CPU, latent attention."""
+"""Fits the settings of a vLLM instance to its model: drafts and room for them, memory on a CPU, latent attention."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from seer.config import VllmSpeculation
 from seer.engine.vllm.engine_arguments import CPU_LATENT_ARGUMENTS
 from seer.engine.vllm.model_folder import ModelFolder
 from seer.engine.vllm.settings import (
@@ -15,6 +16,20 @@ from seer.engine.vllm.settings import (
     DEFAULT_CPU_KV_BYTES,
     VllmSettings,
 )
+from seer.engine.vllm.version import minor_version
+
+DRAFTED = ("Qwen2ForCausalLM", "LlamaForCausalLM")
+"""Models that drafts on the GPU have run with; others need to be asked for."""
+DRAFTED_VERSION = (0, 26)
+"""The vLLM that they have run with."""
+
+
+def default_speculation(folder: ModelFolder, *, on_cpu: bool, tensor_parallel: int) -> VllmSpeculation | None:
+    """Drafts where the user says nothing: in the scheduler on a CPU, on the GPU where they are known to work."""
+    if on_cpu:
+        return VllmSpeculation()
+    is_known = folder.architecture in DRAFTED and minor_version() == DRAFTED_VERSION and tensor_parallel == 1
+    return VllmSpeculation(place="gpu") if is_known else None
 
 
 def fit_to_model(settings: VllmSettings, folder: ModelFolder) -> VllmSettings:

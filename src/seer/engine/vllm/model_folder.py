@@ -33,6 +33,8 @@ class ModelFolder:
     stored_dtype: str
     tied_head: bool
     """The output matrix is the embedding table."""
+    architecture: str | None = None
+    """The name of the model's class, as config.json has it."""
     latent_dim: int | None = None
     """Values that latent attention (MLA) keeps per token and layer, in place of keys and values of each head."""
 
@@ -66,6 +68,7 @@ def read_folder(path: Path) -> ModelFolder:
         eos_token_ids=tuple(sorted(eos)),
         stored_dtype=outer.torch_dtype or outer.dtype or "bfloat16",
         tied_head=bool(tied),
+        architecture=outer.architectures[0] if outer.architectures else None,
         latent_dim=latent.width,
     )
 
@@ -73,6 +76,7 @@ def read_folder(path: Path) -> ModelFolder:
 class _OuterFields(msgspec.Struct, kw_only=True):
     """What models with images and text have outside of `text_config`."""
 
+    architectures: list[str] = []
     eos_token_id: EndTokens = None
     tie_word_embeddings: bool | None = None
     torch_dtype: str | None = None

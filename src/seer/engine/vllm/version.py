@@ -42,6 +42,13 @@ def is_newer(version: str) -> bool:
     return len(parts) == 2 and all(part.isdigit() for part in parts) and (int(parts[0]), int(parts[1])) > NEWEST
 
 
+def minor_version() -> tuple[int, int] | None:
+    """Major and minor version of the installed vLLM; None if there is none, or it cannot be parsed."""
+    found = installed_vllm()
+    parts = found[1].split(".")[:2] if found is not None else []
+    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(part.isdigit() for part in parts) else None
+
+
 def require_vllm() -> str:
     """The installed version; raises if there is none or it is too old."""
     found = installed_vllm()
