@@ -21,7 +21,7 @@ from typing import Any
 
 from seer import HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import tiny_config, tiny_weights
-from seer.metrics.events import Event, Stopped
+from seer.metrics.events import Event, Stopped, discard
 from seer.transfer import MoveCost, TransferCosts, TransferEstimate
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
@@ -70,8 +70,8 @@ class Once:
 
 async def tokens_of(rollout: Rollout, strike: Callable[[], None] | None = None) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    events = {} if strike is None else {"events": Once(strike)}
-    async for group in rollout.run(PROMPTS, n=4, sampling=Sampling(max_tokens=80), seed=3, **events):
+    events = discard if strike is None else Once(strike)
+    async for group in rollout.run(PROMPTS, n=4, sampling=Sampling(max_tokens=80), seed=3, events=events):
         for response in group.responses:
             name = f"{response.group}.{response.index}"
             assert name not in found, f"{name} came twice"
@@ -101,16 +101,14 @@ class Campaign:
             assert rollout.fleet.pool is not None
             rollout.fleet.pool.transfer = MovingIsFree()
             await self._step("plain", None)
-            seen["summary"] = {"migrated_tokens": rollout.summary.migrated_tokens} if rollout.summary else {}
-            seen["nodes"] = [one.node for one in self._far()] + [one.node for one in self._near()]
-            await self._step("process killed", lambda: os.kill(self._far_pid(), signal.SIGKILL))
-            await self._up()
+            assert rollout.summary is not None
+            seen["migrated_tokens"] = rollout.summary.migrated_tokens
+            seen["nodes"] = [status.node for status in rollout.fleet.view()]
             await self._step("process stopped", lambda: os.kill(self._far_pid(), signal.SIGSTOP))
             await self._up()
             await rollout.update_weights(tiny_weights(tiny_config(), seed=5))
             seen["versions"] = [one.view().weights_version for one in rollout.fleet.instances]
             await self._step("new weights", None)
-            seen["last far pid"] = self._far_pid()
             await self._step("link cut", cut_link)
             seen["lost"] = rollout.fleet.num_lost
         self._say("closed")
@@ -128,9 +126,6 @@ class Campaign:
 
     def _far(self) -> list[Any]:
         return [one for one in self._rollout.fleet.instances if one.node and one.node.endswith(".2")]
-
-    def _near(self) -> list[Any]:
-        return [one for one in self._rollout.fleet.instances if one.node and one.node.endswith(".1")]
 
     def _far_pid(self) -> int:
         (far,) = self._far()

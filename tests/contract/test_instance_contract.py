@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from builders import a_cost
 from dialled import Dialled
 from inbox import OutputInbox
+from ray_clusters import OnRay, TwoNodes, two_nodes
 from seer.config import FakeEngineConfig, HostingConfig, KvConfig, LocalEngineConfig, RolloutConfig
 from seer.engine.base import Instance
 from seer.engine.fake import FakeInstance
@@ -93,6 +94,18 @@ def dialled_fake(tmp_path: Path) -> Instance:
     return Dialled(lambda id, settings, events: FakeInstance(id, step_s=1e-3))
 
 
+def on_ray(address: str, tmp_path: Path) -> Instance:
+    config = RolloutConfig(model="none", engine="fake", engine_settings=FakeEngineConfig(step_s=1e-3)).fitted()
+    spec = InstanceSpec(factory="seer.engine.fake:make_fake", settings=InstanceSettings(config=config))
+    return OnRay(address, spec, HostingConfig(pin_cores=False, log_dir=tmp_path))
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[TwoNodes]:
+    with two_nodes() as cluster:
+        yield cluster
+
+
 def local(tmp_path: Path) -> Instance:
     pytest.importorskip("torch")
     from seer.engine.local import LocalInstance
@@ -133,6 +146,7 @@ MAKERS = [
     simulated,
     hosted_fake,
     dialled_fake,
+    "ray",
     local,
     hosted_local,
     pytest.param("vllm", marks=needs_vllm),
@@ -176,6 +190,9 @@ class Play:
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
     if request.param is simulated:
         return Play(lambda: simulated(tmp_path), virtual_time.run, has_tokens=False)
+    if request.param == "ray":
+        cluster: TwoNodes = request.getfixturevalue("ray_cluster")
+        return Play(lambda: on_ray(cluster.address, tmp_path), asyncio.run)
     if request.param != "vllm":
         return Play(lambda: request.param(tmp_path), asyncio.run)
     engine: SharedEngine = request.getfixturevalue("vllm_engine")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -336,6 +337,7 @@ class ProcessInstance:
         self._configuration[type(command)] = command
         if isinstance(command, UpdateWeights):
             self._known_tokens.clear()
+            self._view = replace(self._view, weights_version=command.weights_version)  # its next news says so too
 
     async def restart(self) -> None:
         """Start a lost instance again, with the weights and settings it had."""

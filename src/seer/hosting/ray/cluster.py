@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from typing import Any
 
 from seer.errors import ConfigError, MissingExtra
 
 AUTO = "auto"
 """The cluster that this machine is part of."""
+_PROBE_DEADLINE_S = 10.0
 
 
 def import_ray() -> Any:
@@ -21,6 +23,16 @@ def import_ray() -> Any:
     except ImportError:
         raise MissingExtra("ray", "ray") from None
     return ray
+
+
+def _refuse_silent_address(address: str) -> None:
+    """Raise if nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    if address == AUTO:
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        raise ValueError("it is not HOST:PORT")
+    socket.create_connection((host, int(port)), timeout=_PROBE_DEADLINE_S).close()
 
 
 class RayCluster:
@@ -42,8 +54,9 @@ class RayCluster:
 
     def _join(self) -> None:
         try:
+            _refuse_silent_address(self._address)
             self.ray.init(address=self._address, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # a ConnectionError is an OSError
             where = "on this machine" if self._address == AUTO else f"at {self._address}"
             raise ConfigError(
                 f"no Ray cluster can be joined {where}: {str(error).splitlines()[0]}",

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts on a Ray cluster of two nodes on this machine: placement, deaths, nodes that leave and join."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+
+from inbox import OutputInbox
+from ray_clusters import OnRay, TwoNodes, two_nodes
+from seer import HostingConfig, Rollout, RolloutConfig, Sampling
+from seer.engine.instance_settings import InstanceSettings
+from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
+from seer.engine.prepare import InstanceSpec
+from seer.errors import ConfigError, InstanceError, SeerError
+from seer.hosting.health import Health
+from seer.hosting.ray.node_agent import FileMark, NodeAgent
+from seer.metrics.events import Event, Stopped, discard
+
+PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TwoNodes]:
+    with two_nodes() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def a_rollout(model: Path, hosting: HostingConfig, **settings: Any) -> Rollout:
+    given: dict[str, Any] = {"instances": 2, "kv_blocks": 512, "max_num_seqs": 8, "chunk_tokens": 16}
+    return Rollout(model, hosting=hosting, **given | settings)
+
+
+async def tokens_of(rollout: Rollout, events: Callable[[Event], None] = discard) -> dict[tuple[int, int], list[int]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    async with asyncio.timeout(DEADLINE_S):
+        async for group in rollout.run(PROMPTS, n=4, sampling=Sampling(max_tokens=80), events=events):
+            for response in group.responses:
+                assert (response.group, response.index) not in found
+                found[response.group, response.index] = response.token_ids
+    return found
+
+
+class Once:
+    """Strikes when the first request has generated some tokens."""
+
+    def __init__(self, strike: Callable[[], None]) -> None:
+        self._strike: Callable[[], None] | None = strike
+
+    def __call__(self, event: Event) -> None:
+        if self._strike is not None and isinstance(event, Stopped) and event.num_generated >= 32:
+            strike, self._strike = self._strike, None
+            strike()
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[dict[tuple[int, int], list[int]]]:
+    """Tokens of this machine alone: with the model's weights, then with others."""
+
+    async def scenario() -> list[dict[tuple[int, int], list[int]]]:
+        async with a_rollout(model, HostingConfig(pin_cores=False), instances=1) as rollout:
+            first = await tokens_of(rollout)
+            await rollout.update_weights(tiny_weights(tiny_config(), seed=5))
+            return [first, await tokens_of(rollout)]
+
+    return asyncio.run(scenario())
+
+
+def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_a_node_that_is_replaced(
+    cluster: TwoNodes, model: Path, expected: list[dict[tuple[int, int], list[int]]], tmp_path: Path
+) -> None:
+    hosting = HostingConfig(
+        pin_cores=False, ray=cluster.address, log_dir=tmp_path, heartbeat_s=0.2, silence_deadline_s=8.0
+    )
+    pids: list[int] = []
+
+    async def scenario() -> None:
+        async with a_rollout(model, hosting) as rollout:
+            fleet = rollout.fleet
+            assert [status.health for status in fleet.view()] == [Health.HEALTHY] * 2
+            assert all(status.node for status in fleet.view())
+            pids.extend(one.pid or 0 for one in fleet.instances)
+            assert await tokens_of(rollout) == expected[0]
+
+            kill = Once(lambda: os.kill(fleet.instances[1].pid or 0, signal.SIGKILL))
+            assert await tokens_of(rollout, kill) == expected[0]
+            await fleet.wait_until_up()
+
+            await rollout.update_weights(tiny_weights(tiny_config(), seed=5))
+            assert [status.weights_version for status in fleet.view()] == [1, 1]
+            assert await tokens_of(rollout, Once(cluster.replace_second)) == expected[1]
+            async with asyncio.timeout(DEADLINE_S):
+                await fleet.wait_until_up()
+            # What came back has the weights of now, and was healthy only with them.
+            assert [(one.health, one.weights_version) for one in fleet.view()] == [(Health.HEALTHY, 1)] * 2
+            assert sum(status.num_lost for status in fleet.view()) == fleet.num_lost == 2
+            pids.extend(one.pid or 0 for one in fleet.instances)
+            assert await tokens_of(rollout) == expected[1]
+        assert [status.health for status in fleet.view()] == [Health.RETIRED] * 2
+
+    asyncio.run(scenario())
+    assert len(set(pids)) > 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "an instance outlived its rollout"
+    assert {path.name for path in tmp_path.iterdir()} == {"instance-0.log", "instance-1.log"}
+
+
+def a_spec(model: str = "/nowhere") -> InstanceSpec:
+    """An instance of a model that is not there."""
+    settings = InstanceSettings(config=RolloutConfig(model=model).fitted())
+    return InstanceSpec(factory="seer.engine.local.hosted:make_local", settings=settings)
+
+
+def test_a_node_that_was_out_of_reach_is_left_out(cluster: TwoNodes) -> None:
+    async def scenario() -> None:
+        instance = OnRay(cluster.address, a_spec(), HostingConfig())
+        await instance.hosting.start()
+        placer = instance.hosting.launcher._placer
+        nodes = sorted(instance.hosting._cluster.nodes())
+        for avoided, wanted in (nodes, nodes[::-1]):
+            placer._suspected_s.clear()
+            placer.suspect(avoided)
+            place = await placer.place("one", {"CPU": 1.0}, DEADLINE_S)
+            assert place.node == wanted
+            placer.give_back(place.group)
+        await instance.hosting.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_placed_or_started_is_said_by_name(cluster: TwoNodes) -> None:
+    async def scenario() -> None:
+        instance = OnRay(cluster.address, a_spec(), HostingConfig())
+        await instance.hosting.start()
+        with pytest.raises(InstanceError, match=r"it needs 64 CPU, the cluster has 2 nodes with 2 CPU"):
+            await instance.hosting.launcher._placer.place("instance-0", {"CPU": 64.0}, 2.0)
+        with pytest.raises(SeerError, match="instance 0: there is no model folder at /nowhere"):
+            await instance.inner.start(OutputInbox())
+        await instance.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "somewhere"])
+def test_a_cluster_that_is_not_there_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=f"no Ray cluster can be joined at {address}") as caught:
+        asyncio.run(_join(address))
+    assert "ray start" in (caught.value.hint or "")
+
+
+async def _join(address: str) -> None:
+    from seer.hosting.ray.cluster import RayCluster
+
+    await RayCluster(address).connect()
+
+
+def test_an_agent_holds_the_newest_weights_and_frees_them(tmp_path: Path) -> None:
+    """In this process: what Ray calls on a node."""
+    agent = NodeAgent(lease_s=60.0)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    assert agent.sees(FileMark.of(file))
+    assert not agent.sees(FileMark.of(file)._replace(inode=1))
+    assert not agent.sees(FileMark("/nowhere", 1, 2, 3))
+    paths = []
+    for part in (b"first", b"second"):
+        agent.begin_weights("model.safetensors", 10)
+        agent.add_weights(0, part)
+        agent.add_weights(len(part), b"!")
+        paths.append(Path(agent.weights_path()))
+        assert paths[-1].read_bytes() == part + b"!"
+    assert not paths[0].exists()
+    agent.close()
+    assert not paths[1].exists()
