@@ -48,7 +48,7 @@ def two_nodes() -> Iterator[TwoNodes]:
         warnings.simplefilter("ignore")  # Ray's own
         for name, value in QUIET.items():
             patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         try:
             second = cluster.add_node(num_cpus=1)
             ray.init(address=cluster.address, log_to_driver=False)
