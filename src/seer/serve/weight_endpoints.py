@@ -111,8 +111,10 @@ async def get_world_size(service: Service, request: Request) -> Response:
 
 async def server_info(service: Service, request: Request) -> Response:
     """GET /server_info: what TRL reads of vLLM's configuration."""
-    config: dict[str, Any] = {
-        "weight_transfer_config": {"backend": service.group.backend},
-        "model_config": {"model": service.backend.name, "max_model_len": service.backend.max_model_len},
+    model = {
+        "model": service.backend.name,
+        "max_model_len": service.backend.max_model_len,
+        "logprobs_mode": "processed_logprobs",  # under the distribution that was sampled from
     }
+    config: dict[str, Any] = {"weight_transfer_config": {"backend": service.group.backend}, "model_config": model}
     return json_response({"vllm_config": config})

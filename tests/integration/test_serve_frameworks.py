@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SkyRL's and prime-rl's HTTP contracts against a `seer serve` process: groups, pauses, and weights from files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("torch")
+pytest.importorskip("openai")
+
+from rl_clients import PrimeRlClient, SkyRlClient
+from seer import Prompt, Sampling, SyncRollout
+from seer.engine.local.tiny import make_tiny_model
+from serve_process import SMALL, ServeProcess, a_serve_process, make_served_model
+
+PROMPT = [72, 105, 33]
+SKYRL: dict[str, Any] = {
+    "min_tokens": 1,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": True,
+    "max_tokens": 40,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "logprobs": 0,
+    "stop": None,
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frameworks")
+    make_served_model(folder / "tiny")
+    make_tiny_model(folder / "weights" / "step-1", seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[ServeProcess]:
+    words = ("--model", str(home / "tiny"), "--served-model-name", "tiny", "--instances", "2", *SMALL)
+    with a_serve_process(*words, "--weights-dir", str(home / "weights")) as served:
+        yield served
+
+
+def tokens_of(model: Path, seeds: range) -> list[list[int]]:
+    prompts = [Prompt(token_ids=tuple(PROMPT), id=str(seed), seed=seed) for seed in seeds]
+    with SyncRollout(model, instances=1, kv={"blocks": 512, "block_size": 4}) as rollout:
+        groups = sorted(rollout.run(prompts, sampling=Sampling(max_tokens=40)), key=lambda group: group.group)
+        return [group.responses[0].token_ids for group in groups]
+
+
+def test_skyrl_generates_groups_pauses_and_sleeps(server: ServeProcess) -> None:
+    async def scenario() -> None:
+        client = SkyRlClient(server.url, "tiny")
+        sessions = [f"uid-1_{rep}" for rep in range(6)]
+        found = await client.generate([PROMPT] * 6, SKYRL, sessions)
+        assert [len(ids) for ids in found.ids] == [len(values) for values in found.logprobs]
+        assert set(found.finish_reasons) <= {"stop", "length"}
+        assert found.texts == ["".join(map(chr, ids)) for ids in found.ids]
+        assert len({tuple(ids) for ids in found.ids}) > 1  # siblings without a seed differ
+        await client.pause()
+        late = asyncio.create_task(client.generate([PROMPT], SKYRL, ["uid-1_6"]))
+        await client.reset_prefix_cache()
+        assert not late.done()
+        await client.resume()
+        assert (await late).ids
+        await client.sleep()
+        await client.wake_up()
+        assert await client.world_size() == 1
+        await client.finish_session("uid-1_0")
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_prime_rl_updates_weights_from_a_folder_while_trajectories_run(server: ServeProcess, home: Path) -> None:
+    before, after = tokens_of(home / "tiny", range(4)), tokens_of(home / "weights" / "step-1", range(4))
+
+    async def generate(client: PrimeRlClient, seed: int, step: int) -> list[int]:
+        sampling = {"temperature": 1.0, "max_tokens": 40, "seed": seed, "repetition_penalty": 1.0}
+        found = await client.generate(PROMPT, sampling, trajectory=f"t{seed}", step=step)
+        return found.ids[0]
+
+    async def scenario() -> None:
+        client = PrimeRlClient(server.url, "tiny")
+        assert await client.wait_for_ready() == 512
+        running = [asyncio.create_task(generate(client, seed, 0)) for seed in range(4)]
+        await asyncio.gather(running[0])
+        await client.update_weights(str(home / "weights" / "step-1"))
+        assert await asyncio.gather(*running) == before
+        assert [await generate(client, seed, 1) for seed in range(4)] == after
+        await client.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that call a server as SkyRL and prime-rl do, written from the fields of their sources.
+
+SkyRL: skyrl/backends/skyrl_train/inference_servers/{remote_inference_client,engine_utils}.py
+prime-rl: src/prime_rl/utils/client.py, and renderers/client.py of the package `renderers`, which it generates with
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What both read of a reply."""
+
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+    finish_reasons: list[str]
+    texts: list[str]
+
+
+class SkyRlClient:
+    """The data plane and the control plane at one address."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=120)
+        self._model = model
+
+    async def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: dict[str, Any], session_ids: Sequence[str]
+    ) -> Rollouts:
+        calls = [
+            self._generate(prompt, sampling, session) for prompt, session in zip(prompts, session_ids, strict=True)
+        ]
+        choices = await asyncio.gather(*calls)
+        texts = [(await self._post("/detokenize", {"model": self._model, "tokens": c["token_ids"]})) for c in choices]
+        return Rollouts(
+            [choice["token_ids"] for choice in choices],
+            [[one["logprob"] for one in choice["logprobs"]["content"]] for choice in choices],
+            [choice["finish_reason"] for choice in choices],
+            [text["prompt"] for text in texts],
+        )
+
+    async def _generate(self, prompt: Sequence[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
+        body = {"sampling_params": sampling, "model": self._model, "token_ids": list(prompt)}
+        reply = await self._post("/inference/v1/generate", body, headers={"X-Session-ID": session})
+        choice: dict[str, Any] = reply["choices"][0]
+        return choice
+
+    async def finish_session(self, session: str) -> None:
+        await self._post("/finish_session", None, params={"session_id": session})
+
+    async def pause(self) -> None:
+        await self._post("/pause", None, params={"mode": "keep", "clear_cache": "false"})
+
+    async def resume(self) -> None:
+        await self._post("/resume", None)
+
+    async def sleep(self) -> None:
+        await self._post("/sleep", None, params={"level": "2"})
+
+    async def wake_up(self) -> None:
+        await self._post("/wake_up", None, params={"tags": ["weights"]})
+
+    async def reset_prefix_cache(self) -> None:
+        await self._post("/reset_prefix_cache", {"reset_running_requests": False})
+
+    async def world_size(self) -> int:
+        return int((await self._http.get("/get_world_size")).json()["world_size"])
+
+    async def _post(self, path: str, body: Any, **settings: Any) -> Any:
+        response = await self._http.post(path, json=body, **settings)
+        response.raise_for_status()
+        return response.json()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+class PrimeRlClient:
+    """The inference pool: generation by an OpenAI client, administration beside it."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY", max_retries=0)
+        self._admin = httpx.AsyncClient(base_url=url, timeout=None)
+        self._endpoint = f"{url}/inference/v1/generate"
+        self._model = model
+
+    async def wait_for_ready(self) -> int:
+        """Returns the longest context, which the renderer asks for."""
+        (await self._admin.get("/health")).raise_for_status()
+        cards = (await self._admin.get("/v1/models")).json()["data"]
+        [card] = [card for card in cards if card["id"] == self._model]
+        return int(card["max_model_len"])
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: dict[str, Any], *, trajectory: str, step: int
+    ) -> Rollouts:
+        sampling = sampling | {"stop_token_ids": [2], "logprobs": 1, "skip_special_tokens": False}
+        body: dict[str, Any] = {"model": self._model, "token_ids": list(prompt), "sampling_params": sampling}
+        body |= {"cache_salt": str(step), "priority": step}
+        response = await self._client.post(
+            self._endpoint, cast_to=httpx.Response, body=body, options={"headers": {"X-Session-ID": trajectory}}
+        )
+        data = response.json()
+        choice = data["choices"][0]
+        assert data["request_id"]
+        logprobs = [float(one.get("logprob") or 0.0) for one in choice["logprobs"]["content"]]
+        return Rollouts([choice["token_ids"]], [logprobs], [choice["finish_reason"]], [])
+
+    async def update_weights(self, weight_dir: str) -> None:
+        await self._admin_post("/pause", params={"mode": "keep", "clear_cache": "false"})
+        try:
+            await self._admin_post("/update_weights", json={"weight_dir": weight_dir})
+        finally:
+            await self._admin_post("/resume")
+
+    async def _admin_post(self, path: str, **settings: Any) -> None:
+        (await self._admin.post(path, **settings)).raise_for_status()
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._admin.aclose()
