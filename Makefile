@@ -51,8 +51,8 @@ endef
 
 .venv/ready: .venv/light .venv/vllm | .venv/triton
 	@$(system_packages)
-	@echo "Downloading Mooncake, Ray, TRL and the tools of the checks (0.3 GB)"
-	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,ray,trl,dev]'
+	@echo "Downloading Mooncake, Ray, FastAPI, TRL and the tools of the checks (0.3 GB)"
+	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,ray,serve,trl,dev]'
 	touch .venv/ready
 
 .PHONY: light

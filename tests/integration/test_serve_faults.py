@@ -94,7 +94,7 @@ def malformed(random_: random.Random) -> bytes:
         "stop": ["x"],
         "stream": False,
     }
-    bad = [None, -1, 1 << 70, 1.5, "x", [], {}, [[]], [None], True, float("1e308"), "\x00", "a" * 1000]
+    bad: list[Any] = [None, -1, 1 << 70, 1.5, "x", [], {}, [[]], [None], True, float("1e308"), "\x00", "a" * 1000]
     body = dict(good)
     for _ in range(random_.randint(1, 3)):
         body[random_.choice([*good, "seed", "logprobs", "messages", "token_ids", "sampling_params", "\u2028"])] = (
