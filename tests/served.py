@@ -21,11 +21,14 @@ from seer.errors import SeerError
 from seer.hosting.fleet import InstanceListener
 from seer.hosting.fleet_pool import FleetPool
 from seer.metrics.events import EventSink
+from seer.metrics.fleet_sample import FleetSample, InstanceSample
+from seer.metrics.live_counts import LiveCounts
 from seer.runs.prompts import EncodedPrompt, as_prompts, encode, refuse
 from seer.runs.session import Session
 from seer.runs.session_options import SessionOptions
 from seer.serve.app import make_app, make_service
 from seer.serve.backend import Backend
+from seer.serve.live import LivePage
 from seer.serve.service import Service
 from seer.serve.settings import ServeSettings
 from seer.types import ChunkOutput, DraftMode, Sampling
@@ -85,6 +88,11 @@ class LocalFleet:
     def end_group(self, group: int) -> None:
         pass
 
+    def sample(self) -> FleetSample:
+        views = [fake.view() for fake in self.fakes]
+        instances = [InstanceSample(True, view.num_running, view.num_waiting, 0.5) for view in views]
+        return FleetSample(instances=instances, weights_version=self.weights_version)
+
     def attach(
         self,
         loop: InstanceListener,
@@ -133,9 +141,16 @@ async def a_server(
         refuse(bad)
         return good
 
-    async with Session(fleet, encoded, codec, SessionOptions(chunk_tokens=16)) as session:
+    live = LivePage(LiveCounts(), fleet.sample, "a server")
+    async with Session(fleet, encoded, codec, SessionOptions(chunk_tokens=16, events=live.on_event)) as session:
         backend = Backend(
-            name=NAME, session=session, instances=fleet.instances, codec=codec, max_model_len=MAX_MODEL_LEN
+            name=NAME,
+            session=session,
+            instances=fleet.instances,
+            codec=codec,
+            max_model_len=MAX_MODEL_LEN,
+            live=live,
+            sample=fleet.sample,
         )
         service = make_service(backend, settings or ServeSettings())
         transport = httpx.ASGITransport(make_app(service))

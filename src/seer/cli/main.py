@@ -29,6 +29,7 @@ from seer.errors import ConfigError, InputError, MissingExtra, SeerError
 VERBS = (
     "rollout",
     "serve",
+    "top",
     "compare",
     "report",
     "verify",

@@ -29,6 +29,7 @@ from seer.cli.rollout_options import (
 from seer.cli.run_config import carry_out, read_run, recorded
 from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
+from seer.cli.watching import add_watch_options, refuse_missing_packages, watching
 from seer.config import RunConfig
 from seer.runs.run_folder import RunFolder, machine
 
@@ -89,11 +90,13 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the summary, or the dry run, as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_watch_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
+    refuse_missing_packages(args)
     out = getattr(args, f"{CONFIG_PREFIX}out", None)
     config = read_run(args) if args.resume is None else read_resumed(args.resume, out)
     return carry_out(config, args, lambda folder, located: _run_in(folder, located, args))
@@ -121,7 +124,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
             Journal.create(folder.journal, identity).close()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
         with status_of_failure(folder):
-            signal, failures = asyncio.run(_roll_out(rollout, prompts, config, folder, results, quiet=args.quiet))
+            signal, failures = asyncio.run(_roll_out(rollout, prompts, config, folder, results, args=args))
     status = "finished" if signal is None else "interrupted"
     summary = rollout.summary
     numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
@@ -193,7 +196,7 @@ async def _roll_out(
     folder: RunFolder,
     results: ResultsFile,
     *,
-    quiet: bool,
+    args: argparse.Namespace,
 ) -> tuple[int | None, Failures]:
     """Write results as they come; returns the signal that cut the run short, if one did, and the failures."""
     from seer.cli.failures import Failures
@@ -201,17 +204,18 @@ async def _roll_out(
     from seer.metrics.jsonl import EventLog
 
     failures = Failures()
-    progress = Progress(rollout, quiet=quiet)
+    progress = Progress(rollout, quiet=args.quiet)
     metadata = {"source": "rollout", **recorded(config)["options"]}
     with EventLog(folder.events, metadata) as log, signals_cancel(rollout) as interruption:
         progress.start()
         try:
-            async with rollout:
+            async with rollout, watching(rollout, args) as watch:
                 _describe_fleet(rollout, folder)
 
                 def events(event: Any) -> None:
                     log(event)
                     progress.on_event(event)
+                    watch(event)
 
                 groups = rollout.run(
                     prompts,

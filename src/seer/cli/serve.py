@@ -43,6 +43,7 @@ endpoints:
   OpenAI       /v1/completions, /v1/chat/completions, /v1/models
   vLLM         /inference/v1/generate, /tokenize, /detokenize, /health
   SGLang       /generate, /workers
+  to look at   / in a browser, /metrics for Prometheus
   admin        /pause, /resume, /sleep, /wake_up, /update_weights and the other weight endpoints
 
 exit codes:
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         print_dry_run(config, as_json=args.json)
         return 0
     from seer.api import Rollout
-    from seer.serve.server import bind
+    from seer.serve.uvicorn_server import bind
 
     _log_to_stderr(as_json=args.json)
     settings = _settings(args, config.rollout)
@@ -141,19 +142,26 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
 
 async def _serve(rollout: Rollout, settings: ServeSettings, listener: Any, *, seed: int, as_json: bool) -> int:
     """Serve, and return the signal that asked to stop."""
+    from seer.metrics.live_counts import LiveCounts
+    from seer.runs.fleet_sample import fleet_sample
     from seer.serve.app import make_service
     from seer.serve.backend import Backend
+    from seer.serve.live import LivePage
     from seer.serve.server import serve
 
     with signals_cancel(rollout, keeps_run=False) as interruption:  # `serve` has handlers of its own
         try:
-            async with rollout, rollout.session(seed=seed) as session:
+            name = settings.model_name or rollout.config.model
+            live = LivePage(LiveCounts(), lambda: fleet_sample(rollout.fleet), f"seer serve: {name}")
+            async with rollout, rollout.session(seed=seed, events=live.on_event) as session:
                 backend = Backend(
-                    name=settings.model_name or rollout.config.model,
+                    name=name,
                     session=session,
                     instances=rollout.fleet.instances,
                     codec=rollout.engine.codec,
                     max_model_len=rollout.engine.max_model_len,
+                    live=live,
+                    sample=lambda: fleet_sample(rollout.fleet),
                 )
                 service = make_service(backend, settings)
                 return await serve(service, listener, on_ready=lambda url: _print_ready(url, backend.name, as_json))

@@ -34,6 +34,7 @@ from seer.serve.service import Service
 from seer.serve.settings import ServeSettings
 from seer.serve.sglang import sglang_generate, workers
 from seer.serve.token_generate import token_generate
+from seer.serve.watch_endpoints import live_events, live_page, metrics
 from seer.serve.weight_endpoints import (
     close_group,
     finish_update,
@@ -52,6 +53,9 @@ GENERATION: dict[str, Work] = {
     "GET /v1/models": models,
     "GET /v1/models/{name:path}": model,
     "GET /version": version,
+    "GET /": live_page,
+    "GET /live/events": live_events,
+    "GET /metrics": metrics,
     "POST /v1/completions": completions,
     "POST /v1/chat/completions": chat_completions,
     "POST /inference/v1/generate": token_generate,

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from seer.engine.base import Instance
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, InstanceError
+from seer.metrics.fleet_sample import FleetSample
 from seer.runs.session import Session
+from seer.serve.live import LivePage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,10 @@ class Backend:
     """The tokenizer; None: token ids only."""
     max_model_len: int
     """Longest prompt plus response."""
+    live: LivePage
+    """Gets the session's events."""
+    sample: Callable[[], FleetSample]
+    """The fleet's state, when asked for."""
 
     @property
     def weights_version(self) -> int:

@@ -8,12 +8,16 @@
 
 Invariants
   1. Keys are compared in constant time, and no representation of them has their text.
-  2. A page in a browser cannot call a server without keys: another origin, or a name that is not this machine's
-     (DNS rebinding), is refused.
+  2. A page of another origin cannot call the server, and without keys only this machine's names reach it, so no page
+     can by a name of its own (DNS rebinding).
+
+A browser sends the API key as the password of basic authentication, for the live page.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +54,7 @@ class Keys:
 
     def check(self, headers: Headers, *, is_admin: bool) -> None:
         """Raise a Refusal unless these headers of a request let it in."""
+        _refuse_other_origin(headers)
         wanted = self.admin if is_admin else self.api
         if wanted is not None:
             if not hmac.compare_digest(_given_key(headers).encode(), wanted.encode()):
@@ -57,7 +62,7 @@ class Keys:
             return
         if is_admin and self.api is not None:
             raise Refusal(403, "administrative endpoints are off", hint="start the server with --admin-key-file FILE")
-        _refuse_browsers(headers)
+        _refuse_other_name(headers)
 
 
 def read_key(path: Path) -> str:
@@ -69,15 +74,23 @@ def read_key(path: Path) -> str:
 
 
 def _given_key(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):  # also what is no base64, or no UTF-8
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    return ""
 
 
-def _refuse_browsers(headers: Headers) -> None:
-    host = headers.get("host", "")
+def _refuse_other_origin(headers: Headers) -> None:
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
         raise Refusal(403, f"pages of {origin[:100]} may not call this server")
+
+
+def _refuse_other_name(headers: Headers) -> None:
+    host = headers.get("host", "")
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

@@ -66,7 +66,7 @@ def error_response(refusal: Refusal) -> Response:
     if refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers["retry-after"] = str(RETRY_AFTER_S)
     if refusal.status == HTTPStatus.UNAUTHORIZED:
-        headers["www-authenticate"] = "Bearer"
+        headers["www-authenticate"] = 'Bearer, Basic realm="seer"'
     if refusal.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         headers["connection"] = "close"  # the rest of the body is not read
     return json_response(error_body(refusal), refusal.status, headers)

@@ -19,70 +19,20 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import uvicorn
-
-from seer.errors import ConfigError
 from seer.serve.app import make_app
 from seer.serve.service import Service
-from seer.serve.settings import ServeSettings
+from seer.serve.uvicorn_server import QuietServer, url_of
 
 log = logging.getLogger(__name__)
-BACKLOG = 4096
 CANCELLED_S = 10.0
 """For clients to take what was cancelled."""
 FAILURE_CHECK_S = 1.0
 """A server without instances ends within this time, so that whatever started it can start it again."""
-KEEP_ALIVE_S = 30
-"""Longer than the connections of trainers stay unused within a rollout."""
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn that leaves signals alone and says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
-        await super().startup(sockets)
-        self.listens.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing."""
-        yield
-
-
-def bind(settings: ServeSettings) -> socket.socket:
-    """The listening socket; bound before instances start, so that a port in use is found at once."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((settings.host, settings.port))
-    except OSError as error:
-        made.close()
-        raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            hint="another --port, or --port 0 for any free one",
-        ) from None
-    return made
 
 
 async def serve(service: Service, listener: socket.socket, *, on_ready: Callable[[str], None]) -> int:
     """Serve until a signal asks to stop, and return that signal; raises what broke the session."""
-    config = uvicorn.Config(
-        make_app(service),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        server_header=False,
-        ws="none",
-    )
-    server, stop = _Uvicorn(config), _Stop()
+    server, stop = QuietServer(make_app(service)), _Stop()
     with _signals(stop):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -96,12 +46,6 @@ async def serve(service: Service, listener: socket.socket, *, on_ready: Callable
             service.group.close()
     assert stop.number is not None, "it ends by a signal"
     return stop.number
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where the server can be reached from this machine."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _until_stopped(service: Service, stop: _Stop) -> None:

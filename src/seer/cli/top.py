@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`seer top`: the state of a server, or of a rollout with `--watch`, in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seer.errors import SeerError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EXAMPLES = """\
+examples:
+  seer top                                   a server on this machine
+  seer top http://127.0.0.1:8001             a rollout that runs with --watch
+  seer top --once --json | jq .instances     one look
+"""
+SILENCE_S = 30.0
+"""States come twice a second; after this long without one the server is gone."""
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "top",
+        help="watch a server or a rollout in the terminal",
+        description="Show what the instances of a `seer serve`, or of a `seer rollout --watch`, are doing.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="where it is (%(default)s)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key of the server's clients")
+    parser.add_argument("--once", action="store_true", help="show one state, and exit")
+    parser.add_argument("--json", action="store_true", help="print states as JSON, one a line")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show states until the server or the user ends it."""
+    states = read_states(args.url, _key(args.api_key_file))
+    if args.json or args.once:
+        for state in states:
+            if args.json:
+                print(json.dumps(state), flush=True)
+            else:
+                _print(state)
+            if args.once:
+                break
+        return 0
+    from rich.live import Live
+
+    with Live(auto_refresh=False, screen=sys.stdout.isatty()) as shown:
+        for state in states:
+            shown.update(screen_of(state), refresh=True)
+    return 0
+
+
+def read_states(url: str, key: str | None = None) -> Iterator[dict[str, Any]]:
+    """States of a server as they come."""
+    request = urllib.request.Request(f"{url.rstrip('/')}/live/events")
+    if key is not None:
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=SILENCE_S) as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+    except (OSError, ValueError) as error:  # ValueError: not a URL, or not JSON
+        raise SeerError(f"{url} cannot be watched: {error}", hint="is a `seer serve` there?") from None
+
+
+def screen_of(state: dict[str, Any]) -> RenderableType:
+    """A state as a table."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("instance", "state", "running", "waiting inside", "KV in use", "tokens", expand=True)
+    for number, one in enumerate(state["instances"]):
+        up = Text("up", "green") if one["is_up"] else Text("down", "bold red")
+        kv = f"{100 * one['kv_usage']:.0f}%"
+        running, waiting = f"{one['num_running']:,}", f"{one['num_waiting']:,}"
+        table.add_row(str(number), up, running, waiting, kv, f"{one['tokens']:,}")
+    return Group(Text(state["title"], "bold"), *map(Text, lines_of(state)), table)
+
+
+def lines_of(state: dict[str, Any]) -> list[str]:
+    """The numbers above the table."""
+    requests, ended = state["requests"], state["ended"]
+    left = "unknown" if state["left_s"] is None else f"{state['left_s']:.0f} s"
+    even = "unknown" if state["even_s"] is None else f"{state['even_s']:.0f} s"
+    drafted, accepted = state["draft_tokens"], state["accepted_tokens"]
+    drafts = f"{100 * accepted / drafted:.0f}% of {drafted:,} draft tokens accepted" if drafted else "no drafts"
+    return [
+        f"{requests.get('running', 0):,} running, {requests.get('queued', 0):,} queued, "
+        f"{requests.get('parked', 0):,} parked; {sum(ended.values()):,} ended, {ended.get('failed', 0):,} failed",
+        f"{state['tokens']:,} tokens, {state['tokens_per_s']:,.0f} tokens/s; time left {left}, if spread evenly {even}",
+        f"{drafts}; {state['migrations']:,} migrations; {state['lost_instances']:,} instances lost; "
+        f"weights version {state['weights_version']}",
+    ]
+
+
+def _print(state: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    Console().print(screen_of(state))
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    from seer.serve.keys import read_key
+
+    return read_key(path)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""uvicorn as Seer uses it: a socket that is bound early, no signals of its own, and word of when it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from seer.errors import ConfigError
+from seer.serve.settings import ServeSettings
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 30
+"""Longer than the connections of trainers stay unused within a rollout."""
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn that leaves signals alone and says when it listens."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                server_header=False,
+                ws="none",
+            )
+        )
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """The listening socket; bound before instances start, so that a port in use is found at once."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
+            hint="another --port, or --port 0 for any free one",
+        ) from None
+    return made
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where the server can be reached from this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at a server and at a rollout: /metrics with Prometheus's tools, the live page in a browser, `seer top`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+parser = pytest.importorskip("prometheus_client.parser")
+
+import httpx
+
+from commands import DEADLINE_S, a_command, wait_until
+from seer.cli.main import main
+from serve_process import ServeProcess, a_serve_process
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
+FAKE = ("--engine", "fake", "--model", "none", "--instances", "2", "--no-pin")
+SLOW = ("--set", "rollout.engine_settings.step_s=0.005")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    with a_serve_process(*FAKE, *SLOW) as served:
+        body = {"prompt": [[i, 2] for i in range(1, 5)], "n": 4, "max_tokens": 40, "seed": 3}
+        assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
+        yield served
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = parser.text_string_to_metric_families(text)
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
+
+
+def test_metrics_are_read_by_the_client_library(server: ServeProcess) -> None:
+    response = httpx.get(f"{server.url}/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = samples(response.text)
+    ended = {key: value for key, value in found.items() if key[0] == "seer:request_success_total"}
+    assert sum(ended.values()) == 16
+    assert found["seer:e2e_request_latency_seconds_count", ()] == 16
+    tokens = sum(value for (name, _), value in found.items() if name == "seer:generation_tokens_total")
+    assert tokens == found["seer:request_generation_tokens_sum", ()] > 16
+    assert [found["seer:instance_up", (("instance", str(i)),)] for i in range(2)] == [1, 1]
+    assert found["seer:num_requests", (("state", "running"),)] == 0
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
+def test_promtool_finds_nothing_but_the_colon_that_vllm_has_too(server: ServeProcess) -> None:
+    assert PROMTOOL is not None
+    text = httpx.get(f"{server.url}/metrics").text
+    as_is = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    complaints = as_is.stderr.splitlines()
+    assert all(line.endswith("metric names should not contain ':'") for line in complaints), complaints
+    other = text.replace("seer:", "seer_")
+    clean = subprocess.run([PROMTOOL, "check", "metrics"], input=other, capture_output=True, text=True, check=False)
+    assert clean.returncode == 0, clean.stderr
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="needs Debian's package prometheus")
+def test_a_real_prometheus_scrapes_the_server(server: ServeProcess, tmp_path: Path) -> None:
+    assert PROMETHEUS is not None
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+    target = server.url.removeprefix("http://")
+    (tmp_path / "p.yml").write_text(
+        f"scrape_configs:\n- job_name: seer\n  scrape_interval: 1s\n  static_configs: [{{targets: ['{target}']}}]\n"
+    )
+    process = subprocess.Popen(
+        [
+            *(PROMETHEUS, f"--config.file={tmp_path}/p.yml", f"--storage.tsdb.path={tmp_path}/data"),
+            *(f"--web.listen-address={address}", "--log.level=error"),
+        ],
+    )
+    try:
+        query = "sum(seer:request_success_total)"
+        wait_until(lambda: bool(ask(address, query)), "Prometheus scraped nothing")
+        assert ask(address, query)[0]["value"][1] == "16"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def ask(address: str, query: str) -> list[Any]:
+    """What Prometheus answers; nothing while it starts."""
+    try:
+        reply = httpx.get(f"http://{address}/api/v1/query", params={"query": query})
+    except httpx.TransportError:
+        return []
+    found: list[Any] = reply.json()["data"]["result"] if reply.status_code == 200 else []
+    return found
+
+
+def test_the_dashboard_asks_only_for_metrics_that_exist(server: ServeProcess) -> None:
+    names = {name for name, _ in samples(httpx.get(f"{server.url}/metrics").text)}
+    text = httpx.get(f"{server.url}/metrics").text
+    declared = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    dashboard = json.loads((ROOT / "examples" / "grafana" / "seer.json").read_text())
+    asked = {
+        word
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+        for word in target["expr"].replace("(", " ").replace("{", " ").replace("[", " ").split()
+        if word.startswith("seer:")
+    }
+    assert asked
+    for name in asked:
+        base = name.removesuffix("_bucket").removesuffix("_total")
+        assert name in names or base in declared or name in declared, name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")
+def test_the_live_page_is_drawn_by_a_real_browser_while_requests_run(server: ServeProcess, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    body = {"prompt": [[i, 2] for i in range(1, 9)], "n": 4, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120):
+        shown = subprocess.run(
+            [
+                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1400"),
+                *("--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path}/chromium"),
+                *(f"--screenshot={tmp_path}/page.png", f"{server.url}/"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        page = subprocess.run(
+            [
+                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/chromium"),
+                *("--dump-dom", f"{server.url}/"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert "CONSOLE" not in shown.stderr  # no complaint of the page itself
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+    assert "seer serve: none" in page.stdout
+    assert "chunks in the last 60 s" in page.stdout
+    assert page.stdout.count("<td>up</td>") + page.stdout.count('<td class="">up</td>') == 2
+
+
+def test_top_prints_one_state(server: ServeProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", server.url, "--once"]) == 0
+    assert "0 failed" in capsys.readouterr().out
+    assert main(["top", server.url, "--once", "--json"]) == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["ended"].keys() <= {"stop", "length", "cancelled"}
+    assert sum(state["ended"].values()) >= 16
+    assert len(state["instances"]) == 2
+    assert main(["top", "http://127.0.0.1:9", "--once"]) == 1
+
+
+def test_a_rollout_can_be_watched(tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": [i, 2]}) + "\n" for i in range(1, 9)))
+    words = ("rollout", "--prompts", str(prompts), "--n", "4", "--max-tokens", "2000", "--ignore-eos")
+    process = a_command(*words, *FAKE, *SLOW, "--run-dir", str(tmp_path / "run"), "--metrics-port", "0")
+    try:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[2].rstrip(",")
+        found = samples(httpx.get(f"{url.rstrip('/')}/metrics").text)
+        assert found["seer:instance_up", (("instance", "0"),)] == 1
+        assert "Who runs where" in httpx.get(url).text
+        assert httpx.get(url, headers={"Host": "evil.example"}).status_code == 403
+    finally:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
