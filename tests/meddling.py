@@ -27,6 +27,9 @@ class Meddling:
     def requeue(self, request: Request) -> None:
         self._inner.requeue(request)
 
+    def away(self, request: Request) -> None:
+        self._inner.away(request)
+
     def finished(self, request: Request) -> None:
         self._inner.finished(request)
 

@@ -7,21 +7,28 @@
                  └──────cancel──────┴──────────────────────────> FINISHED (cancelled)
                         fail  ──────────────────────────────────> FAILED
 
-Other modules may read a `Request`; only this one writes it.
+With turns, a request that stops or has no room left is handed over to its environment instead:
+
+    IN_FLIGHT ──apply(stop | length)──> AT_TOOL ──answer──> WAITING, with the given tokens
+                                           └──conclude | cancel──> FINISHED, fail ──> FAILED
+
+Other modules may read a `Request` (seer.request); only this one writes it.
 
 Invariants
   1. Every admitted request ends in exactly one terminal state, FINISHED or FAILED, and never leaves it.
   2. A token is counted once: outputs of an attempt that has ended are ignored; an attempt never exceeds its lease.
-  3. num_admitted == num_waiting + num_in_flight + num_ended at all times.
+  3. num_admitted == num_waiting + num_in_flight + num_at_tool + num_ended at all times.
   4. A request has its `Response` from the moment it ends; its group hands out the same object.
   5. A request has a lease exactly while it is in flight, so no lease outlives its instance.
+  6. With turns, generated and given tokens alternate; given ones have no log-probability and count for no limit but
+     that of the whole context.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from seer.request import Request, RequestState, chunk_of, end_turn, request_seed, response_of
 from seer.types import (
     Chunk,
     ChunkEnd,
@@ -30,106 +37,12 @@ from seer.types import (
     Group,
     GroupResult,
     Lease,
-    Response,
+    Restored,
     TokenSpan,
     low_lease_tokens,
 )
 
-
-class RequestState(enum.Enum):
-    """Where a request is in its life."""
-
-    WAITING = "waiting"
-    IN_FLIGHT = "in flight"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-class Request:
-    """One response of a group, from prompt to its end. Read it anywhere; only the buffer writes it."""
-
-    __slots__ = (
-        "attempt",
-        "chunk_remaining",
-        "finish_reason",
-        "group",
-        "id",
-        "index",
-        "instance",
-        "last_instance",
-        "lease_tokens",
-        "low_tokens",
-        "num_chunks",
-        "num_generated",
-        "num_migrations",
-        "queued_s",
-        "response",
-        "seed",
-        "spans",
-        "started_s",
-        "state",
-    )
-
-    def __init__(self, id: int, group: Group, position: int, queued_s: float) -> None:
-        self.id = id
-        self.group = group
-        self.index = group.first_index + position
-        """Which response of its family it is."""
-        self.seed = request_seed(group.seed, position)
-        self.state = RequestState.WAITING
-        self.num_generated = 0
-        self.spans: list[TokenSpan] = []
-        self.attempt = 0
-        self.instance: int | None = None
-        """The instance it runs on now."""
-        self.last_instance: int | None = None
-        """The instance that computed its newest KV."""
-        self.lease_tokens = 0
-        """Tokens the running chunk may generate in all; 0 while it waits."""
-        self.chunk_remaining = 0
-        """Of these, tokens it may still generate."""
-        self.low_tokens = 0
-        """Its lease runs low when no more than this remains; 0 if it is not to be extended."""
-        self.num_chunks = 0
-        self.num_migrations = 0
-        self.queued_s = queued_s
-        self.started_s: float | None = None
-        self.finish_reason: FinishReason | None = None
-        self.response: Response | None = None
-        """Made when it ends."""
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens this request may generate in all."""
-        return self.group.sampling.max_tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and generated tokens: what its KV covers."""
-        return self.group.num_prompt_tokens + self.num_generated
-
-    @property
-    def remaining_limit(self) -> int:
-        """Tokens it may still generate at most."""
-        return self.group.sampling.max_tokens - self.num_generated
-
-    @property
-    def runs_low(self) -> bool:
-        """Whether its lease should be extended now, if it is to stay."""
-        return 0 < self.low_tokens >= self.chunk_remaining and self.chunk_remaining < self.remaining_limit
-
-    @property
-    def is_probe(self) -> bool:
-        """Whether it is the request that runs first, to show how long its group's responses are."""
-        return self.index == 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is in a terminal state."""
-        return self.state is RequestState.FINISHED or self.state is RequestState.FAILED
-
-    def __repr__(self) -> str:
-        return f"Request({self.id}, group {self.group.id}, {self.state.value}, {self.num_generated} tokens)"
+__all__ = ["Request", "RequestBuffer", "RequestState", "chunk_of", "request_seed"]
 
 
 class RequestBuffer:
@@ -145,6 +58,7 @@ class RequestBuffer:
         """Requests ever admitted."""
         self.num_waiting = 0
         self.num_in_flight = 0
+        self.num_at_tool = 0
         self.num_ended = 0
 
     @property
@@ -173,17 +87,30 @@ class RequestBuffer:
         self.num_waiting += len(admitted)
         return admitted
 
-    def restore(
-        self, request: Request, spans: Iterable[TokenSpan], finish_reason: FinishReason | None, now_s: float
-    ) -> None:
-        """Give a request that has not started the tokens that an interrupted run generated for it."""
+    def restore(self, request: Request, past: Restored, now_s: float) -> None:
+        """Give a request that has not started what an interrupted run had of it."""
         self._expect(request, RequestState.WAITING, "restore")
         assert request.attempt == 0, f"{request} has started"
-        request.spans.extend(spans)
-        request.num_generated = sum(len(span.ids) for span in request.spans)
+        for span in past.spans:
+            self._take_span(request, span)
         assert request.num_generated <= request.max_tokens, f"{request} was restored beyond its limit"
-        if finish_reason is not None:
-            self._end(request, RequestState.FINISHED, finish_reason, now_s)
+        if past.finish_reason is not None:
+            if request.group.has_turns:
+                self._hand_over(request, past.finish_reason, None)
+            self._end(request, RequestState.FINISHED, past.finish_reason, now_s, reward=past.reward)
+        elif past.has_handed_over or (request.group.has_turns and not request.remaining_limit):
+            self._hand_over(request, FinishReason.STOP if request.remaining_limit else FinishReason.LENGTH, now_s)
+
+    def _take_span(self, request: Request, span: TokenSpan) -> None:
+        """Append a restored span; where given and generated tokens meet, a turn has ended."""
+        if span.is_given:
+            end_turn(request, "generated", None, None)
+            self._give(request, len(span.ids), span)
+            end_turn(request, "given", None, None)
+        else:
+            request.spans.append(span)
+            request.num_generated += len(span.ids)
+            request.num_fresh = 0
 
     def members(self, group: int) -> list[Request]:
         """All requests of a group, in the order of their index."""
@@ -208,6 +135,8 @@ class RequestBuffer:
         request.chunk_remaining = request.lease_tokens = max_tokens
         request.low_tokens = low_lease_tokens(max_tokens) if is_lease else 0
         request.num_chunks += 1
+        if request.turn_began_s is None:
+            request.turn_began_s = now_s
         if request.started_s is None:
             request.started_s = now_s
         elif request.last_instance is not None and request.last_instance != instance:
@@ -235,6 +164,7 @@ class RequestBuffer:
         )
         if output.num_tokens:
             request.num_generated += output.num_tokens
+            request.num_fresh = 0
             request.chunk_remaining -= output.num_tokens
             if output.span is not None:
                 assert output.span.weights_version == self.weights_version, (
@@ -244,12 +174,41 @@ class RequestBuffer:
         if output.end is None:
             return request
         if output.end is ChunkEnd.STOP:
-            self._end(request, RequestState.FINISHED, FinishReason.STOP, now_s)
+            self._stop(request, FinishReason.STOP, now_s)
         elif request.remaining_limit == 0:
-            self._end(request, RequestState.FINISHED, FinishReason.LENGTH, now_s)
+            self._stop(request, FinishReason.LENGTH, now_s)
         else:
             self._to_waiting(request)
         return request
+
+    def answer(self, request: Request, token_ids: Sequence[int] | None, num_tokens: int, now_s: float) -> None:
+        """The environment gave these tokens, or only their number in simulation: the request waits again with them."""
+        self._expect(request, RequestState.AT_TOOL, "answer")
+        assert 0 < num_tokens <= self.room_tokens(request), f"{num_tokens} tokens given to {request}"
+        span = TokenSpan(token_ids, (), self.weights_version, is_given=True) if token_ids is not None else None
+        self._give(request, num_tokens, span)
+        end_turn(request, "given", request.turn_began_s, now_s)
+        request.state = RequestState.WAITING
+        request.turn_reason = request.turn_began_s = None
+        self.num_at_tool -= 1
+        self.num_waiting += 1
+
+    def run_out(self, request: Request) -> None:
+        """The environment gave more tokens than there is room for: the response can only end."""
+        self._expect(request, RequestState.AT_TOOL, "run out of room")
+        request.turn_reason = FinishReason.LENGTH
+
+    def conclude(self, request: Request, reward: float | None, now_s: float) -> None:
+        """The environment ended the response."""
+        self._expect(request, RequestState.AT_TOOL, "conclude")
+        assert request.turn_reason is not None, f"{request} was not handed over"
+        self._end(request, RequestState.FINISHED, request.turn_reason, now_s, reward=reward)
+
+    def room_tokens(self, request: Request) -> int:
+        """Tokens that its environment may give, so that at least one more can be generated."""
+        most = request.group.max_context_tokens
+        assert most is not None, f"{request} has no turns"
+        return max(0, most - request.num_tokens - 1) if request.remaining_limit else 0
 
     def lose(self, request: Request) -> None:
         """Its instance is lost: it waits again, with every token received so far."""
@@ -265,7 +224,7 @@ class RequestBuffer:
     def fail(self, request: Request, error: str, now_s: float) -> None:
         """End it because it cannot be completed."""
         assert not request.ended, f"{request} has ended and cannot fail"
-        self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s, error)
+        self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s, error=error)
 
     def take_complete_groups(self) -> list[GroupResult]:
         """Groups whose last request has ended since the last call, in that order."""
@@ -281,6 +240,7 @@ class RequestBuffer:
     def check(self) -> None:
         """Assert the invariants; linear in the requests, for tests."""
         states = [request.state for request in self.requests()]
+        assert self.num_at_tool == states.count(RequestState.AT_TOOL), "requests at their tools miscounted"
         assert self.num_waiting == states.count(RequestState.WAITING), "waiting requests miscounted"
         assert self.num_in_flight == states.count(RequestState.IN_FLIGHT), "requests in flight miscounted"
         num_forgotten = self.num_admitted - len(self._requests)
@@ -295,7 +255,40 @@ class RequestBuffer:
             assert (request.instance is not None) == in_flight, f"{request} has instance {request.instance}"
             assert (request.lease_tokens > 0) == in_flight, f"{request} has a lease of {request.lease_tokens} tokens"
             if request.spans:
-                assert sum(len(span.ids) for span in request.spans) == request.num_generated, f"{request} lost tokens"
+                given = sum(len(span.ids) for span in request.spans if span.is_given)
+                assert given == request.num_given, f"{request} lost given tokens"
+                num_tokens = sum(len(span.ids) for span in request.spans)
+                assert num_tokens == request.num_generated + given, f"{request} lost tokens"
+
+    def _stop(self, request: Request, reason: FinishReason, now_s: float) -> None:
+        """A turn, or the response, has ended."""
+        if request.group.has_turns:
+            self._hand_over(request, reason, now_s)
+        else:
+            self._end(request, RequestState.FINISHED, reason, now_s)
+
+    def _hand_over(self, request: Request, reason: FinishReason, now_s: float | None) -> None:
+        if request.state is RequestState.IN_FLIGHT:
+            self.num_in_flight -= 1
+            self._end_lease(request)
+        else:
+            self.num_waiting -= 1
+        self.num_at_tool += 1
+        request.state = RequestState.AT_TOOL
+        end_turn(request, "generated", request.turn_began_s, now_s)
+        request.turn_began_s, request.turn_reason = now_s, reason
+
+    @staticmethod
+    def _give(request: Request, num_tokens: int, span: TokenSpan | None) -> None:
+        """Append given tokens; what is left of the context limits what may be generated."""
+        if span is not None:
+            request.spans.append(span)
+        request.num_given += num_tokens
+        request.num_fresh = num_tokens
+        request.turn_start = request.num_generated
+        most = request.group.max_context_tokens
+        if most is not None:
+            request.max_tokens = min(request.max_tokens, request.num_generated + max(0, most - request.num_tokens))
 
     def _to_waiting(self, request: Request) -> None:
         request.state = RequestState.WAITING
@@ -309,17 +302,29 @@ class RequestBuffer:
         request.lease_tokens = request.chunk_remaining = request.low_tokens = 0
 
     def _end(
-        self, request: Request, state: RequestState, finish_reason: FinishReason, now_s: float, error: str | None = None
+        self,
+        request: Request,
+        state: RequestState,
+        finish_reason: FinishReason,
+        now_s: float,
+        *,
+        error: str | None = None,
+        reward: float | None = None,
     ) -> None:
         if request.state is RequestState.IN_FLIGHT:
             self.num_in_flight -= 1
             self._end_lease(request)
+        elif request.state is RequestState.AT_TOOL:
+            self.num_at_tool -= 1
         else:
             self._expect(request, RequestState.WAITING, "end")
             self.num_waiting -= 1
+        if request.group.has_turns:
+            is_given = request.state is RequestState.AT_TOOL
+            end_turn(request, "given" if is_given else "generated", request.turn_began_s, now_s)
         request.state = state
         request.finish_reason = finish_reason
-        request.response = _response(request, finish_reason, self.weights_version, now_s, error)
+        request.response = response_of(request, finish_reason, self.weights_version, now_s, error=error, reward=reward)
         self.num_ended += 1
         group = request.group.id
         num_unfinished = self._unfinished_of_group[group] - 1
@@ -330,64 +335,6 @@ class RequestBuffer:
     @staticmethod
     def _expect(request: Request, state: RequestState, move: str) -> None:
         assert request.state is state, f"cannot {move} {request}: it is {request.state.value}, not {state.value}"
-
-
-def chunk_of(
-    request: Request, weights_version: int, max_tokens: int, *, load_kv: bool = True, is_lease: bool = False
-) -> Chunk:
-    """A request's next chunk, as its instance gets it."""
-    group = request.group
-    return Chunk(
-        request=request.id,
-        group=group.family,
-        attempt=request.attempt,
-        num_prompt_tokens=group.num_prompt_tokens,
-        num_generated_tokens=request.num_generated,
-        max_tokens=max_tokens,
-        sampling=group.sampling,
-        seed=request.seed,
-        weights_version=weights_version,
-        prompt=group.prompt,
-        spans=tuple(request.spans),
-        is_probe=request.is_probe,
-        load_kv=load_kv,
-        is_lease=is_lease,
-    )
-
-
-def request_seed(group_seed: int, index: int) -> int:
-    """The seed of one request: distinct within a group, and a function of nothing else."""
-    # splitmix64's finaliser: neighbouring inputs give unrelated seeds.
-    x = (group_seed * 0x9E3779B97F4A7C15 + index + 1) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (x ^ (x >> 31)) >> 1  # fits a signed 64-bit integer
-
-
-def _response(
-    request: Request, finish_reason: FinishReason, weights_version: int, now_s: float, error: str | None
-) -> Response:
-    spans, group = request.spans, request.group  # no spans in simulation: its token lists stay empty
-    has_raw = all(span.raw_logprobs is not None for span in spans)
-    return Response(
-        group=group.family,
-        prompt_id=group.prompt_id,
-        index=request.index,
-        token_ids=[token for span in spans for token in span.ids],
-        logprobs=[value for span in spans for value in span.logprobs],
-        raw_logprobs=[value for span in spans for value in span.raw_logprobs or ()] if has_raw else None,
-        finish_reason=finish_reason,
-        weights_version=weights_version,
-        seed=request.seed,
-        num_prompt_tokens=group.num_prompt_tokens,
-        num_tokens=request.num_generated,
-        queued_s=request.queued_s,
-        started_s=request.started_s,
-        finished_s=now_s,
-        num_chunks=request.num_chunks,
-        num_migrations=request.num_migrations,
-        error=error,
-    )
 
 
 def _group_result(members: list[Request]) -> GroupResult:

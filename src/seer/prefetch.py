@@ -25,7 +25,7 @@ class Prefetcher:
         self._scheduler = scheduler if isinstance(scheduler, LooksAhead) else None
         self._instances = instances
         self._weights_version = weights_version
-        self._asked: dict[int, int] = {}  # request -> tokens that it had generated
+        self._asked: dict[int, int] = {}  # request -> tokens that it had
 
     def forget(self, request: int) -> None:
         """It has ended."""
@@ -37,6 +37,6 @@ class Prefetcher:
             return
         for request, instance in self._scheduler.upcoming(fleet):
             asked = self._instances[instance]
-            if isinstance(asked, PrefetchingInstance) and self._asked.get(request.id) != request.num_generated:
-                self._asked[request.id] = request.num_generated
+            if isinstance(asked, PrefetchingInstance) and self._asked.get(request.id) != request.num_tokens:
+                self._asked[request.id] = request.num_tokens
                 asked.prefetch(chunk_of(request, self._weights_version, request.remaining_limit))

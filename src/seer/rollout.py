@@ -6,6 +6,9 @@ Wait for outputs, apply each to its request, and learn the lengths of those that
 waits in the buffer, tied to no instance, until the scheduler picks it again. Groups are yielded as they complete, so
 that rewards can start early.
 
+A request with turns that stops is handed over (`on_turn`), holds nothing, and comes back by `answer`, or ends by
+`conclude` or `fail_at_tool`.
+
 A run admits its groups and ends when they have ended. A session (seer.session) admits at any time, and ends when it is
 closed. Instances may come and go meanwhile.
 
@@ -14,7 +17,8 @@ models, the same code is the simulator.
 
 Waits for                                    unblocked by
   outputs (`_wake`)                            an output, `admit`, `seal`, `cancel`, a lost, returned or new instance,
-                                               the stall deadline, which runs while a request has not ended
+                                               the answer of an environment, the stall deadline, which runs while a
+                                               request waits or is in flight
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from seer.context import Context
 from seer.engine.base import Instance
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.fleet import Fleet
-from seer.metrics.events import Ended, EventSink, Extended, Queued, Started, Stopped, discard
+from seer.metrics.events import Answered, Asked, Ended, EventSink, Extended, Queued, Started, Stopped, discard
 from seer.prefetch import Prefetcher
 from seer.scheduling.base import Scheduler
 from seer.types import Attempt, ChunkEnd, ChunkOutput, Group, GroupResult, Lease, Restored
@@ -48,6 +52,7 @@ class RolloutLoop:
         max_failures: int = 3,
         stall_deadline_s: float | None = None,
         on_tokens: Callable[[Request, ChunkOutput], None] | None = None,
+        on_turn: Callable[[Request], None] | None = None,
     ) -> None:
         self.instances = list(instances)
         self.scheduler = scheduler
@@ -63,6 +68,9 @@ class RolloutLoop:
         self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
         self._on_tokens = on_tokens
         """Gets every output with tokens, once and in order, before its request ends."""
+        self._on_turn = on_turn
+        """Gets every request that is handed over to its environment."""
+        self._restored_at_tool: set[int] = set()  # not admitted to the scheduler yet
         self._prefetcher = Prefetcher(scheduler, self.instances, weights_version)
         self._is_sealed = False
         self._cancelling = False
@@ -187,7 +195,7 @@ class RolloutLoop:
         assert not self._is_sealed, "the loop was sealed"
         longest = self.fleet.longest_request_tokens
         for group in groups:
-            needed = group.num_prompt_tokens + group.sampling.max_tokens
+            needed = max(group.num_prompt_tokens + group.sampling.max_tokens, group.max_context_tokens or 0)
             if needed > longest:
                 raise ConfigError(
                     f"group {group.id}: prompt and max_tokens make {needed} tokens, an instance holds {longest}",
@@ -201,13 +209,48 @@ class RolloutLoop:
             past = restored.get((group.id, request.index)) if restored else None
             if past is not None:
                 self._restore(request, past, now_s)
-        self.scheduler.admit([request for request in admitted if not request.ended], self.fleet)
+        self.scheduler.admit([one for one in admitted if one.state is RequestState.WAITING], self.fleet)
         self._wake.set()
         return admitted
 
+    def answer(self, request: Request, token_ids: Sequence[int] | None, num_tokens: int | None = None) -> None:
+        """The environment of a request at its tool gave tokens, or their number in simulation: it goes on."""
+        now_s = self._now_s()
+        num_tokens = len(token_ids) if token_ids is not None else num_tokens or 0
+        self.buffer.answer(request, token_ids, num_tokens, now_s)
+        self._events(Answered(now_s, request.id, num_tokens, request.num_turns))
+        if request.id in self._restored_at_tool:
+            self._restored_at_tool.remove(request.id)
+            self.scheduler.admit([request], self.fleet)
+        else:
+            self.scheduler.requeue(request)
+        self._wake.set()
+
+    def conclude(self, request: Request, reward: float | None) -> None:
+        """The environment of a request at its tool ended the response."""
+        now_s = self._now_s()
+        self.buffer.conclude(request, reward, now_s)
+        self._learn(request, now_s)
+        self._wake.set()
+
+    def fail_at_tool(self, request: Request, error: str) -> None:
+        """The environment of a request at its tool failed, and with it the response."""
+        now_s = self._now_s()
+        self.buffer.fail(request, error, now_s)
+        self._learn(request, now_s)
+        self._wake.set()
+
+    def _hand_over(self, request: Request, now_s: float) -> None:
+        assert self._on_turn is not None, f"{request} has turns, and nothing takes them"
+        self._events(Asked(now_s, request.id, request.num_turns))
+        self._on_turn(request)
+
     def _restore(self, request: Request, past: Restored, now_s: float) -> None:
-        self.buffer.restore(request, past.spans, past.finish_reason, now_s)
-        if past.finish_reason is not None:
+        self.buffer.restore(request, past, now_s)
+        if request.state is RequestState.AT_TOOL:
+            self._restored_at_tool.add(request.id)
+            self._hand_over(request, now_s)
+        elif past.finish_reason is not None:
             self.context.observe_finished(request)
             self._events(Ended(now_s, request.id, request.num_generated, past.finish_reason.value))
 
@@ -258,7 +301,7 @@ class RolloutLoop:
                 )
         self._prefetcher.look_ahead(self.fleet)
         # While instances are lost, the others may be too small for those that wait.
-        may_wait = self.buffer.drained or self._outputs or self.fleet.num_alive < len(self.fleet)
+        may_wait = not self.buffer.num_waiting or self._outputs or self.fleet.num_alive < len(self.fleet)
         assert self.buffer.num_in_flight or may_wait, (
             f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )
@@ -278,6 +321,12 @@ class RolloutLoop:
         self._events(Stopped(now_s, request.id, output.instance, request.num_generated, output.end.value))
         if request.state is RequestState.FINISHED:
             self._learn(request, now_s)
+        elif request.state is RequestState.AT_TOOL:
+            self.scheduler.away(request)
+            if self._cancelling or request.id in self._cancelled:
+                self._end_cancelled(request, now_s)
+            else:
+                self._hand_over(request, now_s)
         elif output.end is ChunkEnd.FAILED and self._record_failure(request):
             self.buffer.fail(request, output.error or "the instance gave no reason", now_s)
             self._learn(request, now_s)
@@ -300,7 +349,10 @@ class RolloutLoop:
         if request.finish_reason.is_complete:
             self.context.observe_finished(request)
         self._events(Ended(now_s, request.id, request.num_generated, request.finish_reason.value))
-        self.scheduler.finished(request)
+        if request.id in self._restored_at_tool:
+            self._restored_at_tool.remove(request.id)
+        else:
+            self.scheduler.finished(request)
 
     def _record_failure(self, request: Request) -> bool:
         self._failures[request.id] = self._failures.get(request.id, 0) + 1
@@ -309,7 +361,7 @@ class RolloutLoop:
     async def _take_outputs(self) -> list[ChunkOutput]:
         if not self._outputs:
             self._wake.clear()
-            if self._stall_deadline_s is None or self.buffer.drained:
+            if self._stall_deadline_s is None or not (self.buffer.num_in_flight or self.buffer.num_waiting):
                 await self._wake.wait()
             else:
                 try:

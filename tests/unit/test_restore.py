@@ -26,15 +26,15 @@ def a_span(*ids: int) -> TokenSpan:
 def test_a_restored_request_has_its_tokens_and_may_have_ended() -> None:
     buffer = RequestBuffer()
     first, second, _ = buffer.admit([a_group()], 0.0)
-    buffer.restore(first, [a_span(1, 2), a_span(3)], None, 0.0)
-    buffer.restore(second, [a_span(4)], FinishReason.STOP, 0.0)
+    buffer.restore(first, Restored((a_span(1, 2), a_span(3))), 0.0)
+    buffer.restore(second, Restored((a_span(4),), FinishReason.STOP), 0.0)
     buffer.check()
     assert (first.num_generated, first.remaining_limit, first.ended) == (3, 57, False)
     assert (second.finish_reason, buffer.num_ended, buffer.num_waiting) == (FinishReason.STOP, 1, 2)
     chunk = buffer.start(first, 0, 10, False, 0.0)
     assert chunk.token_ids() == [1, 2, 1, 2, 3]
     with pytest.raises(AssertionError):
-        buffer.restore(first, [], None, 0.0)
+        buffer.restore(first, Restored(()), 0.0)
 
 
 def rolled_out(scheduler: str, restored: dict[tuple[int, int], Restored]) -> tuple[list[GroupResult], list[Event]]:

@@ -4,7 +4,8 @@
 For tests that need no weights, in Seer and in code that uses Seer. As with the local engine, chunking, moving or
 restarting a request changes none of its tokens.
 
-The length of a response is a function of its seed too, between 1 and `max_tokens`, unless end tokens are ignored.
+The length of a response is a function of its seed too, between 1 and `max_tokens`, unless end tokens are ignored. With
+turns, this holds for each turn: its length is a function of the seed and of where it begins.
 """
 
 from __future__ import annotations
@@ -44,11 +45,18 @@ def fake_length(seed: int, max_tokens: int) -> int:
     return max(1, min(max_tokens, math.ceil(max_tokens * x**3)))
 
 
+def fake_stop(seed: int, max_tokens: int, turn_start: int = 0) -> int:
+    """Generated tokens at the end of a turn, its end token included, where its first token is number `turn_start`."""
+    return turn_start + fake_length(seed + turn_start, max_tokens - turn_start)
+
+
 @dataclass(slots=True)
 class _Run:
     chunk: Chunk
     max_tokens: int
     """Its lease."""
+    stop: int
+    """Generated tokens at the end of the turn."""
     done: int = 0
 
 
@@ -106,7 +114,8 @@ class FakeInstance:
             )
         if chunk.request in self._runs:
             raise InstanceError(f"request {chunk.request} already runs on instance {self._id}")
-        self._runs[chunk.request] = _Run(chunk, chunk.max_tokens)
+        stop = max(fake_stop(chunk.seed, chunk.sampling.max_tokens, chunk.turn_start), chunk.sampling.min_tokens)
+        self._runs[chunk.request] = _Run(chunk, chunk.max_tokens, stop)
         self._step_soon()
 
     def extend(self, leases: Sequence[Lease]) -> None:
@@ -194,10 +203,8 @@ class FakeInstance:
     def _generate(self, request: int) -> None:
         run = self._runs[request]
         chunk = run.chunk
-        position = chunk.num_generated_tokens + run.done
-        sampling = chunk.sampling
-        length = max(fake_length(chunk.seed, sampling.max_tokens), sampling.min_tokens)
-        is_end = not sampling.ignore_eos and position + 1 == length
+        is_end = not chunk.sampling.ignore_eos and chunk.num_generated_tokens + run.done + 1 == run.stop
+        position = chunk.num_generated_tokens + chunk.num_given_tokens + run.done
         token = END_TOKEN if is_end else fake_token(chunk.seed, position)
         run.done += 1
         end = ChunkEnd.STOP if is_end else (ChunkEnd.LIMIT if run.done == run.max_tokens else None)

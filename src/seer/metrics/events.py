@@ -7,6 +7,9 @@ Times are seconds on the event loop's clock.
     Queued ──> Started ──> [Prefilling ──> Decoding ──> (Preempted ──> Prefilling ...)] ──> Stopped ──> ... ──> Ended
                one per chunk; the part in brackets comes from the instance, and `Extended` anywhere in it from the loop
 
+With turns, `Asked` follows the `Stopped` that ends a turn, and `Answered` comes before the next `Started`; in between,
+the request waits for its environment.
+
 A file of them is JSON lines, one event each; `kind` names the event.
 """
 
@@ -86,6 +89,22 @@ class Stopped(_Event, frozen=True, gc=False):
     num_generated: int
     """By the request so far, all chunks together."""
     reason: str
+
+
+class Asked(_Event, frozen=True, gc=False):
+    """A turn has ended, and the request's environment was called."""
+
+    request: int
+    turn: int
+    """Turns that the model has ended, this one included."""
+
+
+class Answered(_Event, frozen=True, gc=False):
+    """The environment gave tokens: the request waits for an instance. If it ended the response, `Ended` comes."""
+
+    request: int
+    num_tokens: int
+    turn: int
 
 
 class Ended(_Event, frozen=True, gc=False):
@@ -180,6 +199,8 @@ Event = (
     | Extended
     | Preempted
     | Stopped
+    | Asked
+    | Answered
     | Ended
     | InstanceState
     | Stepped

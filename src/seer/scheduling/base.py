@@ -63,6 +63,9 @@ class Scheduler(Protocol):
     def requeue(self, request: Request) -> None:
         """Queue a request again: its chunk ended, or its instance was lost."""
 
+    def away(self, request: Request) -> None:
+        """Its chunk ended, and it waits for its environment: it is queued again, or it ends, later."""
+
     def finished(self, request: Request) -> None:
         """The request has ended, for any finish reason."""
 

@@ -32,8 +32,11 @@ class Dispatcher:
         raise NotImplementedError
 
     def requeue(self, request: Request) -> None:
-        """Queue a request of a lost instance for the least loaded one."""
-        self._queue.append((request, None))
+        """Queue a request of a lost instance for the least loaded one; after its tool, for the one that it was on."""
+        self._queue.append((request, request.last_instance if request.num_fresh else None))
+
+    def away(self, request: Request) -> None:
+        """Nothing is kept of it while it is away."""
 
     def finished(self, request: Request) -> None:
         """Does nothing: lengths are not used."""

@@ -76,6 +76,9 @@ class Divided:
         """Queue a request for its next chunk."""
         self._ordering.push(request)
 
+    def away(self, request: Request) -> None:
+        """Nothing is kept of it while it is away."""
+
     def finished(self, request: Request) -> None:
         """Let the ordering use its length."""
         self._ordering.finished(request)

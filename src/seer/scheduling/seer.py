@@ -97,6 +97,11 @@ class EarliestFinishPlacement(Divided):
         self._tenants.leave(request)
         super().requeue(request)
 
+    def away(self, request: Request) -> None:
+        """It has left its instance."""
+        self._turn.pop(request.id, None)
+        self._tenants.leave(request)
+
     def finished(self, request: Request) -> None:
         """It no longer counts for its instance's longest request."""
         self._turn.pop(request.id, None)

@@ -125,7 +125,7 @@ class SimulatedInstance:
         self._progress.started(chunk.group)
         from_ssd_s = self._from_ssd_s(chunk)
         if chunk.load_kv and from_ssd_s is not None:
-            missing = chunk.num_context_tokens - self.cached_prefix_tokens(chunk)
+            missing = max(0, chunk.num_context_tokens - chunk.num_fresh_tokens - self.cached_prefix_tokens(chunk))
             run.ready_s = self._loop.time() + from_ssd_s + self._cost.transfer_s(missing)
             heapq.heappush(self._loading, (run.ready_s, chunk.request, run))
         else:
@@ -298,13 +298,14 @@ class SimulatedInstance:
         """Tokens to compute before it decodes; the event also says how many of them were computed before."""
         chunk = run.chunk
         missing = max(0, int(run.context) - num_cached)
+        fresh = min(missing, chunk.num_fresh_tokens) if not run.produced else 0
         loaded = 0
         if run.ready_s:
-            loaded, missing = missing, 0
+            loaded, missing = missing - fresh, fresh
             run.ready_s = 0.0  # if it is preempted later, its KV is computed, not loaded
         run.prefill = missing
         begun = chunk.num_generated_tokens > 0 or run.produced > 0
-        recomputed = missing if begun else 0
+        recomputed = missing - fresh if begun else 0
         self._events(Prefilling(self._at_s, chunk.request, self._id, missing, recomputed, loaded))
         return missing
 

@@ -108,12 +108,17 @@ class ActiveChunk:
 
     @property
     def num_response(self) -> int:
-        """Tokens of the whole response so far, earlier chunks included."""
+        """Tokens of the whole response so far: those of earlier chunks, and given ones, included."""
         return len(self.tokens) - self.chunk.num_prompt_tokens
 
     def tokens_to_block_end(self) -> int:
         """Tokens until the KV of all but the last fills whole blocks: only these are kept when it leaves."""
         return (1 - len(self.tokens)) % self.chain.block_size
+
+    @property
+    def num_sampled(self) -> int:
+        """Of these, tokens that the model generated."""
+        return self.num_response - self.chunk.num_given_tokens
 
     @property
     def decoding(self) -> bool:

@@ -197,7 +197,9 @@ class BatchScheduler:
         self.loads.seconds += time.perf_counter() - began_s
         self.loads.num_bytes += num_fetched * self.cache.block_bytes
         if active.num_response:
-            self.loads.num_missed_tokens += (len(keys) - num_fetched) * self.cache.block_size
+            # Blocks with tokens that were given since have never been computed.
+            num_known = (len(active.tokens) - 1 - active.chunk.num_fresh_tokens) // self.cache.block_size
+            self.loads.num_missed_tokens += max(0, num_known - start - num_fetched) * self.cache.block_size
 
     def take_loads(self) -> Loads:
         """Loads from the pool since the last call."""

@@ -318,9 +318,8 @@ class Engine:
         chunk = active.chunk
         if self.scheduler.drafter is not None:
             self.scheduler.drafter.forget(chunk.request)
-        if self.scheduler.pool is not None and (
-            end is ChunkEnd.STOP or active.num_response >= chunk.sampling.max_tokens
-        ):
+        is_over = end is ChunkEnd.STOP or active.num_sampled >= chunk.sampling.max_tokens
+        if self.scheduler.pool is not None and is_over and not chunk.has_turns:
             # The request has ended and is not continued: the pool may drop its KV.
             self.scheduler.pool.free(str(chunk.request))
         return active.take_output(self.instance, self.namespace.weights_version)

@@ -359,7 +359,7 @@ def _plain_sampling(work: Work) -> bool:
     """Whether the device can sample for this chunk: no token is excluded from the distribution."""
     sampling = work.active.chunk.sampling
     whole = sampling.top_p == 1 and sampling.top_k is None and sampling.min_p == 0
-    return whole and work.active.num_response >= sampling.min_tokens
+    return whole and work.active.num_sampled >= sampling.min_tokens
 
 
 def _mixed_size(shape: MixedShape) -> int:

@@ -138,7 +138,8 @@ class HostedLocal(ModelInstanceWrapper[LocalInstance]):
 def _prefilling(now_s: float, instance: int, active: ActiveChunk) -> Prefilling:
     missing = active.num_entered - active.num_found - active.num_loaded
     # The newest token's KV has never been computed: the step that samples the next token computes it.
-    recomputed = missing - 1 if active.num_entered > active.chunk.num_prompt_tokens else 0
+    begun = active.num_entered > active.chunk.num_prompt_tokens
+    recomputed = max(0, missing - 1 - active.chunk.num_fresh_tokens) if begun else 0
     return Prefilling(now_s, active.chunk.request, instance, missing, recomputed, active.num_loaded)
 
 

@@ -99,7 +99,7 @@ def sample_rows(works: Sequence[Work]) -> list[SampleRow]:
             continue
         chunk, position = work.active.chunk, len(work.active.tokens)
         for depth in (0, *(work.tree.depths() if work.tree else ())):
-            early = work.active.num_response + depth < chunk.sampling.min_tokens
+            early = work.active.num_sampled + depth < chunk.sampling.min_tokens
             cut = work.active.stop_ids if early else frozenset()
             rows.append(SampleRow(chunk.sampling, chunk.seed, position + depth, cut))
     return rows

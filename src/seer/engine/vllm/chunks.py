@@ -95,6 +95,8 @@ def request_facts(chunk: Chunk, model: str, run: str, drafts: str, *, lease: int
         "num_prompt_tokens": chunk.num_prompt_tokens,
         "max_left": chunk.sampling.max_tokens - chunk.num_generated_tokens,
         "load": chunk.load_kv,
+        "has_turns": chunk.has_turns,
+        "num_fresh": chunk.num_fresh_tokens,
         "run": run,
         "drafts": drafts,
     }

@@ -95,6 +95,9 @@ class _Tracked:
     num_prompt_tokens: int
     max_left: int
     may_load: bool
+    has_turns: bool
+    num_fresh: int
+    """The last tokens of its context, whose KV was never computed."""
     keys: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     num_planned: int = 0
@@ -145,7 +148,8 @@ class Plan:
             return None, False
         held = self._pool.lookup_now(wanted)
         is_continued = request.num_tokens > tracked.num_prompt_tokens
-        if is_continued and 0 < len(wanted) - held <= NEAR_BLOCKS:
+        num_known = (request.num_tokens - 1 - tracked.num_fresh) // self._block_size - first
+        if is_continued and 0 < num_known - held <= NEAR_BLOCKS:
             tracked.asked_s = now_s if tracked.asked_s is None else tracked.asked_s
             tracked.looked_s = now_s
             if now_s - tracked.asked_s < self._options.near_deadline_s:
@@ -255,7 +259,7 @@ class Plan:
             return
         self._drop_pending(tracked)
         is_over = request.status == RequestStatus.FINISHED_STOPPED or request.num_output_tokens >= tracked.max_left
-        if is_over:
+        if is_over and not tracked.has_turns:
             self._next.frees.append(tracked.name)
         elif not tracked.is_loading and tracked.blocks:
             # The last token's KV has not been computed, or belongs to a rejected draft.
@@ -286,6 +290,8 @@ class Plan:
                 facts["num_prompt_tokens"],
                 facts["max_left"],
                 facts["load"],
+                facts["has_turns"],
+                facts["num_fresh"],
             )
         return tracked
 

@@ -81,7 +81,7 @@ class HostedVllm(ModelInstanceWrapper[VllmInstance]):
         chunk = ready.chunk
         now_s = time.monotonic()  # the clock of the event loops, in every process of this machine
         missing = max(0, chunk.num_context_tokens - ready.num_cached_tokens)
-        recomputed = max(0, missing - 1) if chunk.num_generated_tokens else 0
+        recomputed = max(0, missing - 1 - chunk.num_fresh_tokens) if chunk.num_generated_tokens else 0
         # vLLM does not say where it found cached tokens. Response tokens that this engine never computed came from
         # the pool.
         loaded = max(0, ready.num_cached_tokens - max(ready.num_known_tokens, chunk.num_prompt_tokens))

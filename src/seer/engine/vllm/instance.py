@@ -434,7 +434,8 @@ class VllmInstance:
         """The chunk's first token has arrived, so its context has KV."""
         if chunk.num_generated_tokens:
             # All but the last token had been computed when its token was sampled.
-            self.num_recomputed_tokens += max(0, chunk.num_context_tokens - 1 - num_cached)
+            num_known = chunk.num_context_tokens - chunk.num_fresh_tokens
+            self.num_recomputed_tokens += max(0, num_known - 1 - num_cached)
         if self._on_context_ready is not None:
             self._on_context_ready(ContextReady(chunk, num_cached, self._known_tokens.get(chunk.request, 0)))
 
