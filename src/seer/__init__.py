@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from seer.api import Rollout, SyncRollout, rollout_sync
     from seer.config import HostingConfig, KvConfig, PoolConfig, RolloutConfig, RunConfig
     from seer.context import Context
+    from seer.environments.base import Conversation, End, Reply
     from seer.errors import (
         ConfigError,
         DeadlineExceeded,
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
     from seer.runs.response_handle import ResponseHandle
     from seer.runs.session import Session
     from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
-    from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan
+    from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan, Turn
 
 __all__ = [
     "ConfigError",
     "Context",
+    "Conversation",
     "DeadlineExceeded",
     "DraftError",
+    "End",
     "FinishReason",
     "Group",
     "GroupResult",
@@ -53,6 +56,7 @@ __all__ = [
     "PoolConfig",
     "PoolError",
     "Prompt",
+    "Reply",
     "Response",
     "ResponseHandle",
     "Rollout",
@@ -66,6 +70,7 @@ __all__ = [
     "Summary",
     "SyncRollout",
     "TokenSpan",
+    "Turn",
     "make_scheduler",
     "parse_scheduler",
     "read_prompts",
@@ -77,6 +82,9 @@ _HOMES = {
     "SyncRollout": "seer.api",
     "rollout_sync": "seer.api",
     "Context": "seer.context",
+    "Conversation": "seer.environments.base",
+    "End": "seer.environments.base",
+    "Reply": "seer.environments.base",
     "HostingConfig": "seer.config",
     "KvConfig": "seer.config",
     "PoolConfig": "seer.config",
@@ -107,6 +115,7 @@ _HOMES = {
     "Response": "seer.types",
     "Sampling": "seer.types",
     "TokenSpan": "seer.types",
+    "Turn": "seer.types",
 }
 
 

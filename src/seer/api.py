@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from seer.config import RolloutConfig, RolloutKeywords, from_keywords
 from seer.engine.base import Weights
 from seer.engine.prepare import PreparedEngine, prepare
+from seer.environments.base import Environment
 from seer.errors import ConfigError, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.fleet_pool import FleetPool
@@ -31,6 +32,7 @@ from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.ranges import Count, check
 from seer.runs.arguments import check_journal, check_prompts, check_run, check_sampling, check_weights
+from seer.runs.conversations import EnvironmentCalls
 from seer.runs.encoded_check import refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity
 from seer.runs.journal import Journal
@@ -115,11 +117,17 @@ class Rollout:
         return self._run.summary() if self._run is not None else None
 
     def encode(
-        self, prompts: Iterable[PromptInput | EncodedPrompt], *, n: int = 1, sampling: Sampling | None = None
+        self,
+        prompts: Iterable[PromptInput | EncodedPrompt],
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[EncodedPrompt]:
         """Check prompts and turn them into tokens; one error lists all that are bad. Needs no instance.
 
-        Prompts that are encoded already keep their place, their sampling and their number of responses.
+        Prompts that are encoded already keep their place, their sampling and their number of responses. `tools` are
+        schemas for the chat template of prompts that are messages.
         """
         check_prompts(prompts)
         check_sampling(sampling)
@@ -130,13 +138,19 @@ class Rollout:
             sampling=sampling or Sampling(max_tokens=256),
             max_model_len=self.engine.max_model_len,
             vocab_size=self.engine.vocab_size,
+            tools=tools,
         )
         refuse(bad)
         refuse_too_many(good)
         return good
 
     def identity(
-        self, prompts: Sequence[EncodedPrompt], *, seed: int = 0, lengths: Lengths | None = None
+        self,
+        prompts: Sequence[EncodedPrompt],
+        *,
+        seed: int = 0,
+        lengths: Lengths | None = None,
+        turns: str | None = None,
     ) -> RunIdentity:
         """What tells a run of these prompts from others, in its journal. Reads the weights, or a sample of them."""
         weights = self._fleet.weights if self.engine.model_dir is not None else None
@@ -147,6 +161,7 @@ class Rollout:
             weights=weights or self.engine.model_dir,
             seed=seed,
             lengths=lengths,
+            turns=turns,
         )
 
     async def run(
@@ -158,6 +173,10 @@ class Rollout:
         seed: int = 0,
         reward: RewardFunction | None = None,
         reward_deadline_s: float = 60.0,
+        environment: Environment | None = None,
+        environment_deadline_s: float = 60.0,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        max_context_tokens: int | None = None,
         scheduler: str | None = None,
         speculation: Literal["auto", "off"] | None = None,
         lengths: Lengths | None = None,
@@ -172,6 +191,10 @@ class Rollout:
 
         `verify` is a share of the responses to score again with a plain forward pass while the run goes on;
         after the last group `verification` says what that found.
+
+        `environment` is called after each turn of a response and lets it go on or ends it (seer.environments). A call
+        may take `environment_deadline_s`; `tools` are schemas for the chat template; prompt and response together have
+        at most `max_context_tokens`, by default what an instance holds.
 
         What an earlier epoch taught may be given by prompt id: `length_hints`, the longest response, and
         `past_responses`, token ids to draft from. Neither changes a token.
@@ -189,9 +212,13 @@ class Rollout:
             past_responses=past_responses,
             events=events,
             verify=verify,
+            environment=environment,
+            environment_deadline_s=environment_deadline_s,
+            tools=tools,
+            max_context_tokens=max_context_tokens,
         )
         journal = check_journal(journal, resume)
-        encoded = self.encode(prompts, n=n, sampling=sampling)
+        encoded = self.encode(prompts, n=n, sampling=sampling, tools=tools)
         self._require_started()
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         self._require_no_run()
@@ -209,11 +236,14 @@ class Rollout:
             length_hints=self._length_hints if length_hints is None else length_hints,
             past_responses=past_responses or {},
             verifier=verifier,
+            calls=self._environment_calls(environment, environment_deadline_s, tools),
+            max_context_tokens=max_context_tokens,
         )
         refuse_impossible(options, encoded)  # first: opening a journal replaces what was there, and locks it
         book = None
         if journal is not None:
-            identity = self.identity(encoded, seed=seed, lengths=lengths)
+            turns = None if environment is None else f"{max_context_tokens} {tools}"
+            identity = self.identity(encoded, seed=seed, lengths=lengths, turns=turns)
             book = Journal.resume(journal, identity) if resume else Journal.create(journal, identity)
         self._run = run = Run(self._fleet, encoded, self.engine.codec, replace(options, journal=book))
         groups = run.groups()
@@ -281,6 +311,15 @@ class Rollout:
         self._length_hints = self._run.length_hints() if keep_context and self._run is not None else {}
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         return await self._fleet.update_weights(weights)
+
+    def _environment_calls(
+        self, environment: Environment | None, deadline_s: float, tools: Sequence[Mapping[str, Any]] | None
+    ) -> EnvironmentCalls | None:
+        if environment is None:
+            return None
+        return EnvironmentCalls(
+            environment=environment, deadline_s=deadline_s, tools=tools, vocab_size=self.engine.vocab_size
+        )
 
     def _require_started(self) -> None:
         if not self._is_started:

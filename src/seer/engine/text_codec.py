@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class TextCodec(Protocol):
@@ -26,3 +26,16 @@ class TextCodec(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
+
+
+@runtime_checkable
+class ChatCodec(TextCodec, Protocol):
+    """A codec that also shows what its chat template makes of messages."""
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as text, up to where the model's answer starts."""

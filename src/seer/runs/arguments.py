@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from seer.environments.base import check_environment
 from seer.errors import ConfigError, InputError
 from seer.ranges import Count, CountOrZero, Seconds, Seed, TokenId, check
 from seer.types import Sampling
@@ -45,6 +46,10 @@ def check_run(
     lengths: Any = None,
     past_responses: Any = None,
     verify: Any = 0.0,
+    environment: Any = None,
+    environment_deadline_s: Any = 60.0,
+    tools: Any = None,
+    max_context_tokens: Any = None,
 ) -> None:
     """Refuse settings of a run or a session that are of a wrong kind or out of range."""
     check(seed, Seed, "seed")
@@ -54,6 +59,14 @@ def check_run(
         raise ConfigError(f"scheduler={scheduler!r} is no name", hint="scheduler='seer'")
     if reward is not None:
         _check_callable(reward, "reward", 2, "reward(prompt, response)")
+    if environment is not None:
+        check_environment(environment)
+        _check_callable(environment, "environment", 1, "environment(conversation)")
+    check(environment_deadline_s, Seconds, "environment_deadline_s")
+    if max_context_tokens is not None:
+        check(max_context_tokens, Count, "max_context_tokens")
+    if tools is not None and not (_is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise ConfigError("tools is no list of schemas", hint="transformers.utils.get_json_schema makes them")
     _check_callable(events, "events", 1, "events(event)")
     if lengths is not None:
         _check_rows(lengths, list[Count], "lengths", "lengths[prompt][index]")

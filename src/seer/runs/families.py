@@ -56,8 +56,10 @@ class Families:
         self._family_of: dict[int, Family] = {}  # active group -> family
         self._num_left: dict[int, int] = {}  # active group -> requests that have not ended
 
-    def enter(self, prompt: EncodedPrompt, seed: int, name: str | None) -> Group:
-        """The group of a new submission."""
+    def enter(
+        self, prompt: EncodedPrompt, seed: int, name: str | None, *, max_context_tokens: int | None = None
+    ) -> Group:
+        """The group of a new submission; with turns, it has a limit of its context."""
         id = self._num_groups
         self._num_groups += 1
         family = self._named.get(name) if name is not None else None
@@ -78,6 +80,8 @@ class Families:
             family=family.id,
             same_prompt_as=family.prompts.setdefault(prompt.token_ids, id),
             first_index=family.num_members,
+            has_turns=max_context_tokens is not None,
+            max_context_tokens=max_context_tokens,
         )
         family.num_members += prompt.n
         family.num_active += 1

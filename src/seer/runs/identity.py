@@ -30,6 +30,8 @@ class RunIdentity:
     """A hash of the weights (weights_identity.py)."""
     shape: tuple[tuple[int, int], ...] = ()
     """n and max_tokens of each prompt."""
+    has_turns: bool = False
+    """Whether responses talk to an environment; which one cannot be compared."""
 
     def refuse_other(self, header: JournalHeader, path: Path) -> None:
         """Refuse the journal of another run."""
@@ -47,9 +49,9 @@ class RunIdentity:
         """Refuse requests that this run does not have, and responses longer than it allows."""
         for (group, index), one in past.items():
             n, max_tokens = self.shape[group] if group < len(self.shape) else (0, 0)
-            at_limit = one.num_tokens == max_tokens
+            at_limit = one.num_generated == max_tokens or self.has_turns  # then the context may be full
             is_long = one.finish_reason is FinishReason.LENGTH
-            if index >= n or one.num_tokens > max_tokens or (is_long and not at_limit):
+            if index >= n or one.num_generated > max_tokens or (is_long and not at_limit):
                 raise InputError(
                     f"{path} holds {one.num_tokens} tokens of response {index} of prompt {group}, "
                     f"which has {n} responses of at most {max_tokens} tokens",
@@ -65,14 +67,21 @@ def run_identity(
     weights: Path | None,
     seed: int,
     lengths: Sequence[Sequence[int]] | None = None,
+    turns: str | None = None,
 ) -> RunIdentity:
-    """The identity of a run; `weights` is the folder or file that its instances compute with."""
+    """The identity of a run; `weights` is the folder or file that its instances compute with.
+
+    `turns` says what is known of its environment.
+    """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{engine}|{dtype}|{seed}|{lengths and [list(row) for row in lengths]}".encode())
+    if turns is not None:
+        digest.update(f"|turns {turns}".encode())
     for prompt in prompts:
         digest.update(f"|{prompt.n}|{prompt.sampling}|{prompt.prompt.seed}|{prompt.token_ids}".encode())
     return RunIdentity(
         settings=digest.hexdigest(),
         weights=weights_identity(weights),
         shape=tuple((prompt.n, prompt.sampling.max_tokens) for prompt in prompts),
+        has_turns=turns is not None,
     )

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from seer.buffer import Request
+from seer.buffer import Request, RequestState
 from seer.errors import InputError, SeerError
 from seer.machine.whole_files import write_whole
 from seer.runs.identity import RunIdentity
@@ -87,18 +87,29 @@ class Journal:
 
     def restored(self) -> dict[tuple[int, int], Restored]:
         """What the interrupted run had generated, by group and index."""
-        return {key: Restored(tuple(one.spans), one.finish_reason) for key, one in self._past.items()}
+        return {
+            key: Restored(tuple(one.spans), one.finish_reason, one.has_handed_over, one.reward)
+            for key, one in self._past.items()
+        }
 
     def record(self, request: Request) -> None:
-        """Write the tokens of a request that are not in the file yet; called when a chunk of it ends or is extended."""
+        """Write what is not in the file yet; called when a chunk ends or is extended, and when its tool answers."""
         key = (request.group.id, request.index)
         fresh = request.spans[self._num_spans.get(key, 0) :]
         reason = request.finish_reason
         finish_reason = reason if reason is not None and reason.is_complete else None
-        if self._has_failed or (not fresh and finish_reason is None):
+        is_at_tool = request.state is RequestState.AT_TOOL
+        if self._has_failed or (not fresh and finish_reason is None and not is_at_tool):
             return
         offset = self._num_tokens.get(key, 0)
-        line = JournalLine(*key, offset, [_as_line(span) for span in fresh], finish_reason)
+        line = JournalLine(
+            *key,
+            offset,
+            [_as_line(span) for span in fresh],
+            finish_reason,
+            is_at_tool,
+            request.response.reward if request.response is not None else None,
+        )
         self._append(self._checksums.sealed(line))
         self._num_spans[key] = len(request.spans)
         self._num_tokens[key] = offset + sum(len(span.ids) for span in fresh)
@@ -130,4 +141,4 @@ def _locked(path: Path) -> RunLock:
 
 def _as_line(span: TokenSpan) -> JournalSpan:
     raw = None if span.raw_logprobs is None else list(span.raw_logprobs)
-    return JournalSpan(list(span.ids), list(span.logprobs), span.weights_version, raw)
+    return JournalSpan(list(span.ids), list(span.logprobs), span.weights_version, raw, span.is_given)

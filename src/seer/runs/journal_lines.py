@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of a journal, their checksums, and what a whole journal says.
 
-    {"type":"seer-journal","version":2,"settings":"...","weights":"...","checksum":"0a1b2c3d"}
+    {"type":"seer-journal","version":3,"settings":"...","weights":"...","checksum":"0a1b2c3d"}
     {"type":"chunk","group":0,"index":3,"offset":128,"spans":[...],"finish_reason":null,"checksum":"4e5f6071"}
 
 A line's checksum is the CRC-32 of the line up to its checksum, continued from the checksum of the line before. So a
@@ -27,7 +27,7 @@ from seer.errors import InputError
 from seer.machine.json_files import UNREADABLE
 from seer.types import FinishReason, TokenSpan
 
-VERSION = 2
+VERSION = 3
 """Raised when the format changes; a journal of another version is refused."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -51,12 +51,18 @@ class JournalSpan(msgspec.Struct, frozen=True):
     logprobs: list[float]
     weights_version: int
     raw_logprobs: list[float] | None = None
+    is_given: bool = False
 
     def __post_init__(self) -> None:
-        """Every token has its log-probabilities."""
+        """Every token that was sampled has its log-probabilities."""
+        expected = 0 if self.is_given else len(self.ids)
         for values in (self.logprobs, self.raw_logprobs):
-            if values is not None and len(values) != len(self.ids):
+            if values is not None and len(values) != expected:
                 raise ValueError(f"{len(self.ids)} tokens and {len(values)} log-probabilities")
+
+    def as_span(self) -> TokenSpan:
+        """As the rollout loop has it."""
+        return TokenSpan(self.ids, self.logprobs, self.weights_version, self.raw_logprobs, self.is_given)
 
 
 class JournalLine(msgspec.Struct, frozen=True, tag="chunk"):
@@ -67,6 +73,10 @@ class JournalLine(msgspec.Struct, frozen=True, tag="chunk"):
     offset: Count
     spans: list[JournalSpan]
     finish_reason: FinishReason | None = None
+    has_handed_over: bool = False
+    """Whether its environment is to be asked next."""
+    reward: float | None = None
+    """That its environment gave."""
 
     def __post_init__(self) -> None:
         """Requests that were cancelled or failed go on in the resumed run, so they have no end here."""
@@ -98,7 +108,10 @@ class PastRequest:
 
     spans: list[TokenSpan] = field(default_factory=list)
     num_tokens: int = 0
+    num_generated: int = 0
     finish_reason: FinishReason | None = None
+    has_handed_over: bool = False
+    reward: float | None = None
 
     def add(self, line: JournalLine) -> None:
         """Take the next line of it into account; a ValueError says why it cannot be one."""
@@ -109,9 +122,11 @@ class PastRequest:
                 f"response {line.index} of prompt {line.group} goes on at token {line.offset}, "
                 f"and has {self.num_tokens}"
             )
-        self.spans.extend(TokenSpan(s.ids, s.logprobs, s.weights_version, s.raw_logprobs) for s in line.spans)
+        self.spans.extend(span.as_span() for span in line.spans)
         self.num_tokens += sum(len(span.ids) for span in line.spans)
-        self.finish_reason = line.finish_reason
+        self.num_generated += sum(len(span.ids) for span in line.spans if not span.is_given)
+        self.finish_reason, self.has_handed_over = line.finish_reason, line.has_handed_over
+        self.reward = line.reward
 
 
 @dataclass(frozen=True, slots=True)

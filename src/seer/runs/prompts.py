@@ -16,10 +16,10 @@ long once encoded) are reported by `encode`, in the same form.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
@@ -134,11 +134,12 @@ def encode(
     sampling: Sampling,
     max_model_len: int,
     vocab_size: int | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[list[EncodedPrompt], list[BadPrompt]]:
     """Turn prompts into tokens and settle their sampling; those that cannot run come back as bad.
 
     Prompts that are encoded already keep their place and are checked too. Without `vocab_size` the model's vocabulary
-    is not known, and token ids are not held against it.
+    is not known, and token ids are not held against it. `tools` are schemas for the chat template.
     """
     check(n, Responses, "n")
     good: list[EncodedPrompt] = []
@@ -146,7 +147,7 @@ def encode(
     for position, given in enumerate(prompts):
         prompt = given.prompt if isinstance(given, EncodedPrompt) else given
         try:
-            encoded = given if isinstance(given, EncodedPrompt) else _encode(given, codec, n, sampling)
+            encoded = given if isinstance(given, EncodedPrompt) else _encode(given, codec, n, sampling, tools)
             refuse_unfit(encoded, max_model_len=max_model_len, vocab_size=vocab_size)
             good.append(encoded)
         except SeerError as error:
@@ -164,7 +165,13 @@ def refuse(bad: Sequence[BadPrompt]) -> None:
     raise InputError(f"{len(bad)} bad prompts: {shown}{more}", hint="--skip-bad goes on without them")
 
 
-def _encode(prompt: Prompt, codec: TextCodec | None, n: int, sampling: Sampling) -> EncodedPrompt:
+def _encode(
+    prompt: Prompt,
+    codec: TextCodec | None,
+    n: int,
+    sampling: Sampling,
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> EncodedPrompt:
     if prompt.token_ids is not None:
         ids = prompt.token_ids
     elif codec is None:
@@ -172,7 +179,7 @@ def _encode(prompt: Prompt, codec: TextCodec | None, n: int, sampling: Sampling)
     elif prompt.messages is not None:
         for message in prompt.messages:
             refuse_surrogates(message["content"], "message")
-        ids = tuple(codec.chat(prompt.messages))
+        ids = tuple(codec.chat(prompt.messages, tools=tools))
     else:
         assert prompt.text is not None, f"prompt {prompt.id} has no content"
         refuse_surrogates(prompt.text, "prompt")

@@ -22,7 +22,7 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
 from seer.machine.json_files import UNREADABLE
 from seer.runs.run_lock import lock_file, unlock_file
-from seer.types import Response
+from seer.types import Response, Turn
 
 
 def complete(response: Response, codec: TextCodec | None, *, began_s: float) -> None:
@@ -32,6 +32,13 @@ def complete(response: Response, codec: TextCodec | None, *, began_s: float) -> 
     response.queued_s = round(response.queued_s - began_s, 6)
     response.started_s = None if response.started_s is None else round(response.started_s - began_s, 6)
     response.finished_s = round(response.finished_s - began_s, 6)
+    response.turns = [_since(turn, began_s) for turn in response.turns]
+
+
+def _since(turn: Turn, began_s: float) -> Turn:
+    """The same turn, with times from the beginning of the run."""
+    began, ended = (None if time_s is None else round(time_s - began_s, 6) for time_s in (turn.began_s, turn.ended_s))
+    return Turn(turn.kind, turn.start, turn.end, began, ended)
 
 
 class ResultsFile:

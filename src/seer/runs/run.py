@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from seer.buffer import Request, request_seed
@@ -27,10 +27,11 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
-from seer.metrics.events import Ended, Event, EventSink, Extended, Stepped, Stopped, discard
+from seer.metrics.events import Answered, Ended, Event, EventSink, Extended, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
+from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.forced_fleet import ForcedFleet
 from seer.runs.journal import Journal
 from seer.runs.pool_events import pool_events
@@ -77,6 +78,10 @@ class RunOptions:
     verifier: Verifier | None = None
     """Gets every response as it ends; the caller starts and finishes it."""
     length_hints: Mapping[str, int] | None = None
+    calls: EnvironmentCalls | None = None
+    """What responses talk to between their turns."""
+    max_context_tokens: int | None = None
+    """Of prompt and response together, with turns; None for what an instance holds."""
     past_responses: PastResponses = field(default_factory=dict)
     """To draft from. The engine verifies drafts, so they may come from another weights version."""
 
@@ -98,6 +103,13 @@ class Run:
         self._spec = parse_scheduler(options.scheduler)
         refuse_impossible(options, prompts)
         self.groups_asked = [group_of(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
+        self._conversations: Conversations | None = None
+        if options.calls is not None:
+            limit = options.max_context_tokens or longest_context([one.limits for one in fleet.instances])
+            self.groups_asked = [with_turns(group, limit) for group in self.groups_asked]
+            self._conversations = Conversations(codec)
+            for group, prompt in zip(self.groups_asked, prompts, strict=True):
+                self._conversations.begin(group.id, options.calls, prompt.prompt)
         self._context = Context(options.length_hints)
         self._summarizer = Summarizer(len(fleet.instances))
         self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
@@ -164,7 +176,10 @@ class Run:
             weights_version=fleet.weights_version,
             events=self._on_event,
             stall_deadline_s=options.stall_deadline_s,
+            on_turn=self._conversations.on_turn if self._conversations is not None else None,
         )
+        if self._conversations is not None:
+            self._conversations.attach(loop)
         for one in forced:
             one.attach(loop.on_output)
         fleet.attach(
@@ -216,6 +231,8 @@ class Run:
             await asyncio.gather(pump, *self._deliveries, return_exceptions=True)
             if self._rewards is not None:
                 await self._rewards.close()
+            if self._conversations is not None:
+                await self._conversations.close()
             for event in pool_events(asyncio.get_running_loop().time(), self._pool_before, self._pool_stats()):
                 self._on_event(event)
             self._fleet.detach()
@@ -243,10 +260,14 @@ class Run:
             self._fleet.pool.saw_steps(event)
         if self.loop is None:
             return
-        if isinstance(event, Stopped | Extended) and self._options.journal is not None:
-            self._options.journal.record(self.loop.buffer[event.request])
+        journal = self._options.journal
+        if isinstance(event, Stopped | Extended | Answered) and journal is not None:
+            journal.record(self.loop.buffer[event.request])
         elif isinstance(event, Ended):
-            self._on_end(self.loop.buffer[event.request])
+            request = self.loop.buffer[event.request]
+            if journal is not None and request.group.has_turns:
+                journal.record(request)  # its end is not that of a chunk
+            self._on_end(request)
 
     def _on_end(self, request: Request) -> None:
         response = request.response
@@ -257,7 +278,9 @@ class Run:
             self._options.verifier.consider(response)
         if self._fleet.pool is not None:
             self._fleet.pool.free(request.id)
-        if self._rewards is not None and response.is_complete:
+        if self._conversations is not None:
+            self._conversations.ended(request)
+        if self._rewards is not None and response.is_complete and response.reward is None:
             self._rewards.begin(self._prompts[response.group].prompt, response)
 
     def _length_of(self, request: int) -> int:
@@ -296,6 +319,16 @@ def group_of(id: int, prompt: EncodedPrompt, seed: int) -> Group:
     )
 
 
+def with_turns(group: Group, max_context_tokens: int) -> Group:
+    """A group whose responses talk to an environment."""
+    return replace(group, has_turns=True, max_context_tokens=max_context_tokens)
+
+
+def longest_context(limits: Sequence[InstanceLimits]) -> int:
+    """Tokens of the longest request that some instance serves."""
+    return max(min(one.kv_tokens, one.max_model_len) for one in limits)
+
+
 def refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> None:
     """Raise a ConfigError for a run that cannot work."""
     spec = parse_scheduler(options.scheduler)
@@ -310,6 +343,8 @@ def refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> 
         )
     if spec.needs_true_lengths and options.lengths is None:
         raise ConfigError(f"scheduler {spec.name!r} needs to know every length", hint="give forced lengths")
+    if options.calls is not None and options.lengths is not None:
+        raise ConfigError("forced lengths and an environment cannot be combined", hint="leave one of them out")
     if options.lengths is not None:
         if len(options.lengths) != len(prompts):
             raise ConfigError(f"lengths for {len(options.lengths)} groups, {len(prompts)} prompts")

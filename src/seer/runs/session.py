@@ -38,15 +38,17 @@ from seer.buffer import Request, request_seed
 from seer.context import Context
 from seer.engine.base import Weights
 from seer.engine.text_codec import TextCodec
+from seer.environments.base import Environment, Message, check_environment
 from seer.errors import ConfigError, SeerError
 from seer.metrics.events import Ended, Event, Stepped
 from seer.ranges import Seed, check
 from seer.rollout import RolloutLoop
+from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.families import Families, Family
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt
 from seer.runs.response_handle import ResponseHandle, TokenSink
 from seer.runs.results import complete
-from seer.runs.run import scheduler_settings
+from seer.runs.run import longest_context, scheduler_settings
 from seer.runs.session_fleet import SessionFleet
 from seer.runs.session_options import SessionOptions
 from seer.scheduling.registry import make_scheduler, parse_scheduler
@@ -59,7 +61,12 @@ class EncodePrompts(Protocol):
     """Checks prompts and makes tokens of them."""
 
     def __call__(
-        self, prompts: Iterable[PromptInput], *, n: int = 1, sampling: Sampling | None = None
+        self,
+        prompts: Iterable[PromptInput],
+        *,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        tools: Sequence[Message] | None = None,
     ) -> list[EncodedPrompt]:
         """One for each prompt; raises if one is bad."""
 
@@ -79,6 +86,8 @@ class Submission:
     seed: int
     group: str | None
     handles: list[ResponseHandle]
+    calls: EnvironmentCalls | None = None
+    max_context_tokens: int | None = None
 
 
 class Session:
@@ -90,6 +99,7 @@ class Session:
         """`encode` checks prompts and makes tokens of them, as `Rollout.encode` does."""
         self._fleet, self._encode, self._codec, self._options = fleet, encode, codec, options
         self._families = Families()
+        self._conversations = Conversations(codec)
         self._loop: RolloutLoop | None = None  # None while weights change, and at the end
         self._pump: asyncio.Task[None] | None = None
         self._open: dict[int, Open] = {}  # by request
@@ -121,8 +131,13 @@ class Session:
         return self._loop.buffer.num_in_flight if self._loop is not None else 0
 
     @property
+    def num_at_tool(self) -> int:
+        """Requests that wait for their environment."""
+        return self._loop.buffer.num_at_tool if self._loop is not None else 0
+
+    @property
     def num_waiting(self) -> int:
-        """Requests that no instance runs, held ones included."""
+        """Requests that could run and that no instance runs, held ones included."""
         waiting = self._loop.buffer.num_waiting if self._loop is not None else 0
         return waiting + sum(len(one.handles) for one in self._held)
 
@@ -150,22 +165,33 @@ class Session:
         seed: int | None = None,
         group: str | None = None,
         on_tokens: TokenSink | None = None,
+        environment: Environment | None = None,
+        environment_deadline_s: float = 60.0,
+        tools: Sequence[Message] | None = None,
+        max_context_tokens: int | None = None,
     ) -> list[ResponseHandle]:
         """Ask for `n` responses to a prompt. Bad input raises at once, and then nothing was asked for.
 
-        Response i has the seed that response i to a `Prompt(seed=seed)` has in a run.
+        Response i has the seed that response i to a `Prompt(seed=seed)` has in a run. `environment` and what belongs to
+        it are as in `Rollout.run`.
         """
         if self._failure is not None:
             raise self._failure
         if self._is_closed:
             raise SeerError("the session has been closed", hint="async with rollout.session() as session:")
-        [encoded] = self._encode([prompt], n=n, sampling=sampling)
+        [encoded] = self._encode([prompt], n=n, sampling=sampling, tools=tools)
         self._refuse_unfit(encoded)
+        calls = None
+        if environment is not None:
+            check_environment(environment)
+            calls = EnvironmentCalls(environment=environment, deadline_s=environment_deadline_s, tools=tools)
         submission = Submission(
             encoded,
             self._seed_of(encoded, seed),
             group,
             [ResponseHandle(group, on_tokens) for _ in range(encoded.n)],
+            calls,
+            None if calls is None else min(max_context_tokens or self._longest_tokens, self._longest_tokens),
         )
         if self._loop is None:
             self._held.append(submission)
@@ -211,6 +237,7 @@ class Session:
         if loop is not None:
             loop.cancel()
             await self._end_loop(loop, deadline_s=self._options.cancel_deadline_s)
+        await self._conversations.close()
         self._break(SeerError("the session was closed before the response ended"))
 
     async def _open_loop(self) -> None:
@@ -242,7 +269,9 @@ class Session:
             events=self._on_event,
             stall_deadline_s=options.stall_deadline_s,
             on_tokens=self._on_tokens,
+            on_turn=self._conversations.on_turn,
         )
+        self._conversations.attach(loop)
         fleet.attach(loop, events=self._on_event, on_output=loop.on_output, on_failure=self._break)
         return loop
 
@@ -292,7 +321,11 @@ class Session:
         return request_seed(self._options.seed, self._num_submitted - 1)
 
     def _admit(self, submission: Submission, loop: RolloutLoop) -> None:
-        group = self._families.enter(submission.prompt, submission.seed, submission.group)
+        group = self._families.enter(
+            submission.prompt, submission.seed, submission.group, max_context_tokens=submission.max_context_tokens
+        )
+        if submission.calls is not None:
+            self._conversations.begin(group.id, submission.calls, submission.prompt.prompt)
         for handle, request in zip(submission.handles, loop.admit([group]), strict=True):
             self._open[request.id] = Open(request, handle)
             handle.admitted(request.index, partial(loop.cancel_request, request))
@@ -321,6 +354,7 @@ class Session:
         complete(request.response, self._codec, began_s=self._began_s)
         if self._fleet.pool is not None:
             self._fleet.pool.free(request_id)
+        self._conversations.ended(request)
         if self._families.request_ended(request.group):
             self._ended_groups.append(request.group)
         handle.finish(request.response)
@@ -331,6 +365,7 @@ class Session:
         ended, self._ended_groups = self._ended_groups, []
         for group in ended:
             loop.forget(group)
+            self._conversations.forget(group.id)
             forgotten = self._families.group_ended(group)
             for prompt in forgotten.prompts:
                 loop.fleet.forget(prompt)
@@ -342,10 +377,13 @@ class Session:
         if self._loop is not None:
             self._loop.forget_family(family.id)
 
+    @property
+    def _longest_tokens(self) -> int:
+        return longest_context([instance.limits for instance in self._fleet.instances])
+
     def _refuse_unfit(self, prompt: EncodedPrompt) -> None:
         needed = len(prompt.token_ids) + prompt.sampling.max_tokens
-        limits = [instance.limits for instance in self._fleet.instances]
-        longest = max(min(one.kv_tokens, one.max_model_len) for one in limits)
+        longest = self._longest_tokens
         if needed > longest:
             raise ConfigError(
                 f"prompt and max_tokens make {needed} tokens, an instance holds {longest}",

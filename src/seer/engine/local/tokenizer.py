@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
@@ -50,20 +52,30 @@ class Tokenizer:
         return text
 
     def chat_text(
-        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any] | None
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for the assistant's next message, by the model's chat template."""
+        try:
+            own = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+            return self._compiled.render({**(variables or {}), **self._special, **own})
+        except InputError:
+            raise
+        except Exception as error:  # a template is a program: it can fail in any way
+            raise InputError(f"the chat template of {self._folder} failed on the messages: {error}") from None
+
+    @cached_property
+    def _compiled(self) -> Template:
+        """The template in the surroundings that transformers gives it."""
         if self._template is None:
             raise InputError(f"{self._folder} has no chat template", hint="give the prompt as plain text")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = _as_json  # Jinja's own writes for HTML
-        try:
-            template = environment.from_string(self._template)
-            own = {"messages": messages, "tools": tools, "add_generation_prompt": True}
-            return template.render({**(variables or {}), **self._special, **own})
-        except Exception as error:  # a template is a program: it can fail in any way
-            raise InputError(f"the chat template of {self._folder} failed on the messages: {error}") from None
+        return environment.from_string(self._template)
 
     def chat(
         self,
@@ -76,8 +88,8 @@ class Tokenizer:
         return self.encode(self.chat_text(messages, tools, variables))
 
 
-def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _refuse(message: str) -> NoReturn:
