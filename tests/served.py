@@ -135,7 +135,9 @@ async def a_server(
     await fleet.start()
     codec = Letters() if has_text else None
 
-    def encoded(prompts: Any, *, n: int = 1, sampling: Sampling | None = None) -> list[EncodedPrompt]:
+    def encoded(
+        prompts: Any, *, n: int = 1, sampling: Sampling | None = None, tools: Any = None
+    ) -> list[EncodedPrompt]:
         default = sampling or Sampling(max_tokens=16)
         good, bad = encode(as_prompts(prompts), codec, n=n, sampling=default, max_model_len=MAX_MODEL_LEN)
         refuse(bad)

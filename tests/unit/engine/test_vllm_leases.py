@@ -35,7 +35,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     from seer.engine.vllm.leased_scheduler import LeasedScheduler
 
-    monkeypatch.setattr(Scheduler, "__init__", lambda self: vars(self).update(requests={}, block_size=8))
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: self.__dict__.update(requests={}, block_size=8))
     monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
     return LeasedScheduler()
 
