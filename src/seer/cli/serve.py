@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s); others need a key")
     add("--port", type=NumberOption(Port), default=8000, metavar="N", help="port; 0: any free one (%(default)s)")
     add("--served-model-name", metavar="NAME", help="how clients name the model (as --model has it)")
-    add("--api-key", metavar="KEY", help="key of the clients; other users of this machine can see it, so prefer a file")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients (or SEER_API_KEY)")
     add("--admin-key-file", type=Path, metavar="FILE", help="file with the key of the administrative endpoints")
     add("--weights-dir", type=Path, metavar="DIR", help="folder that new weights may be read from (none)")
     body = "largest body of a request (64MiB)"
@@ -117,15 +117,13 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
     from seer.serve.keys import Keys, read_key
     from seer.serve.settings import Limits, ServeSettings
 
-    if args.api_key is not None and args.api_key_file is not None:
-        raise ConfigError("--api-key and --api-key-file are both given", hint="use the file")
     if args.weights_dir is not None and not args.weights_dir.is_dir():
         raise ConfigError(f"--weights-dir {args.weights_dir} is no folder")
     return ServeSettings(
         host=args.host,
         port=args.port,
         keys=Keys(
-            api=read_key(args.api_key_file) if args.api_key_file is not None else args.api_key,
+            api=read_key(args.api_key_file) if args.api_key_file is not None else os.environ.get("SEER_API_KEY"),
             admin=read_key(args.admin_key_file) if args.admin_key_file is not None else None,
         ),
         limits=Limits(
