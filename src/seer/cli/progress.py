@@ -127,7 +127,8 @@ class Progress:
 
 def _ailing(statuses: list[InstanceStatus]) -> str:
     """The instances that are not as they should be, by number and state."""
-    shown = [f"instance {one.id} {one.health.value}" for one in statuses if one.health is not Health.HEALTHY]
+    fine = (Health.HEALTHY, Health.RETIRED)
+    shown = [f"instance {one.id} {one.health.value}" for one in statuses if one.health not in fine]
     more = f" and {len(shown) - SHOWN_AILING} more" if len(shown) > SHOWN_AILING else ""
     return f"; {', '.join(shown[:SHOWN_AILING])}{more}" if shown else ""
 
