@@ -6,6 +6,9 @@ The paper's estimate, exactly. Until a request of the group has finished, the gr
 longest finished response. A length hint (the group's estimate in an earlier epoch) replaces `max_tokens` where there is
 one.
 
+`spread` says how far an estimate may be off: how many times as long as the first of its group to finish a response may
+be, as this iteration has shown.
+
 `service` counts the tokens granted to a group, for the guard against starvation.
 """
 
@@ -16,6 +19,32 @@ from collections.abc import Mapping
 from seer.buffer import Request
 from seer.types import Group
 
+SPREADS = (6.0, 10.0, 16.0)
+"""Values of `Context.spread`: few, because requests are ranked anew when it changes."""
+SPREAD_MARGIN = 2.5
+"""The spread over what nine of ten complete groups have shown: groups with a very long response are complete last."""
+GROUPS_AT_LEAST = 16
+"""Complete groups that are needed to tell; with fewer, the spread is the widest."""
+
+
+class Spread:
+    """How much longer than the first of its group to finish a response may be, learned from complete groups."""
+
+    def __init__(self) -> None:
+        self.value = SPREADS[-1]
+        self._num_seen, self._next_look = 0, GROUPS_AT_LEAST
+        self._num_beyond = [0] * len(SPREADS)
+
+    def observe(self, ratio: float) -> None:
+        """A group is complete; `ratio`: its longest response over its first to finish."""
+        self._num_seen += 1
+        for at, spread in enumerate(SPREADS):
+            self._num_beyond[at] += ratio * SPREAD_MARGIN > spread
+        if self._num_seen >= self._next_look:
+            self._next_look = self._num_seen + self._num_seen // 4
+            few = [spread for spread, num in zip(SPREADS, self._num_beyond, strict=True) if num * 10 <= self._num_seen]
+            self.value = few[0] if few else SPREADS[-1]
+
 
 class Context:
     """Length estimate and service of each group, or of each family of groups."""
@@ -24,6 +53,8 @@ class Context:
         self._length_hints = length_hints or {}
         """Longest response of a prompt in an earlier epoch, by `Group.key`."""
         self._longest_finished: dict[int, int] = {}
+        self._finished: dict[int, tuple[int, int]] = {}  # group -> its finished responses, length of the first
+        self._spread = Spread()
         self._service: dict[int, int] = {}
 
     def expected_tokens(self, group: Group) -> int:
@@ -42,10 +73,19 @@ class Context:
         """Whether a request of the group has finished in this iteration."""
         return group.family in self._longest_finished
 
+    @property
+    def spread(self) -> float:
+        """How many times as long as the first of its group to finish a response may be."""
+        return self._spread.value
+
     def observe_finished(self, request: Request) -> None:
         """Learn the length of a request that ended by itself; cancelled and failed requests say nothing of lengths."""
         group = request.group.family
-        self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
+        num, first = self._finished.get(group, (0, max(1, request.num_generated)))
+        self._finished[group] = num + 1, first
+        longest = self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
+        if num + 1 == request.group.num_requests > 1:
+            self._spread.observe(longest / first)
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """The request was given a chunk of this many tokens."""
@@ -59,6 +99,7 @@ class Context:
     def forget(self, family: int) -> None:
         """No more requests of it come."""
         self._longest_finished.pop(family, None)
+        self._finished.pop(family, None)
         self._service.pop(family, None)
 
     def as_length_hints(self, groups: Mapping[int, Group]) -> dict[str, int]:

@@ -21,7 +21,6 @@ from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import (
     LEVEL_RATIO,
     OVERRUN,
-    SPREAD,
     MemoryOrSlotOrdering,
     expected_remaining_tokens,
 )
@@ -212,7 +211,7 @@ def test_memory_or_slot_follows_the_limits_and_the_estimates(
         longest = float(request.max_tokens)
         if context.knows(request.group):
             outgrown = request.num_generated * (1.0 + OVERRUN)
-            longest = min(longest, max(SPREAD * context.expected_tokens(request.group), outgrown))
+            longest = min(longest, max(context.spread * context.expected_tokens(request.group), outgrown))
         return longest - request.num_generated
 
     def rank(request: Request) -> tuple[float, ...]:

@@ -111,6 +111,15 @@ class EstimatedRank:
         if fresh := self._fresh.get(group):
             self._show(fresh[0][1])
 
+    def rank_all(self) -> None:
+        """Rank all waiting requests again, in linear time: what ranks depend on has changed for all."""
+        for members in self._begun.values():
+            for request in members.values():
+                self._show(request)
+        for fresh in self._fresh.values():
+            if fresh:
+                self._show(fresh[0][1])
+
     def forget(self, family: int) -> None:
         """No more requests of it come; any that still wait were cancelled."""
         cancelled = [request.id for _, request in self._fresh.pop(family, ())] + [*self._begun.pop(family, ())]

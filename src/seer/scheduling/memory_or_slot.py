@@ -7,10 +7,11 @@ finish is its shortest, and with heavy tails any group can contain a very long o
 * *Memory is scarce.* The request that may still need the most tokens runs first. In a group of unknown length that is
   what is left to its limit, so the request that has generated least runs first: it needs the least memory and may still
   become the longest. So all requests start early, short ones end and free memory, and the remaining ones run side by
-  side at the end. From the first finish on, a group's requests may need `SPREAD` times its longest finished response,
-  or, of one that has generated more than a third of that, `OVERRUN` times its present length in addition. So groups
-  that look short leave memory to the others, and one that has outgrown its group goes on. Ties: the group with the
-  longest estimate first. If a length hint from an earlier weights version is given for a group, it replaces the limit.
+  side at the end. From the first finish on, a group's requests may need `Context.spread` times its longest finished
+  response, or, of one that has generated more than a third of that, `OVERRUN` times its present length in addition. So
+  groups that look short leave memory to the others, and one that has outgrown its group goes on. Ties: the group with
+  the longest estimate first. If a length hint from an earlier weights version is given for a group, it replaces the
+  limit.
 * *Sequence slots are scarce.* A request takes one slot however long it is. The request that is expected to need the
   most tokens runs first. Within about the same need, the one that has generated more runs first.
 * *There is no pool.* The KV of a paused request would be computed again, so the request that has generated most runs
@@ -35,9 +36,6 @@ LEVEL_RATIO = 1.25
 OVERRUN = 2.0
 """A request that has exceeded its group's estimate is expected to need this many times its present length in addition:
 lengths have heavy tails."""
-SPREAD = 6.0
-"""While memory is scarce, a response may become this many times as long as its group's longest finished one. With less,
-a long response of a group that looked short starts last; with more, all groups are treated alike."""
 
 
 class MemoryOrSlotOrdering:
@@ -46,6 +44,7 @@ class MemoryOrSlotOrdering:
     def __init__(self, context: Context, *, has_pool: bool = True) -> None:
         self._context = context
         self._has_pool = has_pool
+        self._spread = context.spread  # at which waiting requests were ranked
         self.memory_is_scarce = True
         """Whether memory, not sequence slots, is scarce. Set before each decision."""
         self._by_memory = EstimatedRank(context, self._most_needed if has_pool else self._begun_first)
@@ -99,8 +98,11 @@ class MemoryOrSlotOrdering:
         return max(requests, key=self.rank)
 
     def finished(self, request: Request) -> None:
-        """Rank its waiting siblings again if their estimate has changed."""
+        """Rank its waiting siblings again if their estimate has changed, and all requests if the spread has."""
         self._by_memory.finished(request)
+        if self._spread != self._context.spread:
+            self._spread = self._context.spread
+            self._by_memory.rank_all()
         if self._by_slots is not None:
             self._by_slots.finished(request)
 
@@ -130,7 +132,7 @@ class MemoryOrSlotOrdering:
         num_generated, left = request.num_generated, request.remaining_limit
         if not context.knows(group):
             return left
-        longest = max(SPREAD * context.expected_tokens(group), (1.0 + OVERRUN) * num_generated)
+        longest = max(context.spread * context.expected_tokens(group), (1.0 + OVERRUN) * num_generated)
         return min(left, longest - num_generated)
 
     def _longest_expected(self, request: Request) -> Rank:
