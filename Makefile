@@ -38,10 +38,12 @@ help: ## Show this list
 	@echo "Downloading Triton (0.3 GB)"
 	$(BIN)/pip install -q --no-deps --target .venv/triton triton==3.9.0
 
-# Mooncake's wheel needs libibverbs1, the report's test chromium. Without root they are named, and those tests skip.
+# Mooncake's wheel needs libibverbs1, the tests of pages chromium, those of metrics prometheus. Without root they are
+# named, and those tests skip.
 define system_packages
 missing=$$(PATH=$$PATH:/sbin:/usr/sbin; ldconfig -p | grep -q libibverbs.so.1 || echo libibverbs1; \
-  { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo chromium); \
+  { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo chromium; \
+  command -v promtool >/dev/null || echo prometheus); \
 if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
   echo "Installing the system packages" $$missing; \
   (apt-get update -qq && apt-get install -qqy --no-install-recommends $$missing >/dev/null) && missing=; \
@@ -52,7 +54,7 @@ endef
 .venv/ready: .venv/light .venv/vllm | .venv/triton
 	@$(system_packages)
 	@echo "Downloading Mooncake, Ray, FastAPI, TRL and the tools of the checks (0.3 GB)"
-	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,ray,serve,trl,dev]'
+	$(BIN)/pip install -q --no-build-isolation -e '.[local,mooncake,otel,ray,serve,trl,dev]'
 	touch .venv/ready
 
 .PHONY: light

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from seer.cli.signals import exit_code, signals_cancel
 from seer.cli.size_option import size_option
 from seer.config import RolloutConfig
 from seer.errors import ConfigError, MissingExtra
+from seer.metrics.events import Event, EventSink
 from seer.ranges import Count, Port, Seconds
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--drain-s", type=NumberOption(Seconds), default=300.0, metavar="S", help=drain)
     slow = "seconds after which a stream that is not read is cut (%(default)g)"
     add("--slow-reader-s", type=NumberOption(Seconds), default=60.0, metavar="S", help=slow)
+    spans = "send OpenTelemetry spans of requests and chunks to this OTLP endpoint, as http://127.0.0.1:4318 (none)"
+    add("--otlp-endpoint", metavar="URL", help=spans)
     add("--json", action="store_true", help="print the ready line and log lines as JSON")
 
 
@@ -109,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args, config.rollout)
     rollout = Rollout(config.rollout)
     with contextlib.closing(bind(settings)) as listener:
-        number = asyncio.run(_serve(rollout, settings, listener, seed=config.seed, as_json=args.json))
+        number = asyncio.run(_serve(rollout, settings, listener, seed=config.seed, args=args))
     return exit_code(number)
 
 
@@ -138,7 +142,9 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
     )
 
 
-async def _serve(rollout: Rollout, settings: ServeSettings, listener: Any, *, seed: int, as_json: bool) -> int:
+async def _serve(
+    rollout: Rollout, settings: ServeSettings, listener: Any, *, seed: int, args: argparse.Namespace
+) -> int:
     """Serve, and return the signal that asked to stop."""
     from seer.metrics.live_counts import LiveCounts
     from seer.runs.fleet_sample import fleet_sample
@@ -147,11 +153,13 @@ async def _serve(rollout: Rollout, settings: ServeSettings, listener: Any, *, se
     from seer.serve.live import LivePage
     from seer.serve.server import serve
 
-    with signals_cancel(rollout, keeps_run=False) as interruption:  # `serve` has handlers of its own
+    # `serve` has signal handlers of its own.
+    with contextlib.ExitStack() as stack, signals_cancel(rollout, keeps_run=False) as interruption:
         try:
             name = settings.model_name or rollout.config.model
             live = LivePage(LiveCounts(), lambda: fleet_sample(rollout.fleet), f"seer serve: {name}")
-            async with rollout, rollout.session(seed=seed, events=live.on_event) as session:
+            events = stack.enter_context(_sink(live.on_event, args.otlp_endpoint))
+            async with rollout, rollout.session(seed=seed, events=events) as session:
                 backend = Backend(
                     name=name,
                     session=session,
@@ -162,12 +170,33 @@ async def _serve(rollout: Rollout, settings: ServeSettings, listener: Any, *, se
                     sample=lambda: fleet_sample(rollout.fleet),
                 )
                 service = make_service(backend, settings)
-                return await serve(service, listener, on_ready=lambda url: _print_ready(url, backend.name, as_json))
+                return await serve(service, listener, on_ready=lambda url: _print_ready(url, name, args.json))
         except asyncio.CancelledError:
             if not interruption.swallow():
                 raise
     assert interruption.number is not None, "a signal ended the start"
     return interruption.number
+
+
+@contextlib.contextmanager
+def _sink(live: EventSink, endpoint: str | None) -> Iterator[EventSink]:
+    """Where the session's events go; spans that wait are sent at the end."""
+    if endpoint is None:
+        yield live
+        return
+    from seer.metrics.spans import Spans, open_telemetry
+
+    provider = open_telemetry(endpoint)
+    spans = Spans(provider, asyncio.get_running_loop().time)
+
+    def both(event: Event) -> None:
+        live(event)
+        spans(event)
+
+    try:
+        yield both
+    finally:
+        provider.shutdown()
 
 
 def _print_ready(url: str, model: str, as_json: bool) -> None:
