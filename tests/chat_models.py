@@ -55,4 +55,5 @@ def make_tokenizer(folder: Path, template: str, *, eos: str, **config: Any) -> P
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": eos} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(template)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    read: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return read

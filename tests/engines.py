@@ -62,6 +62,7 @@ def a_chunk(
     seed: int | None = None,
     weights_version: int = 0,
     load_kv: bool = True,
+    has_turns: bool = False,
     **sampling: Any,
 ) -> Chunk:
     defaults: dict[str, Any] = {"max_tokens": 10_000, "ignore_eos": True}
@@ -70,7 +71,9 @@ def a_chunk(
         group=group,
         attempt=1,
         num_prompt_tokens=len(prompt),
-        num_generated_tokens=sum(len(span.ids) for span in spans),
+        num_generated_tokens=sum(len(span.ids) for span in spans if not span.is_given),
+        num_given_tokens=sum(len(span.ids) for span in spans if span.is_given),
+        num_fresh_tokens=len(spans[-1].ids) if spans and spans[-1].is_given else 0,
         max_tokens=max_tokens,
         sampling=Sampling(**defaults | sampling),
         seed=1000 + request if seed is None else seed,
@@ -78,6 +81,7 @@ def a_chunk(
         prompt=list(prompt),
         spans=spans,
         load_kv=load_kv,
+        has_turns=has_turns,
     )
 
 

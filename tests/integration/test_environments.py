@@ -181,6 +181,7 @@ def test_an_answer_that_does_not_fit_ends_the_response_by_its_length_with_a_rewa
 def test_cancelling_a_run_ends_waits_and_leaving_it_does_too() -> None:
     async def never(conversation: Conversation) -> Answer:
         await asyncio.Event().wait()
+        return None
 
     async def scenario() -> None:
         async with a_rollout() as rollout:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations on the embedded engine: chunks, moves, drafts, waits and kills change no token and no log-probability.
+
+SEER_CONVERSATIONS=200 makes it the long test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from engines import an_engine
+from faults import KillOnce
+from scripted_environment import SAMPLING, Scripted, alone, script
+from seer import HostingConfig, Rollout
+from seer.engine.local.tiny import make_tiny_model
+from seer.metrics.events import Event, Prefilling, Started
+from seer.types import Response
+
+NUM_GROUPS, N = max(1, int(os.environ.get("SEER_CONVERSATIONS", "40")) // 5), 5
+PROMPTS = [[3 + i % 80, 7, 11, 5 + i % 50, 9, *range(20, 20 + i % 7)] for i in range(NUM_GROUPS)]
+Found = dict[tuple[int, int], Response]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=7)
+
+
+def a_rollout(model: Path, instances: int = 2, **settings: Any) -> Rollout:
+    defaults: dict[str, Any] = {"kv_blocks": 128, "max_num_seqs": 6, "chunk_tokens": 16, "pool_bytes": 32 << 20}
+    return Rollout(model, instances=instances, hosting=HostingConfig(pin_cores=False), **defaults | settings)
+
+
+async def rolled_out(rollout: Rollout, environment: Scripted | None = None, **settings: Any) -> Found:
+    groups = rollout.run(PROMPTS, n=N, sampling=SAMPLING, environment=environment or Scripted(), **settings)
+    return {(r.group, r.index): r async for group in groups for r in group.responses}
+
+
+def check_against_one_at_a_time(model: Path, found: Found) -> None:
+    engine = an_engine(model, block_size=16, max_num_seqs=1)
+    assert len(found) == NUM_GROUPS * N
+    for (group, _), response in found.items():
+        spans = alone(engine, response, PROMPTS[group])
+        assert response.token_ids == [token for span in spans for token in span.ids]
+        assert response.loss_mask == [int(not span.is_given) for span in spans for _ in span.ids]
+        sampled = [value for value, kept in zip(response.logprobs, response.loss_mask, strict=True) if kept]
+        assert sampled == [value for span in spans for value in span.logprobs]
+        assert response.reward == sum(not span.is_given for span in spans)
+        assert response.is_complete
+
+
+def test_two_instances_with_everything_on_equal_one_conversation_at_a_time(model: Path) -> None:
+    events: list[Event] = []
+
+    async def scenario() -> Found:
+        async with a_rollout(model) as rollout:
+            return await rolled_out(rollout, events=events.append)
+
+    found = asyncio.run(scenario())
+    check_against_one_at_a_time(model, found)
+    turns = [sum(turn.kind == "generated" for turn in response.turns) for response in found.values()]
+    assert {1, 2, 3, 4, 5} <= set(turns)
+    assert any(event.moved_from not in (None, event.instance) for event in events if isinstance(event, Started))
+    # KV is found again after waits and moves: at most the tokens of a block that was not full are computed again.
+    assert max(event.num_recomputed for event in events if isinstance(event, Prefilling)) <= 16
+
+
+def test_a_killed_instance_changes_nothing(model: Path) -> None:
+    async def scenario() -> Found:
+        async with a_rollout(model) as rollout:
+            found = await rolled_out(rollout, events=KillOnce(rollout.fleet.instances[1], request=NUM_GROUPS))
+            assert rollout.fleet.num_lost >= 1
+            return found
+
+    check_against_one_at_a_time(model, asyncio.run(scenario()))
+
+
+@pytest.mark.parametrize("settings", [{"pool_bytes": 0, "scheduler": "divided"}, {"scheduler": "verl"}])
+def test_without_a_pool_and_under_other_schedulers_it_is_computed_again_and_equal(
+    model: Path, settings: dict[str, Any]
+) -> None:
+    async def scenario() -> Found:
+        async with a_rollout(model, **settings) as rollout:
+            return await rolled_out(rollout, Scripted(longest_s=0.0))
+
+    check_against_one_at_a_time(model, asyncio.run(scenario()))
+
+
+def test_log_probabilities_and_masks_agree_with_a_plain_forward_pass_of_transformers(model: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    plain = transformers.LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    async def scenario() -> Found:
+        async with a_rollout(model, 1) as rollout:
+            return await rolled_out(rollout)
+
+    for (group, index), response in list(asyncio.run(scenario()).items())[:20]:
+        ids = torch.tensor([[*PROMPTS[group], *response.token_ids]])
+        with torch.inference_mode():
+            logprobs = plain(ids).logits[0].log_softmax(-1)
+        scored = logprobs[len(PROMPTS[group]) - 1 : -1].gather(1, ids[0, len(PROMPTS[group]) :, None])[:, 0]
+        mask = torch.tensor(response.loss_mask)
+        assert torch.allclose(scored * mask, torch.tensor(response.logprobs), atol=2e-4)
+        given = [turn for turn in response.turns if turn.kind == "given" and turn.end > turn.start]
+        for number, turn in enumerate(given, start=1):
+            assert response.token_ids[turn.start : turn.end] == script((group, index), number)
+            assert not mask[turn.start : turn.end].any()
+        assert int(mask.sum()) == response.num_tokens
