@@ -85,7 +85,7 @@ def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementCon
     gap = Gap(
         first_token=held,
         num_tokens=missing,
-        num_pooled_tokens=missing,
+        num_pooled_tokens=max(0, missing - request.num_fresh),
         bytes_per_token=costs.bytes_per_token,
         block_size=fleet.block_size,
     )
