@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from seer.cli.number_option import NumberOption
 from seer.cli.seeds import parse_seeds
+from seer.cli.simulate_iterations import run_iterations
 from seer.cli.simulate_table import Row, describe, make_row, print_means, print_table
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
@@ -47,6 +48,7 @@ examples:
   seer simulate qwen2-vl-72b
   seer simulate qwen2-vl-72b --seeds 0..7           means over eight sets of lengths, with their range
   seer simulate moonlight --schedulers verl-sync,verl-sync+sd,seer --group-size 16
+  seer simulate moonlight --schedulers verl-sync,seer --iterations 10
   seer simulate trace:lengths.json --model llama-8b --gpu h200 --instances 4
   seer simulate synthetic --groups 200 --mean 3000 --max 32768 --correlation 0.9 --out runs/long-tail
 
@@ -90,6 +92,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         default="0",
         metavar="S,...|S..T",
         help="one set of lengths for each; with several, means and ranges (%(default)s)",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=NumberOption(Count),
+        metavar="N",
+        help="whole iterations in a row, with training and length hints carried over; the paper's workloads only",
     )
     _add_output_options(parser)
     _add_cluster_options(parser)
@@ -150,6 +158,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and len(seeds) > 1:
         raise ConfigError(f"--out with {len(seeds)} seeds", hint="--out keeps the events of one: --seeds 0")
     workloads = {seed: _workload(args, seed) for seed in seeds}
+    if args.iterations is not None:
+        return run_iterations(args, schedulers, seeds)
     first = workloads[seeds[0]]
     folder = None
     if args.out is not None:

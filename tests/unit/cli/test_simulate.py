@@ -2,13 +2,16 @@
 """`seer simulate` and `seer replay`, end to end on a workload of a second."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from seer.cli import simulate_iterations
 from seer.cli.main import main
 from seer.cli.simulate import DEFAULT_SCHEDULERS
 from seer.sim.intervals import mean_of
+from seer.sim.iterations import iterate
 
 SMALL = ["simulate", "synthetic", "--groups", "10", "--group-size", "4", "--mean", "300", "--max", "2000"]
 PROMISED = {
@@ -171,3 +174,35 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(
     (tmp_path / "file").touch()
     assert main([*SMALL, "--out", str(tmp_path / "file")]) == 2
     assert "--out wants a folder" in capsys.readouterr().err
+
+
+def test_iterations_are_simulated_in_a_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["simulate", "moonlight", "--schedulers", "verl-sync,seer", "--iterations", "2"]
+    small = partial(iterate, shrink=16)
+    monkeypatch.setattr(simulate_iterations, "iterate", small)
+    assert main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["scheduler"], row["iteration"]) for row in rows] == [
+        (scheduler, number) for scheduler in ("verl-sync", "seer") for number in (0, 1)
+    ]
+    assert all(row["rollout_s"] > row["tail_s"] > 0 and row["training_s"] > 0 for row in rows)
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "2 iterations" in shown
+    assert "iteration x" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["synthetic"], "synthetic"),
+        (["moonlight", "--seeds", "0..3"], "4 seeds"),
+        (["moonlight", "--group-size", "4"], "--group-size"),
+        (["moonlight", "--model", "llama-8b"], "model"),
+    ],
+)
+def test_iterations_refuse_what_they_cannot_use(
+    capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert main(["simulate", *words, "--iterations", "2"]) != 0
+    assert named in capsys.readouterr().err

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ WORKLOAD = a_workload([[300, 400], [500, 200]], instances=1, kv_tokens=4096, chu
 
 
 @pytest.fixture
-def rules_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def rules_asked(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The rules that simulated instances ask the budget for."""
     asked: set[str] = set()
     real = speculation.allot
@@ -27,7 +26,7 @@ def rules_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         return real(rule, *args, **options)
 
     monkeypatch.setattr(speculation, "allot", allot)
-    yield asked
+    return asked
 
 
 @pytest.mark.parametrize(
