@@ -105,9 +105,10 @@ def _show(num_bytes: int | None) -> str:
 def pool_bytes(engine: PreparedEngine) -> int | None:
     """The size of the pool; 0 is no pool, None a pool whose size is its own (Mooncake)."""
     config = engine.config
-    # One instance has nothing to share KV with, unless paused KV is to go to an SSD. An engine without blocks has none.
-    is_shared = config.instances > 1 or config.pool.ssd_dir is not None
-    if not engine.block_bytes or not is_shared or config.pool.backend == "none":
+    # One instance shares KV with no other: a pool holds its paused requests only, so it has one where that was asked for.
+    # An engine without blocks has none.
+    is_asked_for = config.pool.ssd_dir is not None or config.pool.memory_bytes is not None
+    if not engine.block_bytes or not (config.instances > 1 or is_asked_for) or config.pool.backend == "none":
         return 0
     if config.hosting.ray is not None and config.pool.backend == "local":
         return 0  # nodes share no memory

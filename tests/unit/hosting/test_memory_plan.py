@@ -87,6 +87,7 @@ def test_too_much_memory_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -
     ("settings", "expected"),
     [
         ({"instances": 1}, 0),
+        ({"instances": 1, "pool": PoolConfig(memory_bytes=77)}, 77),
         ({"instances": 2, "pool": PoolConfig(backend="none")}, 0),
         ({"instances": 2, "pool": PoolConfig(memory_bytes=0)}, 0),
         ({"instances": 2, "pool": PoolConfig(memory_bytes=77)}, 77),
