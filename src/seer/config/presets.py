@@ -32,12 +32,11 @@ PRESETS = {
         ),
     ),
     "one-gpu": Preset(
-        about="one instance on one GPU, under verl's dispatch: there is nothing to balance",
+        about="one instance on one GPU",
         config=RunConfig(
             n=8,
             sampling=Sampling(max_tokens=4096),
-            # One instance has nothing to balance: docs/running-on-gpus.md has what other schedulers cost there.
-            rollout=RolloutConfig(model="smollm2", instances=1, device="cuda", scheduler="verl"),
+            rollout=RolloutConfig(model="smollm2", instances=1, device="cuda"),
         ),
     ),
     "eight-gpus": Preset(

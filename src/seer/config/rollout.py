@@ -64,8 +64,8 @@ class KvConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """The KV pool that instances share, and that paused requests are kept in; one instance has a pool only if its size or
-    an SSD tier is given."""
+    """The KV pool that instances share, and that paused requests are kept in; one instance has a pool only if its size
+    or an SSD tier is given."""
 
     backend: PoolBackend = "local"
     """`local`: shared memory of this machine; `mooncake`: a store that `seer pool up` started; `none`. On a Ray cluster

@@ -105,7 +105,7 @@ def _show(num_bytes: int | None) -> str:
 def pool_bytes(engine: PreparedEngine) -> int | None:
     """The size of the pool; 0 is no pool, None a pool whose size is its own (Mooncake)."""
     config = engine.config
-    # One instance shares KV with no other: a pool holds its paused requests only, so it has one where that was asked for.
+    # One instance shares KV with no other: a pool holds its paused requests only, so it has one where it is asked for.
     # An engine without blocks has none.
     is_asked_for = config.pool.ssd_dir is not None or config.pool.memory_bytes is not None
     if not engine.block_bytes or not (config.instances > 1 or is_asked_for) or config.pool.backend == "none":

@@ -167,7 +167,7 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[rollout]\nmodel = "org/name"\n[rollout.hosting]\nmax_restarts = 1\n')
     config = read_config_file(path, base=preset("one-gpu"))
-    assert (config.rollout.model, config.rollout.device, config.rollout.scheduler) == ("org/name", "cuda", "verl")
+    assert (config.rollout.model, config.rollout.device, config.sampling.max_tokens) == ("org/name", "cuda", 4096)
     assert config.rollout.fitted().hosting == HostingConfig(max_restarts=1).fitted("cuda")
 
 
