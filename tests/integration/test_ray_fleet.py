@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("torch")
 pytest.importorskip("ray")
@@ -23,7 +25,10 @@ from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.engine.prepare import InstanceSpec
 from seer.errors import ConfigError, InstanceError, SeerError
 from seer.hosting.health import Health
+from seer.hosting.ray.checkup import troubles_of
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
+from seer.hosting.ray.node_facts import NodeProbe, Reached
+from seer.hosting.remote.handshake import our_version
 from seer.metrics.events import Event, Stopped, discard
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
@@ -81,7 +86,7 @@ def expected(model: Path) -> list[dict[tuple[int, int], list[int]]]:
     return asyncio.run(scenario())
 
 
-def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_a_node_that_is_replaced(
+def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_nodes_and_instances_that_come_and_go(
     cluster: TwoNodes, model: Path, expected: list[dict[tuple[int, int], list[int]]], tmp_path: Path
 ) -> None:
     hosting = HostingConfig(
@@ -110,13 +115,18 @@ def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_a_node_t
             assert [(one.health, one.weights_version) for one in fleet.view()] == [(Health.HEALTHY, 1)] * 2
             assert sum(status.num_lost for status in fleet.view()) == fleet.num_lost == 2
             pids.extend(one.pid or 0 for one in fleet.instances)
+
+            await rollout.remove_instances([0])  # its node has the only place for another
+            assert await rollout.add_instances(1) == [2]
+            assert [status.health for status in fleet.view()] == [Health.RETIRED, Health.HEALTHY, Health.HEALTHY]
             assert await tokens_of(rollout) == expected[1]
-        assert [status.health for status in fleet.view()] == [Health.RETIRED] * 2
+            pids.append(fleet.instances[2].pid or 0)
+        assert [status.health for status in fleet.view()] == [Health.RETIRED] * 3
 
     asyncio.run(scenario())
     assert len(set(pids)) > 2
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "an instance outlived its rollout"
-    assert {path.name for path in tmp_path.iterdir()} == {"instance-0.log", "instance-1.log"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"instance-{id}.log" for id in range(3)}
 
 
 def a_spec(model: str = "/nowhere") -> InstanceSpec:
@@ -187,3 +197,26 @@ def test_an_agent_holds_the_newest_weights_and_frees_them(tmp_path: Path) -> Non
     assert not paths[0].exists()
     agent.close()
     assert not paths[1].exists()
+
+
+def test_the_doctor_looks_at_every_node(cluster: TwoNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    from seer.cli import doctor_ray
+
+    assert doctor_ray.run(cluster.address, as_json=True) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [report["resources"]["CPU"] for report in reports] == [1.0, 1.0]
+    for report in reports:
+        assert report["facts"]["seer"] == our_version()
+        assert report["clock"]["offset_s"] == 0.0, "one machine has one clock"
+        assert report["reached"]["bandwidth_bytes_s"] > 0
+    assert doctor_ray.run(cluster.address, as_json=False) == 0
+    assert capsys.readouterr().out.count("ok") == 2
+
+
+def test_what_keeps_instances_from_a_node_is_said() -> None:
+    facts = NodeProbe().facts()
+    assert troubles_of(facts, Reached(bandwidth_bytes_s=1.0), "10.0.0.1") == []
+    (trouble,) = troubles_of(replace(facts, seer="9.9"), Reached(), "10.0.0.1")
+    assert "Seer 9.9 there" in trouble
+    reached = NodeProbe().reach("127.0.0.1", 1, 10)
+    assert troubles_of(facts, reached, "127.0.0.1") == [f"it cannot connect to 127.0.0.1: {reached.error}"]

@@ -24,6 +24,7 @@ examples:
   seer doctor
   seer doctor --json
   seer doctor --clean       remove what killed runs left
+  seer doctor --ray auto    look at every node of a Ray cluster
 """
 
 
@@ -46,9 +47,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="check what is installed, supported and missing",
         description="List the packages that Seer can use: which are installed, whether their versions are\n"
         "supported, and how to install what is missing. Fails only when Seer's own parts are broken.\n"
-        "With --clean it removes what killed runs left in shared memory and among the temporary files.",
+        "With --clean it removes what killed runs left in shared memory and among the temporary files; with --ray it\n"
+        "looks at every node of a Ray cluster instead, and fails when instances could not run on one of them.",
         epilog=EXAMPLES,
     )
+    nodes = "look at the nodes of a Ray cluster (auto, or HOST:PORT of its head): versions, memory, clock, bandwidth"
+    parser.add_argument("--ray", metavar="ADDRESS", help=nodes)
     parser.add_argument("--clean", action="store_true", help="remove what killed runs of this user left, and exit")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=run)
@@ -58,6 +62,10 @@ def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
     if args.clean:
         return _clean(as_json=args.json)
+    if args.ray is not None:
+        from seer.cli import doctor_ray
+
+        return doctor_ray.run(args.ray, as_json=args.json)
     found = findings()
     if args.json:
         sys.stdout.write(json.dumps([asdict(one) for one in found], indent=1) + "\n")
@@ -86,6 +94,7 @@ _PACKAGES = (
     ("tokenizers", "text prompts", (0, 20), "0.20 or newer", "local"),
     ("huggingface_hub", "models by Hugging Face id", (0, 24), "0.24 or newer", "local"),
     ("trl", "training with TRL", (1, 16), "1.16", "trl"),
+    ("ray", "instances on many machines", (2, 60), "2.60", "ray"),
 )
 _MOONCAKE = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
 

@@ -244,7 +244,8 @@ class ProcessInstance:
             self._send(Close())
             await self._child.wait(self._options.close_deadline_s)
             # Let the reader task reach the end of the stream, so that the last outputs are delivered.
-            await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
+            if self._tasks:  # none if it was closed from elsewhere while this waited
+                await asyncio.wait(self._tasks[:1], timeout=self._options.close_deadline_s)
         await self._clean_up()
         self._staged.discard()
         self._end_all(ChunkEnd.ABORTED, None)
@@ -322,6 +323,8 @@ class ProcessInstance:
             async with asyncio.timeout(self._options.call_deadline_s):
                 self._send(Call(number, await self._localized(command)))
                 await answer
+            if isinstance(command, UpdateWeights):  # its next news says so too
+                self._view = replace(self._view, weights_version=command.weights_version)
         except TimeoutError:
             raise DeadlineExceeded(f"{name} of instance {self._id}", self._options.call_deadline_s) from None
         finally:
@@ -337,7 +340,6 @@ class ProcessInstance:
         self._configuration[type(command)] = command
         if isinstance(command, UpdateWeights):
             self._known_tokens.clear()
-            self._view = replace(self._view, weights_version=command.weights_version)  # its next news says so too
 
     async def restart(self) -> None:
         """Start a lost instance again, with the weights and settings it had."""

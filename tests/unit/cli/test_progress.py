@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from seer.cli.progress import Progress
+from seer.hosting.health import Health
 from seer.metrics.events import InstanceState
 
 
-def a_rollout(num_groups_done: int = 1) -> Any:
+def a_rollout(num_groups_done: int = 1, ailing: tuple[Health, ...] = ()) -> Any:
     """One of two groups done: 12 tokens of 2 responses, and some 3 tokens to come."""
     requests = [
         SimpleNamespace(group=0, num_generated=8, ended=True),
@@ -28,7 +29,9 @@ def a_rollout(num_groups_done: int = 1) -> Any:
         view=lambda: SimpleNamespace(num_running=1, used_kv_blocks=25), limits=SimpleNamespace(kv_blocks=100)
     )
     current = SimpleNamespace(loop=loop, num_groups_done=num_groups_done, groups_asked=[0, 1])
-    return SimpleNamespace(current=current, fleet=SimpleNamespace(instances=[instance], view=list))
+    healths = [Health.HEALTHY, Health.RETIRED, *ailing]
+    statuses = [SimpleNamespace(id=id, health=health) for id, health in enumerate(healths)]
+    return SimpleNamespace(current=current, fleet=SimpleNamespace(instances=[instance], view=lambda: statuses))
 
 
 def a_terminal() -> Console:
@@ -53,6 +56,14 @@ def test_a_terminal_shows_the_state_of_the_run() -> None:
     text = shown(a_rollout(), a_terminal(), label="train")
     for part in ("train", "1/2", "groups", "1/2 responses", "12 tokens", "1 running", "KV 25%", "1.00", "left"):
         assert part in text
+
+
+def test_instances_that_are_not_healthy_are_named() -> None:
+    assert "instance" not in Progress(a_rollout(), console=a_terminal()).line()
+    some = Progress(a_rollout(ailing=(Health.SUSPECT, Health.STALE)), console=a_terminal()).line()
+    assert some.endswith("; instance 2 suspect, instance 3 stale")
+    many = Progress(a_rollout(ailing=(Health.DEAD,) * 9), console=a_terminal()).line()
+    assert many.endswith("instance 5 dead and 5 more")
 
 
 def test_before_the_run_it_says_that_it_starts() -> None:

@@ -55,7 +55,7 @@ class RayCluster:
     def _join(self) -> None:
         try:
             _refuse_silent_address(self._address)
-            self.ray.init(address=self._address, log_to_driver=False, logging_level=logging.WARNING)
+            self.ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:  # a ConnectionError is an OSError
             where = "on this machine" if self._address == AUTO else f"at {self._address}"
             raise ConfigError(
