@@ -142,16 +142,20 @@ def test_stop_strings_end_the_text_where_it_would_have_gone_on(server: ServeProc
 def test_sigterm_lets_requests_end_and_the_exit_code_names_it(model: Path) -> None:
     async def scenario(server: ServeProcess) -> int:
         async with async_client_of(server) as client:
+            extra = {"ignore_eos": True, "return_token_ids": True}
             stream = await client.completions.create(
-                model="tiny", prompt="x", seed=1, max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+                model="tiny", prompt="x", seed=1, max_tokens=300, stream=True, extra_body=extra
             )
             events = aiter(stream)
-            await anext(events)
+            num_tokens = len((await anext(events)).choices[0].token_ids)
             server.process.send_signal(signal.SIGTERM)
-            return 1 + len([event async for event in events])
+            async for event in events:
+                num_tokens += len(event.choices[0].token_ids)
+            assert event.choices[0].finish_reason == "length"
+            return num_tokens
 
     with a_serve_process("--model", str(model), "--served-model-name", "tiny", *SMALL) as server:
-        assert asyncio.run(scenario(server)) > 1
+        assert asyncio.run(scenario(server)) == 300
         assert server.process.wait(60) == 128 + signal.SIGTERM
 
 

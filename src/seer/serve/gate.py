@@ -2,12 +2,12 @@
 """Who may start now: one count of responses in flight, and the states in which new ones wait or are refused.
 
     serving    requests start at once
-    paused     they are taken and wait for `resume` (as vLLM's /pause)
+    paused     they are taken and wait for `resume` (as vLLM's /pause), also while the weights change meanwhile
     updating   503 with Retry-After: the weights change
     draining   503: the server ends
 
 Waits for                            unblocked by
-  `enter` while paused                 `resume`, a weight update or draining (both refuse it), its client's leaving
+  `enter` while paused                 `resume`, draining (which refuses it), its client's leaving
   `until_idle`                         the last `leave`
 
 Invariants
@@ -41,9 +41,9 @@ class Gate:
         """As /health shows it."""
         if self.is_draining:
             return "draining"
-        if self._num_updates:
-            return "updating"
-        return "paused" if self._is_paused else "serving"
+        if self._is_paused:
+            return "paused"
+        return "updating" if self._num_updates else "serving"
 
     @property
     def is_paused(self) -> bool:
@@ -68,9 +68,9 @@ class Gate:
             )
         self.num_in_flight += num_responses
         try:
-            while self._is_paused:
+            while self._is_paused and not self.is_draining:
                 await self._wait()
-                self._refuse_closed()
+            self._refuse_closed()
         except BaseException:
             self.leave(num_responses)
             raise
@@ -95,7 +95,6 @@ class Gate:
     def updating(self) -> Iterator[None]:
         """Refuse new requests while the weights change."""
         self._num_updates += 1
-        self._notify()
         try:
             yield
         finally:
@@ -114,7 +113,7 @@ class Gate:
     def _refuse_closed(self) -> None:
         if self.is_draining:
             raise Refusal(503, "the server ends and takes no new requests")
-        if self._num_updates:
+        if self._num_updates and not self._is_paused:
             raise Refusal(503, "the weights are being updated", hint="try again after Retry-After")
 
     async def _wait(self) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,8 +31,8 @@ from seer.serve.refusals import Refusal
 
 MIN_KEY_CHARS = 16
 """Shorter keys can be guessed."""
-_OWN_NAMES = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-"""TRL calls a local server by the last one."""
+_ANY = "0.0.0.0"
+"""By which TRL calls a local server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +93,20 @@ def _refuse_other_origin(headers: Headers) -> None:
 def _refuse_other_name(headers: Headers) -> None:
     host = headers.get("host", "")
     try:
-        name = urlsplit(f"//{host}").hostname
+        name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        name = None
-    if host and name not in _OWN_NAMES:
+        name = ""
+    if host and name != _ANY and not is_loopback(name):
         raise Refusal(
             403, f"this server is not {host[:100]}", hint="call it by 127.0.0.1 or localhost, or give it a key"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is a name or an address of this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

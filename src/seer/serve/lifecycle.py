@@ -36,6 +36,7 @@ class Lifecycle:
             self._is_frozen = True
             await self._backend.pause()
             return
+        await self.thaw()  # what is frozen would never end
         if mode == "abort":
             self._cancel_all()
         await self._backend.session.drain()

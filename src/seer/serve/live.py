@@ -38,6 +38,11 @@ class LivePage:
         self._sample = sample
         self._title = title
         self._rates: deque[tuple[float, int]] = deque()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """The server ends: so do the streams."""
+        self._is_closed = True
 
     def on_event(self, event: Any) -> None:
         """Take an event into account."""
@@ -93,7 +98,7 @@ class LivePage:
 
     async def _states(self) -> AsyncGenerator[bytes, None]:
         since = -1
-        while True:
+        while not self._is_closed:
             yield event_of(self.state(since))
             since = self.timeline.newest
             await asyncio.sleep(PERIOD_S)

@@ -25,7 +25,9 @@ from seer.serve.uvicorn_server import QuietServer, url_of
 
 log = logging.getLogger(__name__)
 CANCELLED_S = 10.0
-"""For clients to take what was cancelled."""
+"""For responses that were cancelled to end."""
+ANSWERED_S = 10.0
+"""For clients to take the last of their answers."""
 FAILURE_CHECK_S = 1.0
 """A server without instances ends within this time, so that whatever started it can start it again."""
 
@@ -40,6 +42,8 @@ async def serve(service: Service, listener: socket.socket, *, on_ready: Callable
             on_ready(url_of(listener))
             await _until_stopped(service, stop)
             await _drain(service, stop)
+            server.should_exit = True  # uvicorn lets answers that are being sent end
+            await asyncio.wait((serving,), timeout=ANSWERED_S)
         finally:
             server.should_exit = server.force_exit = True
             await asyncio.gather(serving, return_exceptions=True)
@@ -61,6 +65,7 @@ async def _until_stopped(service: Service, stop: _Stop) -> None:
 async def _drain(service: Service, stop: _Stop) -> None:
     """Let what is in flight end; cancel it at the deadline or at the second signal."""
     service.gate.drain()
+    service.backend.live.close()
     await service.lifecycle.thaw()
     idle = asyncio.create_task(service.gate.until_idle())
     hurry = asyncio.create_task(stop.wait_again())

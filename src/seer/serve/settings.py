@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from seer.errors import ConfigError
 from seer.ranges import Count, NumBytes, Port, Seconds, check_fields
-from seer.serve.keys import Keys
+from seer.serve.keys import Keys, is_loopback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +57,3 @@ class ServeSettings:
                 f"--host {self.host} can be reached from other machines, and there is no API key",
                 hint="--api-key-file FILE, or --host 127.0.0.1",
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -28,7 +29,16 @@ def test_keys_open_what_they_are_for() -> None:
     async def scenario() -> None:
         async with a_server(ServeSettings(host="0.0.0.0", keys=Keys(api=API, admin=ADMIN))) as served:
             user, admin = {"Authorization": f"Bearer {API}"}, {"Authorization": f"bearer {ADMIN}"}
-            for headers in ({}, admin, {"Authorization": "Bearer x"}, {"Authorization": API}):
+            browser = {"Authorization": "Basic " + base64.b64encode(f"me:{API}".encode()).decode()}
+            assert (await served.get("/", headers=browser)).status_code == 200
+            assert (await served.get("/", headers=browser | {"Origin": "http://evil.example"})).status_code == 403
+            for headers in (
+                {},
+                admin,
+                {"Authorization": "Basic %%%"},
+                {"Authorization": "Bearer x"},
+                {"Authorization": API},
+            ):
                 response = await served.get("/v1/models", headers=headers)
                 assert response.status_code == 401
                 assert API not in response.text
@@ -55,7 +65,7 @@ def test_an_open_server_answers_no_page_of_another_site() -> None:
         async with a_server() as served:
             for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": "evil.example:8000"}):
                 assert (await served.post("/pause", headers=headers)).status_code == 403
-            for headers in ({"Origin": "http://localhost"}, {"Host": "127.0.0.1:8000"}, {"Host": "[::1]:8000"}):
+            for headers in ({"Origin": "http://localhost"}, {"Host": "127.0.0.2:8000"}, {"Host": "[::1]:8000"}):
                 assert (await served.get("/is_paused", headers=headers)).status_code == 200
 
     asyncio.run(scenario())
@@ -167,16 +177,46 @@ def test_while_weights_change_requests_get_503_and_what_runs_ends_under_the_old_
                 served.ok("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 300}})
             )
             await in_flight(served, 1)
-            await served.ok("/pause?mode=keep")  # as prime-rl does before an update
             updating = asyncio.create_task(served.ok("/update_weights", {"path": "."}))
             await until(lambda: served.service.gate.state == "updating")
             refused = await served.post("/v1/completions", LONG)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert (await running)["meta_info"]["weight_version"] == "0"
             assert (await updating)["weights_version"] == 1
-            await served.ok("/resume")
             again = await served.ok("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 3}})
             assert again["meta_info"]["weight_version"] == "1"
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_wait_for_resume_wait_through_an_update(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_server(ServeSettings(weights_dir=tmp_path), step_s=0.001) as served:
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 300}}
+            running = asyncio.create_task(served.ok("/generate", body))
+            await in_flight(served, 1)
+            await served.ok("/pause?mode=keep")  # as prime-rl does before an update
+            late = asyncio.create_task(served.ok("/generate", body))
+            await in_flight(served, 2)
+            await served.ok("/update_weights", {"path": "."})
+            assert (await running)["meta_info"]["weight_version"] == "0"
+            assert not late.done()
+            await served.ok("/resume")
+            assert (await late)["meta_info"]["weight_version"] == "1"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_frozen_can_be_waited_for_and_aborted() -> None:
+    async def scenario() -> None:
+        async with a_server(step_s=0.001) as served:
+            for mode, reason in (("abort", "abort"), ("wait", "length")):
+                running = asyncio.create_task(served.post("/v1/completions", LONG))
+                await in_flight(served, 1)
+                await served.ok("/pause?mode=keep")
+                await served.ok(f"/pause?mode={mode}")
+                assert (await running).json()["choices"][0]["finish_reason"] == reason
+                await served.ok("/resume")
 
     asyncio.run(scenario())
 
