@@ -188,7 +188,38 @@ def step_profile(path: Path) -> None:
     StepProfile.load(path).step_s(3, 2.0)
 
 
+def serve_bodies(data: bytes, folder: Path) -> None:
+    """The body of a request to `seer serve`, as every endpoint reads and checks it."""
+    from seer.serve.bodies import decode
+    from seer.serve.chat import ChatRequest
+    from seer.serve.completions import CompletionRequest
+    from seer.serve.messages import plain_messages
+    from seer.serve.refusals import Refusal, error_response
+    from seer.serve.sglang import SglangRequest
+    from seer.serve.token_generate import GenerateRequest
+    from seer.serve.weight_endpoints import InitRequest, UpdateRequest
+
+    uses: dict[type[Any], Callable[[Any], object]] = {
+        CompletionRequest: lambda asked: (asked.check(), asked.sampling(3, 512), asked.stop_strings),
+        ChatRequest: lambda asked: (asked.check_supported(), plain_messages(asked.messages), asked.sampling(3, 512)),
+        GenerateRequest: lambda asked: (asked.check(), asked.sampling_params.sampling(3, 512)),
+        SglangRequest: lambda asked: (asked.check(), asked.sampling_params.sampling(3, 512)),
+        UpdateRequest: lambda asked: (
+            asked.update_info is None or [one.num_bytes() for one in asked.update_info.tensors()]
+        ),
+        InitRequest: lambda asked: None,
+    }
+    for kind, use in uses.items():
+        try:
+            use(decode(data, kind))
+        except Refusal as refusal:
+            error_response(refusal)  # which has parts of the body in it
+        except SeerError:
+            pass
+
+
 TARGETS: dict[str, Target] = {
+    "serve_bodies": serve_bodies,
     "draft_wire": draft_wire,
     "host_channel": host_channel,
     "handshake": handshake,
