@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -31,17 +31,26 @@ from seer.hosting.memory_plan import node_pool_bytes, pool_bytes, pool_ssd
 from seer.metrics.events import EventSink, discard
 from seer.metrics.summary import Summary
 from seer.ranges import Count, check
-from seer.runs.arguments import check_journal, check_prompts, check_run, check_sampling, check_weights
+from seer.runs.arguments import (
+    check_choice,
+    check_environment_calls,
+    check_journal,
+    check_prompts,
+    check_run,
+    check_sampling,
+    check_weights,
+    refuse_late_prompts,
+)
 from seer.runs.conversations import EnvironmentCalls
 from seer.runs.encoded_check import refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity
 from seer.runs.journal import Journal
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
-from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
+from seer.runs.run import KeepFunction, Lengths, PastResponses, Run, RunOptions, refuse_impossible
 from seer.runs.session import Session
 from seer.runs.session_options import SessionOptions
-from seer.types import GroupResult, Sampling
+from seer.types import GroupResult, Response, Sampling
 
 if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
@@ -177,6 +186,9 @@ class Rollout:
         environment_deadline_s: float = 60.0,
         tools: Sequence[Mapping[str, Any]] | None = None,
         max_context_tokens: int | None = None,
+        keep: KeepFunction | None = None,
+        enough_groups: int | None = None,
+        on_response: Callable[[Response], None] | None = None,
         scheduler: str | None = None,
         speculation: Literal["auto", "off"] | None = None,
         lengths: Lengths | None = None,
@@ -196,6 +208,11 @@ class Rollout:
         may take `environment_deadline_s`; `tools` are schemas for the chat template; prompt and response together have
         at most `max_context_tokens`, by default what an instance holds.
 
+        `keep` is asked about every group that is whole and has its rewards; one that is not kept is dropped, and
+        counted in the summary. With `enough_groups`, as many groups run as are still to be kept, the prompts may come
+        from an iterator, and the run ends when that many were kept or no prompt is left. `on_response` gets each
+        response with its reward, and may call `stop_group`.
+
         What an earlier epoch taught may be given by prompt id: `length_hints`, the longest response, and
         `past_responses`, token ids to draft from. Neither changes a token.
 
@@ -212,13 +229,16 @@ class Rollout:
             past_responses=past_responses,
             events=events,
             verify=verify,
-            environment=environment,
-            environment_deadline_s=environment_deadline_s,
-            tools=tools,
-            max_context_tokens=max_context_tokens,
         )
+        check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
+        check_choice(keep, enough_groups, on_response)
         journal = check_journal(journal, resume)
-        encoded = self.encode(prompts, n=n, sampling=sampling, tools=tools)
+        check_prompts(prompts)
+        late: Iterator[EncodedPrompt] | None = None
+        if enough_groups is not None and not isinstance(prompts, Sequence):
+            refuse_late_prompts(journal, verify)
+            late = (one for prompt in prompts for one in self.encode([prompt], n=n, sampling=sampling, tools=tools))
+        encoded = [] if late is not None else self.encode(prompts, n=n, sampling=sampling, tools=tools)
         self._require_started()
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         self._require_no_run()
@@ -238,14 +258,20 @@ class Rollout:
             verifier=verifier,
             calls=self._environment_calls(environment, environment_deadline_s, tools),
             max_context_tokens=max_context_tokens,
+            keep=keep,
+            enough_groups=enough_groups,
+            on_response=on_response,
         )
-        refuse_impossible(options, encoded)  # first: opening a journal replaces what was there, and locks it
+        if late is None:
+            refuse_impossible(options, encoded)  # first: opening a journal replaces what was there, and locks it
         book = None
         if journal is not None:
             turns = None if environment is None else f"{max_context_tokens} {tools}"
             identity = self.identity(encoded, seed=seed, lengths=lengths, turns=turns)
             book = Journal.resume(journal, identity) if resume else Journal.create(journal, identity)
-        self._run = run = Run(self._fleet, encoded, self.engine.codec, replace(options, journal=book))
+        self._run = run = Run(
+            self._fleet, encoded if late is None else late, self.engine.codec, replace(options, journal=book)
+        )
         groups = run.groups()
         try:
             if verifier is not None:
@@ -299,6 +325,11 @@ class Rollout:
         """End the run in progress; its remaining groups come out with what was generated."""
         if self._run is not None:
             self._run.cancel()
+
+    def stop_group(self, group: int) -> None:
+        """End the responses of a group of the run in progress: its result is settled. `group` is its position."""
+        if self._run is not None:
+            self._run.stop_group(group)
 
     async def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
         """Switch every instance to new weights between two runs; returns the new weights version.
@@ -407,7 +438,8 @@ class SyncRollout:
     def run(self, prompts: Iterable[PromptInput | EncodedPrompt], **settings: Any) -> Iterator[GroupResult]:
         """`Rollout.run`, as a plain iterator."""
         check_prompts(prompts)
-        groups = self._started().run(list(prompts), **settings)
+        given = list(prompts) if settings.get("enough_groups") is None else prompts
+        groups = self._started().run(given, **settings)
         try:
             while True:
                 try:
@@ -421,6 +453,10 @@ class SyncRollout:
         """`Rollout.cancel`; may be called from any thread."""
         rollout = self._started()
         self._loop.call_soon_threadsafe(rollout.cancel)
+
+    def stop_group(self, group: int) -> None:
+        """`Rollout.stop_group`; may be called from any thread."""
+        self._loop.call_soon_threadsafe(self._started().stop_group, group)
 
     def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
         """`Rollout.update_weights`."""

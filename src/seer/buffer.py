@@ -226,6 +226,11 @@ class RequestBuffer:
         assert not request.ended, f"{request} has ended and cannot fail"
         self._end(request, RequestState.FAILED, FinishReason.FAILED, now_s, error=error)
 
+    @property
+    def has_complete_groups(self) -> bool:
+        """Whether `take_complete_groups` returns any."""
+        return bool(self._complete_groups)
+
     def take_complete_groups(self) -> list[GroupResult]:
         """Groups whose last request has ended since the last call, in that order."""
         complete, self._complete_groups = self._complete_groups, []

@@ -31,6 +31,7 @@ Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 CountOrZero = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Seed = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Priority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 NAME_PATTERN = r"[A-Za-z0-9._-]{1,64}"
 FileName = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z", description="1 to 64 letters, digits, '.', '_' or '-'")]
 """A name that becomes a part of a file's name, and so can name no other place."""

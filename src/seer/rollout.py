@@ -359,7 +359,7 @@ class RolloutLoop:
         return self._failures[request.id] >= self._max_failures
 
     async def _take_outputs(self) -> list[ChunkOutput]:
-        if not self._outputs:
+        if not self._outputs and not self.buffer.has_complete_groups:  # restored ones, for instance
             self._wake.clear()
             if self._stall_deadline_s is None or not (self.buffer.num_in_flight or self.buffer.num_waiting):
                 await self._wake.wait()

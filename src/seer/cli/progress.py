@@ -86,7 +86,7 @@ class Progress:
         """Redraw with the state as it is now."""
         run = self._rollout.current
         if run is not None and run.loop is not None:
-            self._bar.update(self._groups, completed=run.num_groups_done, total=len(run.groups_asked))
+            self._bar.update(self._groups, completed=run.num_groups_done, total=run.num_groups_wanted)
         self._bar.line = self.line()
         self._bar.refresh()
 

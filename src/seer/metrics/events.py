@@ -115,6 +115,17 @@ class Ended(_Event, frozen=True, gc=False):
     finish_reason: str
 
 
+class Dropped(_Event, frozen=True, gc=False):
+    """A group is whole and was not kept: its work is wasted."""
+
+    group: int
+    num_requests: int
+    num_tokens: int
+    """That were generated for it."""
+    request_s: float
+    """From the start to the end of its requests, summed over them."""
+
+
 class InstanceState(_Event, frozen=True, gc=False):
     """The state of an instance from now until its next such event."""
 
@@ -202,6 +213,7 @@ Event = (
     | Asked
     | Answered
     | Ended
+    | Dropped
     | InstanceState
     | Stepped
     | PoolErrors

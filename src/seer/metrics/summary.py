@@ -17,6 +17,8 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
                           pool_recomputed_tokens: computed again because of either
     pool_ssd_*_bytes      KV written to the pool's SSD tier, and read from it; pool_refused_blocks: KV blocks that
                           found no room in the pool
+    dropped_*             groups that were whole and not kept; their generated tokens, and the seconds from start to end
+                          of their requests, which the other numbers count too
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seer.metrics.events import (
+    Dropped,
     Ended,
     Event,
     InstanceState,
@@ -68,6 +71,9 @@ class Summary:
     pool_ssd_written_bytes: int = 0
     pool_ssd_read_bytes: int = 0
     pool_refused_blocks: int = 0
+    dropped_groups: int = 0
+    dropped_tokens: int = 0
+    dropped_request_s: float = 0.0
 
 
 class Summarizer:
@@ -93,6 +99,7 @@ class Summarizer:
         self._accepted_request_seconds = 0.0
         self._pool_failures = self._pool_corrupt = self._pool_recomputed = 0
         self._pool_used: list[PoolUsed] = []
+        self._dropped: list[Dropped] = []
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
@@ -122,8 +129,8 @@ class Summarizer:
             self._preemptions += 1
         elif type(event) is Stepped:
             self._preemptions += event.num_preempted
-        elif type(event) is PoolErrors or type(event) is PoolUsed:
-            self._note_pool(event)
+        elif type(event) is PoolErrors or type(event) is PoolUsed or type(event) is Dropped:
+            self._note_rare(event)
 
     def summary(self) -> Summary:
         """The numbers of a finished run."""
@@ -160,9 +167,15 @@ class Summarizer:
             pool_ssd_written_bytes=sum(one.ssd_written_bytes for one in self._pool_used),
             pool_ssd_read_bytes=sum(one.ssd_read_bytes for one in self._pool_used),
             pool_refused_blocks=sum(one.num_refused for one in self._pool_used),
+            dropped_groups=len(self._dropped),
+            dropped_tokens=sum(one.num_tokens for one in self._dropped),
+            dropped_request_s=sum(one.request_s for one in self._dropped),
         )
 
-    def _note_pool(self, event: PoolErrors | PoolUsed) -> None:
+    def _note_rare(self, event: PoolErrors | PoolUsed | Dropped) -> None:
+        if isinstance(event, Dropped):
+            self._dropped.append(event)
+            return
         if isinstance(event, PoolUsed):
             self._pool_used.append(event)
             return

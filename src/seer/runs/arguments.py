@@ -46,10 +46,6 @@ def check_run(
     lengths: Any = None,
     past_responses: Any = None,
     verify: Any = 0.0,
-    environment: Any = None,
-    environment_deadline_s: Any = 60.0,
-    tools: Any = None,
-    max_context_tokens: Any = None,
 ) -> None:
     """Refuse settings of a run or a session that are of a wrong kind or out of range."""
     check(seed, Seed, "seed")
@@ -59,14 +55,6 @@ def check_run(
         raise ConfigError(f"scheduler={scheduler!r} is no name", hint="scheduler='seer'")
     if reward is not None:
         _check_callable(reward, "reward", 2, "reward(prompt, response)")
-    if environment is not None:
-        check_environment(environment)
-        _check_callable(environment, "environment", 1, "environment(conversation)")
-    check(environment_deadline_s, Seconds, "environment_deadline_s")
-    if max_context_tokens is not None:
-        check(max_context_tokens, Count, "max_context_tokens")
-    if tools is not None and not (_is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
-        raise ConfigError("tools is no list of schemas", hint="transformers.utils.get_json_schema makes them")
     _check_callable(events, "events", 1, "events(event)")
     if lengths is not None:
         _check_rows(lengths, list[Count], "lengths", "lengths[prompt][index]")
@@ -78,6 +66,28 @@ def check_run(
         _check_mapping(past_responses, "past_responses", "{prompt id: [token ids, ...]}")
         for name, rows in past_responses.items():
             _check_rows(rows, list[TokenId], f"past_responses[{name!r}]", "[token ids, ...]")
+
+
+def check_environment_calls(environment: Any, deadline_s: Any, tools: Any, max_context_tokens: Any) -> None:
+    """Refuse an environment that cannot be called, and settings of it that are of a wrong kind."""
+    if environment is not None:
+        check_environment(environment)
+        _check_callable(environment, "environment", 1, "environment(conversation)")
+    check(deadline_s, Seconds, "environment_deadline_s")
+    if max_context_tokens is not None:
+        check(max_context_tokens, Count, "max_context_tokens")
+    if tools is not None and not (_is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise ConfigError("tools is no list of schemas", hint="transformers.utils.get_json_schema makes them")
+
+
+def check_choice(keep: Any, enough_groups: Any, on_response: Any) -> None:
+    """Refuse what cannot choose groups."""
+    if keep is not None:
+        _check_callable(keep, "keep", 1, "keep(group)")
+    if on_response is not None:
+        _check_callable(on_response, "on_response", 1, "on_response(response)")
+    if enough_groups is not None:
+        check(enough_groups, Count, "enough_groups")
 
 
 def check_journal(journal: Any, resume: Any) -> Path | None:
@@ -94,6 +104,15 @@ def check_journal(journal: Any, resume: Any) -> Path | None:
     if path.is_dir():
         raise InputError(f"journal {path} is a folder", hint="name a file")
     return path
+
+
+def refuse_late_prompts(journal: Path | None, verify: float) -> None:
+    """Refuse what needs to know all prompts where they come from an iterator."""
+    if journal is not None or verify:
+        raise ConfigError(
+            f"{'a journal' if journal is not None else 'verify'} needs all prompts, and these come from an iterator",
+            hint="give a list: with enough_groups only as many are started as are needed",
+        )
 
 
 def check_weights(weights: Any, keep_context: Any, *, is_read: bool) -> None:

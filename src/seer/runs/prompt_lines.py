@@ -17,7 +17,7 @@ import msgspec
 
 from seer.errors import ConfigError, InputError
 from seer.machine.json_files import UNREADABLE
-from seer.ranges import INT32_MAX, Responses, Seed, TokenId, check, check_fields
+from seer.ranges import INT32_MAX, Priority, Responses, Seed, TokenId, check, check_fields
 from seer.types import Sampling
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -37,6 +37,8 @@ class Prompt:
     n: Responses | None = None
     """Responses wanted; None takes the run's number."""
     seed: Seed | None = None
+    priority: Priority = 0
+    """A prompt starts after those of a higher priority have started."""
     sampling: Mapping[str, Any] | None = None
     """Settings that differ from the run's."""
     line: int | None = None
@@ -58,7 +60,7 @@ class Prompt:
         return replace(default, **self.sampling) if self.sampling else default
 
 
-_OWN: dict[str, Any] = {"id": str | int | None, "n": Responses | None, "seed": Seed | None}
+_OWN: dict[str, Any] = {"id": str | int | None, "n": Responses | None, "seed": Seed | None, "priority": Priority}
 """What a line may say beside its prompt and its sampling settings. An id that is None is the number of the line."""
 _SAMPLING = {
     name: kind

@@ -7,7 +7,7 @@ A file has one JSON object per line, with exactly one of
     {"messages": [{"role": ..., ...}]}     turned into a prompt by the model's chat template
     {"prompt_token_ids": [1, 2, 3]}
 
-and optionally `id` (else the line number), `n`, `seed`, and any sampling setting (`max_tokens`,
+and optionally `id` (else the line number), `n`, `seed`, `priority`, and any sampling setting (`max_tokens`,
 `temperature`, ...).
 
 All problems are reported at once, each with its line number. Those that need a tokenizer to find (a prompt that is too

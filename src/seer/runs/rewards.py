@@ -37,10 +37,11 @@ class RewardCalls:
         self._places = asyncio.Semaphore(MAX_CALLS)
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
 
-    def begin(self, prompt: Prompt, response: Response) -> None:
+    def begin(self, prompt: Prompt, response: Response) -> asyncio.Task[None]:
         """Start computing a response's reward; it is written into the response."""
         task = asyncio.create_task(self._reward(prompt, response))
         self._tasks[(response.group, response.index)] = task
+        return task
 
     async def settle(self, responses: tuple[Response, ...]) -> None:
         """Wait until these responses have their reward or the reason why not."""

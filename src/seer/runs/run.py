@@ -3,7 +3,7 @@
 
 The loop runs in a task of its own, so a slow consumer (a training step between two groups) does not delay generation.
 All other work follows the loop's events: when a response ends it gets its text and its reward starts; when a chunk
-stops it is written to the journal.
+stops it is written to the journal; when a group is whole it is kept or dropped, and the next prompts enter.
 
 Waits for                                    unblocked by
   the next group (consumer)                    the loop, a reward and its deadline, the fleet's failure
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,13 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
-from seer.metrics.events import Answered, Ended, Event, EventSink, Extended, Stepped, Stopped, discard
+from seer.metrics.events import Answered, Dropped, Ended, Event, EventSink, Extended, Started, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.forced_fleet import ForcedFleet
+from seer.runs.group_supply import GroupSupply
 from seer.runs.journal import Journal
 from seer.runs.pool_events import pool_events
 from seer.runs.prompts import EncodedPrompt
@@ -40,7 +42,7 @@ from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.transfer import TransferEstimate
-from seer.types import GROUP_DRAFTS, Group, GroupResult, InstanceLimits
+from seer.types import GROUP_DRAFTS, Group, GroupResult, InstanceLimits, Response
 
 if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
@@ -55,6 +57,9 @@ Lengths = Sequence[Sequence[int]]
 
 PastResponses = Mapping[str, Sequence[Sequence[int]]]
 """Token ids of responses to a prompt in an earlier epoch, by the prompt's id."""
+
+KeepFunction = Callable[[GroupResult], Awaitable[bool] | bool]
+"""Whether a group that is whole, with its rewards, is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,11 @@ class RunOptions:
     """What responses talk to between their turns."""
     max_context_tokens: int | None = None
     """Of prompt and response together, with turns; None for what an instance holds."""
+    keep: KeepFunction | None = None
+    enough_groups: int | None = None
+    """Groups to keep; None: all prompts are rolled out."""
+    on_response: Callable[[Response], None] | None = None
+    """Gets every response that has ended, once its reward is there."""
     past_responses: PastResponses = field(default_factory=dict)
     """To draft from. The engine verifies drafts, so they may come from another weights version."""
 
@@ -92,24 +102,25 @@ class Run:
     def __init__(
         self,
         fleet: HostedFleet,
-        prompts: Sequence[EncodedPrompt],
+        prompts: Iterable[EncodedPrompt],
         codec: TextCodec | None,
         options: RunOptions,
     ) -> None:
         self._fleet = fleet
-        self._prompts = prompts
         self._codec = codec
         self._options = options
         self._spec = parse_scheduler(options.scheduler)
-        refuse_impossible(options, prompts)
-        self.groups_asked = [group_of(i, prompt, options.seed) for i, prompt in enumerate(prompts)]
-        self._conversations: Conversations | None = None
-        if options.calls is not None:
-            limit = options.max_context_tokens or longest_context([one.limits for one in fleet.instances])
-            self.groups_asked = [with_turns(group, limit) for group in self.groups_asked]
-            self._conversations = Conversations(codec)
-            for group, prompt in zip(self.groups_asked, prompts, strict=True):
-                self._conversations.begin(group.id, options.calls, prompt.prompt)
+        if isinstance(prompts, Sequence):
+            refuse_impossible(options, prompts)
+        self._supply = GroupSupply(prompts, enough=options.enough_groups)
+        self._prompts: dict[int, EncodedPrompt] = {}
+        """Those that have entered, by group."""
+        self.groups_asked: list[Group] = []
+        self._conversations = Conversations(codec) if options.calls is not None else None
+        if not self._enter(nothing_waits=True):
+            raise ConfigError("there are no prompts to roll out")
+        self.num_groups_wanted = options.enough_groups or (len(prompts) if isinstance(prompts, Sequence) else 0)
+        self._is_cancelled = False
         self._context = Context(options.length_hints)
         self._summarizer = Summarizer(len(fleet.instances))
         self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
@@ -147,8 +158,16 @@ class Run:
 
     def cancel(self) -> None:
         """End every response that has not ended; `groups` then yields the rest with what was generated, and ends."""
-        if self.loop is not None and not self.loop.buffer.drained:
+        self._is_cancelled = True
+        if self.loop is not None:
             self.loop.cancel()
+            self.loop.seal()
+
+    def stop_group(self, group: int) -> None:
+        """End the responses of a group that have not ended; what it has is handed out, as far as it is kept."""
+        if self.loop is not None and group in self._prompts:
+            for request in self.loop.buffer.members(group):
+                self.loop.cancel_request(request)
 
     def summary(self) -> Summary | None:
         """The numbers of the run; None until a response has ended by itself."""
@@ -165,7 +184,7 @@ class Run:
         if options.lengths is not None:
             forced = [ForcedLengths(one, self._length_of) for one in fleet.instances]
             instances = list(forced)
-        longest = max(prompt.sampling.max_tokens for prompt in self._prompts)
+        longest = max(prompt.sampling.max_tokens for prompt in self._prompts.values())
         transfer = fleet.pool.transfer if fleet.pool is not None else None
         settings = scheduler_settings(options.chunk_tokens, fleet.instances[0].limits, longest, transfer)
         scheduler = make_scheduler(self._spec, settings, self._context, lambda request: self._length_of(request.id))
@@ -191,30 +210,83 @@ class Run:
         return loop
 
     async def _pump(self, loop: RolloutLoop) -> None:
-        journal = self._options.journal
         try:
-            async for result in loop.run(self.groups_asked, restored=journal.restored() if journal else None):
+            self._admit(loop, self.groups_asked)
+            async for result in loop.serve():
                 self._deliver(result)
             await asyncio.gather(*self._deliveries)
         finally:
             self._queue.put_nowait(None)
 
+    def _enter(self, *, nothing_waits: bool) -> list[Group]:
+        """Make groups of the prompts that enter now."""
+        options, entered = self._options, []
+        for position, prompt in self._supply.take(nothing_waits=nothing_waits):
+            group = group_of(position, prompt, options.seed)
+            if self._conversations is not None and options.calls is not None:
+                limit = options.max_context_tokens or longest_context([one.limits for one in self._fleet.instances])
+                group = with_turns(group, limit)
+                self._conversations.begin(group.id, options.calls, prompt.prompt)
+            self._prompts[position] = prompt
+            entered.append(group)
+        self.groups_asked += entered
+        return entered
+
+    def _admit(self, loop: RolloutLoop, groups: Sequence[Group]) -> None:
+        journal = self._options.journal
+        if groups and not self._is_cancelled:
+            loop.admit(groups, journal.restored() if journal else None)
+        if self._supply.is_over:
+            loop.seal()
+
+    def _enter_more(self) -> None:
+        """Let prompts enter that are needed now, or nothing before which waits any more."""
+        loop = self.loop
+        if loop is None or self._is_cancelled or self._failure is not None:
+            return
+        try:
+            self._admit(loop, self._enter(nothing_waits=not loop.buffer.num_waiting))
+        except Exception as error:  # a prompt that is drawn late may be bad
+            self._fail(error)
+
     def _deliver(self, result: GroupResult) -> None:
         self._fleet.end_group(result.group)
-        if self._rewards is None:
+        if self._rewards is None and self._options.keep is None:
             self._hand_out(result)
             return
-        task = asyncio.create_task(self._deliver_with_rewards(result, self._rewards))
+        task = asyncio.create_task(self._deliver_late(result))
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 
-    async def _deliver_with_rewards(self, result: GroupResult, rewards: RewardCalls) -> None:
-        await rewards.settle(result.responses)
-        self._hand_out(result)
+    async def _deliver_late(self, result: GroupResult) -> None:
+        """Wait for the rewards, then ask whether the group is kept."""
+        if self._rewards is not None:
+            await self._rewards.settle(result.responses)
+        try:
+            is_kept = self._is_cancelled or self._options.keep is None or self._options.keep(result)
+            if inspect.isawaitable(is_kept):
+                is_kept = await is_kept
+        except Exception as error:
+            self._fail(error)
+            return
+        if is_kept:
+            self._hand_out(result)
+        else:
+            self._drop(result)
 
     def _hand_out(self, result: GroupResult) -> None:
         self.num_groups_done += 1
         self._queue.put_nowait(result)
+        self._supply.settle(is_kept=True)
+        self._enter_more()
+
+    def _drop(self, result: GroupResult) -> None:
+        work_s = sum(one.finished_s - one.started_s for one in result.responses if one.started_s is not None)
+        num_tokens = sum(one.num_tokens for one in result.responses)
+        now_s = asyncio.get_running_loop().time()
+        self._on_event(Dropped(now_s, result.group, len(result.responses), num_tokens, work_s))
+        self._supply.settle(is_kept=False)
+        self._enter_more()
 
     async def _finish(self, loop: RolloutLoop, pump: asyncio.Task[None]) -> None:
         """Leave the fleet ready for another run, however this one ended."""
@@ -268,6 +340,8 @@ class Run:
             if journal is not None and request.group.has_turns:
                 journal.record(request)  # its end is not that of a chunk
             self._on_end(request)
+        elif isinstance(event, Started) and self._supply.holds_back and not self.loop.buffer.num_waiting:
+            asyncio.get_running_loop().call_soon(self._enter_more)
 
     def _on_end(self, request: Request) -> None:
         response = request.response
@@ -281,7 +355,18 @@ class Run:
         if self._conversations is not None:
             self._conversations.ended(request)
         if self._rewards is not None and response.is_complete and response.reward is None:
-            self._rewards.begin(self._prompts[response.group].prompt, response)
+            task = self._rewards.begin(self._prompts[response.group].prompt, response)
+            task.add_done_callback(lambda _: self._report(response))
+        else:
+            asyncio.get_running_loop().call_soon(self._report, response)
+
+    def _report(self, response: Response) -> None:
+        if self._options.on_response is None or self._failure is not None:
+            return
+        try:
+            self._options.on_response(response)
+        except Exception as error:
+            self._fail(error)
 
     def _length_of(self, request: int) -> int:
         assert self.loop is not None, "lengths are asked for while running"
@@ -343,6 +428,10 @@ def refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> 
         )
     if spec.needs_true_lengths and options.lengths is None:
         raise ConfigError(f"scheduler {spec.name!r} needs to know every length", hint="give forced lengths")
+    if options.enough_groups is not None and options.lengths is not None:
+        raise ConfigError("forced lengths and enough_groups cannot be combined", hint="leave one of them out")
+    if options.calls is not None and options.verifier is not None:
+        raise ConfigError("responses with an environment are not verified yet", hint="leave verify out")
     if options.calls is not None and options.lengths is not None:
         raise ConfigError("forced lengths and an environment cannot be combined", hint="leave one of them out")
     if options.lengths is not None:

@@ -38,11 +38,12 @@ from seer.buffer import Request, request_seed
 from seer.context import Context
 from seer.engine.base import Weights
 from seer.engine.text_codec import TextCodec
-from seer.environments.base import Environment, Message, check_environment
+from seer.environments.base import Environment, Message
 from seer.errors import ConfigError, SeerError
 from seer.metrics.events import Ended, Event, Stepped
 from seer.ranges import Seed, check
 from seer.rollout import RolloutLoop
+from seer.runs.arguments import check_environment_calls
 from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.families import Families, Family
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt
@@ -183,7 +184,7 @@ class Session:
         self._refuse_unfit(encoded)
         calls = None
         if environment is not None:
-            check_environment(environment)
+            check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
             calls = EnvironmentCalls(environment=environment, deadline_s=environment_deadline_s, tools=tools)
         submission = Submission(
             encoded,

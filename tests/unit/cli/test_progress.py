@@ -28,7 +28,7 @@ def a_rollout(num_groups_done: int = 1, ailing: tuple[Health, ...] = ()) -> Any:
     instance = SimpleNamespace(
         view=lambda: SimpleNamespace(num_running=1, used_kv_blocks=25), limits=SimpleNamespace(kv_blocks=100)
     )
-    current = SimpleNamespace(loop=loop, num_groups_done=num_groups_done, groups_asked=[0, 1])
+    current = SimpleNamespace(loop=loop, num_groups_done=num_groups_done, num_groups_wanted=2)
     healths = [Health.HEALTHY, Health.RETIRED, *ailing]
     statuses = [SimpleNamespace(id=id, health=health) for id, health in enumerate(healths)]
     return SimpleNamespace(current=current, fleet=SimpleNamespace(instances=[instance], view=lambda: statuses))
