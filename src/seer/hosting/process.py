@@ -40,6 +40,7 @@ from seer.hosting.health import SUSPECT_HEARTBEATS, Health, InstanceStatus
 from seer.hosting.launcher import Child, Launcher, LocalLauncher
 from seer.hosting.messages import (
     Abort,
+    BeginRun,
     Broken,
     Call,
     CallResult,
@@ -338,7 +339,7 @@ class ProcessInstance:
         """`call` now, and again after every restart until a newer command of its kind replaces it."""
         await self.call(command)
         self._configuration[type(command)] = command
-        if isinstance(command, UpdateWeights):
+        if isinstance(command, UpdateWeights | BeginRun):  # a run counts its requests from 0
             self._known_tokens.clear()
 
     async def restart(self) -> None:

@@ -218,6 +218,16 @@ def test_it_asks_again_for_the_last_blocks_of_a_context_that_another_instance_st
 # Bytes
 
 
+def test_after_a_change_of_weights_the_versions_so_far_are_dropped_once() -> None:
+    plan = a_plan(MemoryPool())
+    for version in (3, 4, 4):
+        enter(plan, a_request(f"v{version}", 9, weights_version=version), [10, 11, 12])
+    assert plan.take_versions() == {3, 4}
+    assert plan.take_versions() == set()
+    plan.matched_tokens(a_request("later", 9, weights_version=5), 0)
+    assert plan.take_versions() == {5}
+
+
 def kv_memory(num_blocks: int = 40, seed: int = 0) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     # Heads before tokens, as vLLM's views have them, over memory that has them the other way round.

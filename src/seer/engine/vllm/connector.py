@@ -11,6 +11,7 @@ is launched, and anything that may overwrite a freed block is launched later.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -24,7 +25,7 @@ from seer.engine.vllm.connector_parts import WholeBlocks, kv_layout, kv_parts
 from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_salt
 from seer.engine.vllm.connector_stats import LoadStats
 from seer.engine.vllm.connector_transfer import BlockTransfer
-from seer.errors import ConfigError
+from seer.errors import ConfigError, PoolError
 from seer.kvpool.open_pool import open_pool
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
 
 
 class SeerPoolConnector(KVConnectorBase_V1):
@@ -91,6 +94,16 @@ class SeerPoolConnector(KVConnectorBase_V1):
         """Save the rest of a chunk, or free a request that is complete; vLLM may free its blocks at once."""
         self._planning().finish(request, block_ids)
         return False, None
+
+    def reset_cache(self) -> bool:
+        """A trainer has changed the weights: drop the pool's blocks of the versions that were used here so far."""
+        for weights_version in self._planning().take_versions():
+            try:
+                self._pool.drop_weights_version(weights_version)
+            except PoolError as error:
+                # Keys carry the weights version, so stale blocks are never read; they only take up memory.
+                log.warning("the pool keeps the KV of weights version %d: %s", weights_version, error)
+        return True
 
     # Worker's side
 

@@ -274,6 +274,12 @@ class Plan:
                 self._drop_pending(tracked)
                 tracked.num_planned = tracked.num_sent = lost
 
+    def take_versions(self) -> set[int]:
+        """Weights versions of all requests since the last call; requests that are still here keep their keys."""
+        versions = {weights_version for _, weights_version in self._namespaces}
+        self._namespaces.clear()
+        return versions
+
     # Keys
 
     def _track(self, request: Request) -> _Tracked | None:

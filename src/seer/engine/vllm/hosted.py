@@ -20,7 +20,7 @@ from seer.engine.base import OutputSink
 from seer.engine.instance_settings import read_settings
 from seer.engine.instance_wrapper import ModelInstanceWrapper
 from seer.engine.step_events import StepTally
-from seer.engine.vllm.instance import ContextReady, VllmInstance, settle_process
+from seer.engine.vllm.instance import ContextReady, MakeEngine, VllmInstance, settle_process, start_engine
 from seer.engine.vllm.leftovers import place_sockets
 from seer.engine.vllm.settings import VllmSettings
 from seer.machine.owned_folders import remove_folder
@@ -32,8 +32,18 @@ from seer.types import GROUP_DRAFTS, DraftMode
 class HostedVllm(ModelInstanceWrapper[VllmInstance]):
     """A `VllmInstance` whose steps are reported as events."""
 
-    def __init__(self, id: int, settings: VllmSettings, events: EventSink) -> None:
-        super().__init__(VllmInstance(id, settings, on_death=_end_process, on_context_ready=self._on_context_ready))
+    def __init__(
+        self, id: int, settings: VllmSettings, events: EventSink, *, make_engine: MakeEngine = start_engine
+    ) -> None:
+        super().__init__(
+            VllmInstance(
+                id,
+                settings,
+                on_death=_end_process,
+                on_context_ready=self._on_context_ready,
+                make_engine=make_engine,
+            )
+        )
         self._emit = events
         self._settings = settings
         self._tally = StepTally(id)

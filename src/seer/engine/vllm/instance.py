@@ -281,13 +281,7 @@ class VllmInstance:
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Replace the weights in place; what was cached under the old ones is never found again."""
-        if self._active:
-            raise InstanceError(
-                f"instance {self._id} has {len(self._active)} chunks in flight, so its weights cannot change",
-                hint="wait for them or abort them",
-            )
-        if weights_version <= self._weights_version:
-            raise InstanceError(f"weights version {weights_version} is not newer than {self._weights_version}")
+        self._refuse_change(weights_version)
         llm = self._started()
         staged = stage(weights)
         try:
@@ -295,10 +289,17 @@ class VllmInstance:
             _refuse_bad_weights(await llm.collective_rpc("seer_load_weights", args=(str(staged.path),)))
         finally:
             staged.discard()
-        # From here on requests carry the new version and identity; resetting the cache only frees memory.
-        self._weights_version, self._identity = weights_version, identity
-        self._known_tokens.clear()
-        await llm.reset_prefix_cache()
+        await self._use_version(weights_version, identity)
+
+    async def weights_changed(self, weights_version: int, identity: str) -> None:
+        """A trainer has replaced the engine's weights itself: run under this version from now on.
+
+        `identity` names the weights to the pool: equal on all instances that share one. What was cached under the old
+        ones is never found again. The same version again changes nothing.
+        """
+        self._refuse_change(weights_version, may_repeat=True)
+        if weights_version > self._weights_version:
+            await self._use_version(weights_version, identity)
 
     async def pause(self) -> None:
         """Stop stepping; chunks stay where they are."""
@@ -312,6 +313,15 @@ class VllmInstance:
         """Abort the chunks in flight, then end the engine process."""
         if self._is_closed:
             return
+        await self.leave_engine()
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown)
+
+    # Beyond the protocol
+
+    async def leave_engine(self) -> None:
+        """Abort the chunks in flight and take no more; the engine is left to those who started it."""
         self._is_closed = True
         tasks = list(self._background)
         for active in list(self._active.values()):
@@ -320,11 +330,6 @@ class VllmInstance:
                 active.task.cancel()
                 tasks.append(active.task)
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._llm is not None:
-            llm, self._llm = self._llm, None
-            await asyncio.to_thread(llm.shutdown)
-
-    # Beyond the protocol
 
     @property
     def vocab_size(self) -> int:
@@ -495,6 +500,22 @@ class VllmInstance:
                 raise InputError(
                     f"{name} has shape {list(_shape(given, name))}, the model's {list(_shape(known, name))}"
                 )
+
+    def _refuse_change(self, weights_version: int, *, may_repeat: bool = False) -> None:
+        """Refuse new weights while chunks run, and a version that is not newer."""
+        if self._active:
+            raise InstanceError(
+                f"instance {self._id} has {len(self._active)} chunks in flight, so its weights cannot change",
+                hint="wait for them or abort them",
+            )
+        if weights_version < self._weights_version + (not may_repeat):
+            raise InstanceError(f"weights version {weights_version} is not newer than {self._weights_version}")
+
+    async def _use_version(self, weights_version: int, identity: str) -> None:
+        # From here on requests carry the new version and identity; resetting the cache only frees memory.
+        self._weights_version, self._identity = weights_version, identity
+        self._known_tokens.clear()
+        await self._started().reset_prefix_cache()
 
     def _started(self) -> AsyncLLM:
         if self._llm is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PerEngineStatLoggerAdapter, StatLoggerBase
 
 from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
 from seer.engine.vllm.step_counting import BATCHED_TOKENS, DONE_S, EMITTED, PREFILL_TOKENS
@@ -18,6 +18,7 @@ from seer.speculation.step_report import StepReport
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 StepListener = Callable[[StepReport], None]
@@ -117,3 +118,11 @@ def stat_logger(counts: StepCounts) -> Callable[[VllmConfig, int], StatLoggerBas
             """Nothing is logged."""
 
     return Feed
+
+
+def attach(llm: AsyncLLM, counts: StepCounts, *, alone: bool) -> None:
+    """Feed `counts` from an engine that others have started, with statistics on; `alone`: and nothing else."""
+    manager = llm.logger_manager
+    assert manager is not None, "the engine was started without statistics"
+    ours = PerEngineStatLoggerAdapter(llm.vllm_config, [0], stat_logger(counts))
+    manager.stat_loggers[:] = [ours] if alone else [*manager.stat_loggers, ours]
