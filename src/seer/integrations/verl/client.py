@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's LLM client, asking the driver instead of a server. Agent loops use it as they use verl's.
+
+The group of a request is not among the arguments of verl's `generate`: `agent_loops.py` sets it in a context variable
+for the task of each agent loop.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import msgspec
+from verl.utils import normalize_token_ids
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from seer.errors import ConfigError
+from seer.integrations.verl.requests import Generated, GenerateRequest
+from seer.integrations.verl.sampling import Lengths, sampling_of
+from seer.integrations.verl.versions import global_steps
+
+
+class Member(NamedTuple):
+    """Which group the agent loop of this task belongs to."""
+
+    group: str
+    num_siblings: int
+
+
+CURRENT: ContextVar[Member | None] = ContextVar("seer_current_member", default=None)
+
+
+class SeerClient(LLMServerClient):
+    """Passes requests to the driver."""
+
+    def __init__(self, config: Any, driver: Any, load_balancer_handle: Any = None) -> None:
+        super().__init__(config, load_balancer_handle)
+        self._driver = driver
+        rollout = config.actor_rollout_ref.rollout
+        self._lengths = Lengths(rollout.prompt_length, rollout.response_length)
+        self._ignore_eos = bool(rollout.get("ignore_eos", False))
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Any,
+        sampling_params: dict[str, Any],
+        image_data: Any = None,
+        video_data: Any = None,
+        audio_data: Any = None,
+        **_: Any,
+    ) -> TokenOutput:
+        """One response; the signature is verl's."""
+        if any(data is not None for data in (image_data, video_data, audio_data)):
+            raise ConfigError("prompts with images, video or audio are not supported", hint="use rollout.name=vllm")
+        prompt = tuple(normalize_token_ids(prompt_ids))
+        member = CURRENT.get() or Member(request_id, 1)
+        request = GenerateRequest(
+            group=member.group,
+            num_siblings=member.num_siblings,
+            prompt=prompt,
+            sampling=sampling_of(sampling_params, len(prompt), self._lengths, ignore_eos=self._ignore_eos),
+        )
+        answer = await self._driver.generate.remote(msgspec.msgpack.encode(request))
+        return _as_verl(msgspec.msgpack.decode(answer, type=Generated), bool(sampling_params.get("logprobs")))
+
+
+def _as_verl(made: Generated, with_logprobs: bool) -> TokenOutput:
+    step = global_steps(made.weights_version)
+    return TokenOutput(
+        token_ids=made.token_ids,
+        log_probs=made.logprobs if with_logprobs else None,
+        stop_reason="aborted" if made.is_cancelled else "completed",
+        num_preempted=0,
+        extra_fields={"global_steps": step, "min_global_steps": step, "max_global_steps": step},
+    )

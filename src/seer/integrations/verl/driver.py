@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver actor: one session over the servers of all replicas. Agent loops send their requests here.
+
+    replica      add_server                     a server has started, or was restarted
+    server       services                       pool, draft servers and the name of the weights
+    manager      begin_rollout, finish_step     before each rollout, and after each training step
+    agent loop   generate                       one response
+
+Weights change between rollouts, by verl's own sync into every server. `begin_rollout` asks the servers which version
+they hold; the session goes on under the newest, on the servers that have it.
+
+Invariants
+  1. `generate` returns a response that ended by itself, or raises: no call waits for a session that is broken.
+  2. A session that broke is replaced at the next rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer.config import plain_values
+from seer.errors import ConfigError, InstanceError
+from seer.integrations.verl.engine_settings import KvShape
+from seer.integrations.verl.gathering import Gathering
+from seer.integrations.verl.requests import Generated, GenerateRequest
+from seer.integrations.verl.server_fleet import ServerFleet
+from seer.integrations.verl.settings import VerlSettings
+from seer.integrations.verl.shared_services import Services
+from seer.integrations.verl.step_record import StepRecord
+from seer.integrations.verl.training_folder import TrainingFolder
+from seer.metrics.events import Event
+from seer.runs.prompts import EncodedPrompt, Prompt
+from seer.runs.response_handle import ResponseHandle
+from seer.runs.session import PromptInput, Session
+from seer.runs.session_options import SessionOptions
+from seer.types import FinishReason, Sampling
+
+
+class SeerDriver:
+    """Runs in a Ray actor; all its methods are coroutines on one event loop."""
+
+    def __init__(
+        self,
+        settings: VerlSettings,
+        *,
+        num_servers: int,
+        node: str,
+        address: str,
+        run_dir: str,
+        model: str,
+        drafts: bool,
+    ) -> None:
+        """`node` is Ray's name of the driver's machine, `address` its own."""
+        self._settings, self._num_servers, self._model = settings, num_servers, model
+        self._run_dir = settings.run_dir or Path(run_dir)
+        self._node = node
+        self._fleet = ServerFleet(address)
+        self._services = Services(settings, num_servers, node, drafts=drafts)
+        self._session: Session | None = None
+        self._is_closed = False
+        self._changing = asyncio.Lock()
+        self._gathering = Gathering(self._submit)
+        self._folder: TrainingFolder | None = None
+        self._record: StepRecord | None = None
+        self._trained: StepRecord | None = None  # of the newest training rollout
+        self._finished: StepRecord | None = None  # of the newest that the trainer has logged
+
+    async def services(self, shape: bytes, node: str) -> bytes:
+        """For a server that starts: what all of them share."""
+        shared = await self._services.for_server(msgspec.msgpack.decode(shape, type=KvShape), node)
+        self._fleet.pool = self._services.pool
+        return msgspec.msgpack.encode(plain_values(shared))
+
+    async def add_server(self, rank: int, server: Any, node: str) -> None:
+        """A server has started, on this node."""
+        await self._fleet.add(rank, server, is_here=node == self._node)
+
+    async def begin_rollout(self, step: int, is_validation: bool) -> int:
+        """Prompts of this step come now; returns the version of the weights that they are answered with."""
+        async with self._changing:
+            await self._use_newest_weights()
+            name = f"{step:06d}" + ("-val" if is_validation else "")
+            if self._record is None or self._record.name != name:
+                self._open_record(name, is_validation)
+            return self._fleet.weights_version
+
+    async def generate(self, request: bytes) -> bytes:
+        """One response."""
+        asked = msgspec.msgpack.decode(request, type=GenerateRequest)
+        handle = await self._gathering.join(asked)
+        try:
+            response = await handle
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+        if response.finish_reason is FinishReason.FAILED:
+            raise InstanceError(f"a response of group {asked.group} failed: {response.error}")
+        return msgspec.msgpack.encode(
+            Generated(
+                token_ids=response.token_ids,
+                logprobs=response.logprobs,
+                is_cancelled=response.finish_reason is FinishReason.CANCELLED,
+                weights_version=response.weights_version,
+                num_chunks=response.num_chunks,
+                num_migrations=response.num_migrations,
+            )
+        )
+
+    async def finish_step(self, step: int, logged: dict[str, float]) -> dict[str, float]:
+        """The trainer logs a step: the numbers of its rollout and of the servers, for that log."""
+        record, before = self._trained, self._finished
+        numbers = {
+            "weights_version": float(self._fleet.weights_version),
+            "servers_up": float(self._fleet.num_up),
+            "servers_lost": float(self._fleet.num_lost),
+        }
+        if record is None or record is before:
+            return numbers
+        self._finished = record
+        record.close()
+        numbers |= record.metrics()
+        limits = self._fleet.instances[0].limits
+        numbers |= await asyncio.to_thread(record.replay, limits, self._settings.chunk_tokens)
+        if self._folder is not None:
+            since_last_s = None if before is None else record.began_s - before.began_s
+            self._folder.write_step(step, numbers, since_last_s, logged)
+        return numbers
+
+    async def close(self) -> None:
+        """End the session and what the servers share; a second time changes nothing."""
+        if self._is_closed:
+            return
+        if self._session is not None:
+            await self._session.close()
+        await self._fleet.close()
+        if self._record is not None:
+            self._record.close()
+        if self._folder is not None:
+            self._folder.close()
+        await self._services.close()
+        self._is_closed = True
+
+    async def _use_newest_weights(self) -> None:
+        session, needs_change = self._session, await self._fleet.needs_change()
+        if session is not None and session.failure is None:
+            if needs_change:
+                await session.change_weights(self._fleet.use_newest)
+            return
+        if session is not None:
+            await session.close()
+        await self._fleet.use_newest()
+        self._session = Session(self._fleet, _as_they_are, None, self._options())
+        await self._session.__aenter__()
+
+    def _options(self) -> SessionOptions:
+        return SessionOptions(
+            scheduler=self._settings.scheduler,
+            speculation=self._settings.speculation,
+            chunk_tokens=self._settings.chunk_tokens,
+            events=self._on_event,
+            stall_deadline_s=self._settings.stall_deadline_s,
+        )
+
+    def _submit(self, asked: GenerateRequest, n: int) -> list[ResponseHandle]:
+        if self._session is None:
+            raise InstanceError("no rollout has begun")
+        limits = self._fleet.instances[0].limits
+        room = limits.max_model_len - len(asked.prompt)
+        if room < 1:
+            raise ConfigError(
+                f"a prompt of {len(asked.prompt)} tokens leaves no room within max_model_len={limits.max_model_len}",
+                hint="raise actor_rollout_ref.rollout.max_model_len",
+            )
+        prompt = Prompt(token_ids=asked.prompt, id=asked.group)
+        return self._session.submit(
+            EncodedPrompt(prompt, asked.prompt, _capped(asked.sampling, room), n), n=n, group=asked.group
+        )
+
+    def _open_record(self, name: str, is_validation: bool) -> None:
+        if self._record is not None:
+            self._record.close()
+        if self._folder is None:
+            self._folder = TrainingFolder(self._run_dir, self._settings.keep_steps, self._facts())
+        folder = self._folder.open_step(name)
+        now_s = asyncio.get_running_loop().time()
+        self._record = record = StepRecord(name, now_s, self._num_servers, folder, self._folder.facts)
+        self._trained = self._trained if is_validation else record
+
+    def _facts(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "options": {
+                "instances": self._num_servers,
+                "scheduler": settings.scheduler,
+                "model": self._model,
+                "engine": "vllm",
+                "pool": settings.pool.backend,
+                "chunk_tokens": settings.chunk_tokens,
+            },
+            "limits": plain_values(self._fleet.instances[0].limits),
+        }
+
+    def _on_event(self, event: Event) -> None:
+        if self._record is not None:
+            self._record(event)
+
+
+def _capped(sampling: Sampling, room: int) -> Sampling:
+    """At most the tokens that fit behind the prompt, as verl's own server has it."""
+    if sampling.max_tokens <= room:
+        return sampling
+    return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+
+
+def _as_they_are(prompts: Iterable[PromptInput], **_: Any) -> list[EncodedPrompt]:
+    """For the session: prompts come as tokens, with their sampling."""
+    return [prompt for prompt in prompts if isinstance(prompt, EncodedPrompt)]

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all replicas share, owned by the driver: the KV pool and the draft servers. Made when the first server asks.
+
+A pool in shared memory and the draft servers, which listen on loopback, serve the servers of the driver's machine.
+Those of other machines draft from their own responses, and compute KV that moves to them again, unless the pool is a
+Mooncake store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from seer.errors import ConfigError
+from seer.hosting.draft_servers import DraftServers, num_draft_servers
+from seer.hosting.fleet_pool import FleetPool, default_pool_bytes
+from seer.integrations.verl.engine_settings import KvShape, SharedServices
+from seer.integrations.verl.settings import VerlSettings
+
+log = logging.getLogger(__name__)
+
+
+class Services:
+    """Starts the shared services once, and answers servers that start."""
+
+    def __init__(self, settings: VerlSettings, num_servers: int, node: str, *, drafts: bool) -> None:
+        self._settings, self._num_servers, self._node = settings, num_servers, node
+        self._wants_drafts = drafts
+        self._identity = f"verl-{secrets.token_hex(8)}"
+        self._shape: KvShape | None = None
+        self._lock = asyncio.Lock()
+        self.pool: FleetPool | None = None
+        self.draft_servers: DraftServers | None = None
+
+    async def for_server(self, shape: KvShape, node: str) -> SharedServices:
+        """What a server on this node is to use."""
+        async with self._lock:
+            if self._shape is None:
+                await self._start(shape)
+                self._shape = shape
+        if shape != self._shape:
+            raise ConfigError(f"a replica has KV blocks of shape {shape}, the others {self._shape}")
+        pool, drafts, is_here = self.pool, self.draft_servers, node == self._node
+        if not is_here:
+            drafts = None
+        if pool is not None and not is_here and self._settings.pool.backend == "local":
+            log.warning("a server on another machine cannot use the local pool: what moves there is computed again")
+            pool = None
+        return SharedServices(
+            identity=self._identity,
+            pool=pool.settings if pool is not None else None,
+            draft_servers=drafts.addresses if drafts is not None else (),
+            draft_keys=drafts.client_keys if drafts is not None else None,
+        )
+
+    async def close(self) -> None:
+        """End the draft servers and free the pool."""
+        if self.draft_servers is not None:
+            await self.draft_servers.close()
+        if self.pool is not None:
+            self.pool.close()
+
+    async def _start(self, shape: KvShape) -> None:
+        self.pool = self._make_pool(shape)
+        if self.pool is not None:
+            self.pool.start()
+        if self._wants_drafts:
+            self.draft_servers = DraftServers(num_draft_servers(self._num_servers))
+            await self.draft_servers.start()
+
+    def _make_pool(self, shape: KvShape) -> FleetPool | None:
+        config = self._settings.pool
+        sizes = {"block_bytes": shape.block_bytes, "block_size": shape.block_size, "num_ranks": shape.num_ranks}
+        if config.backend == "mooncake":
+            return FleetPool.mooncake(config.name, **sizes)
+        if config.backend == "none" or config.memory_bytes == 0 or self._num_servers == 1:
+            return None
+        num_bytes = config.memory_bytes or default_pool_bytes(self._kv_bytes(shape), self._num_servers)
+        return FleetPool.local(**sizes, dram_bytes=num_bytes, ssd=None)
+
+    def _kv_bytes(self, shape: KvShape) -> int | None:
+        """KV memory of a server, where it is known before it starts."""
+        blocks = self._settings.kv_blocks
+        return None if blocks is None else blocks * shape.block_bytes * shape.num_ranks

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rollout of the training: its events, its numbers for verl's log, and its folder for `seer report`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from seer.analysis.explain import explain
+from seer.analysis.whatif import recorded_run, replay_under
+from seer.errors import InputError
+from seer.metrics.events import Ended, Event, InstanceState, Prefilling, Queued, Started, Stepped
+from seer.metrics.jsonl import EventLog
+from seer.metrics.summary import Summarizer, Summary
+from seer.runs.run_folder import RunFolder, machine
+from seer.types import FinishReason, InstanceLimits
+
+STOCK = "verl"
+"""The scheduler that dispatches as verl's own load balancer does."""
+MAX_REPLAYED = 20_000
+"""Responses of a rollout that is replayed: more would hold up the trainer's log for seconds."""
+_COUNTED = ("responses", "tokens", "longest_tokens", "chunks", "moves", "drafted_tokens", "accepted_draft_tokens")
+
+
+class StepRecord:
+    """An event sink of one rollout."""
+
+    def __init__(
+        self, name: str, began_s: float, num_servers: int, folder: RunFolder | None, manifest: dict[str, Any]
+    ) -> None:
+        self.name = name
+        """The step, and `-val` for a validation."""
+        self.began_s = began_s
+        self._num_servers = num_servers
+        self._summarizer = Summarizer(num_servers)
+        self._counts: Counter[str] = Counter()
+        self._replayed: list[Event] = []
+        self._folder, self._manifest = folder, manifest
+        self._open = contextlib.ExitStack()
+        self._log: EventLog | None = None
+        if folder is not None:
+            folder.create()
+            self._write("running", None)
+            self._log = self._open.enter_context(EventLog(folder.events, {"source": "train"}))
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        self._summarizer(event)
+        if self._log is not None:
+            self._log(event)
+        if isinstance(event, Queued | Ended | Stepped | Prefilling | InstanceState):
+            self._replayed.append(event)
+        if isinstance(event, Started):
+            self._counts["chunks"] += 1
+            self._counts["moves"] += event.moved_from is not None and event.moved_from != event.instance
+        elif isinstance(event, Stepped):
+            self._counts["drafted_tokens"] += event.num_drafted
+            self._counts["accepted_draft_tokens"] += event.num_accepted
+        elif isinstance(event, Ended):
+            self._counts["responses"] += event.finish_reason != FinishReason.CANCELLED.value
+            self._counts["tokens"] += event.num_generated
+            self._counts["longest_tokens"] = max(self._counts["longest_tokens"], event.num_generated)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers so far, by name."""
+        numbers = {name: float(self._counts[name]) for name in _COUNTED}
+        summary = self._summary()
+        if summary is not None:
+            numbers |= {
+                "rollout_s": summary.makespan_s,
+                "tail_s": summary.tail_s,
+                "moved_kv_tokens": float(summary.migrated_tokens),
+                "recomputed_tokens": float(summary.recomputed_tokens),
+            }
+        return numbers
+
+    def replay(self, limits: InstanceLimits, chunk_tokens: int | None) -> dict[str, float]:
+        """What verl's own dispatch and the ideal schedule would have taken, by the step times that were measured.
+
+        Empty where there is nothing to go by: no step was measured, or a response did not end by itself.
+        """
+        if not 0 < self._counts["responses"] <= MAX_REPLAYED:
+            return {}
+        found = explain(self._replayed, num_instances=self._num_servers, max_num_seqs=limits.max_num_seqs)
+        try:
+            recorded = recorded_run(
+                self._replayed,
+                scheduler=STOCK,
+                limits=limits,
+                num_instances=self._num_servers,
+                max_tokens=1,  # at least the longest response is allowed
+                chunk_tokens=chunk_tokens,
+            )
+        except InputError:
+            return {}
+        numbers = {"stock_rollout_s": replay_under(recorded, STOCK).makespan_s}
+        if found is not None and found.oracle_s is not None:
+            numbers["oracle_rollout_s"] = found.oracle_s
+        return numbers
+
+    def close(self) -> None:
+        """The rollout is over; a second time changes nothing."""
+        if self._log is None:
+            return
+        self._log = None
+        self._open.close()
+        self._write("finished", self._summary())
+
+    def _summary(self) -> Summary | None:
+        return self._summarizer.summary() if self._counts["responses"] else None
+
+    def _write(self, status: str, summary: Summary | None) -> None:
+        assert self._folder is not None, "there is a folder to write to"
+        self._folder.write_manifest(
+            {
+                "command": "rollout",
+                **self._manifest,
+                "machine": machine(),
+                "status": status,
+                "summary": None if summary is None else asdict(summary),
+            }
+        )

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver of verl's rollouts over stand-ins of its servers: groups, weights, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from seer.cli.main import main
+from seer.errors import ConfigError, InstanceError
+from seer.integrations.verl.driver import SeerDriver
+from seer.integrations.verl.requests import Generated, GenerateRequest
+from seer.integrations.verl.settings import VerlSettings
+from seer.metrics.events import Queued
+from seer.types import Sampling
+from verl_servers import StandInServer
+
+SAMPLING = Sampling(max_tokens=200, ignore_eos=True)
+
+
+class Job:
+    """A driver and its servers."""
+
+    def __init__(self, folder: Path, num_servers: int = 2, **server: Any) -> None:
+        settings = VerlSettings(chunk_tokens=32, run_dir=folder / "run", stall_deadline_s=20.0)
+        self.driver = SeerDriver(
+            settings, num_servers=num_servers, node="here", address="", run_dir="", model="fake", drafts=False
+        )
+        self.servers = [StandInServer(rank, max_num_seqs=4, **server) for rank in range(num_servers)]
+
+    async def start(self) -> None:
+        for rank, server in enumerate(self.servers):
+            await self.driver.add_server(rank, server, "here")
+
+    async def restart(self, rank: int) -> None:
+        self.servers[rank] = StandInServer(rank, max_num_seqs=4)
+        await self.driver.add_server(rank, self.servers[rank], "here")
+
+    async def sync(self, weights_version: int) -> None:
+        for server in self.servers:
+            if not server.died.is_set():
+                await server.sync(weights_version)
+
+    async def generate(self, group: str, n: int = 1, *, prompt: tuple[int, ...] = (5, 6, 7)) -> Generated:
+        request = GenerateRequest(group=group, num_siblings=n, prompt=prompt, sampling=SAMPLING)
+        return msgspec.msgpack.decode(await self.driver.generate(msgspec.msgpack.encode(request)), type=Generated)
+
+    async def rollout(self, step: int, *, groups: int = 4, n: int = 4, is_validation: bool = False) -> list[Generated]:
+        await self.driver.begin_rollout(step, is_validation)
+        asked = [self.generate(f"{step}-{group}", n) for group in range(groups) for _ in range(n)]
+        return list(await asyncio.gather(*asked))
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await work
+
+    asyncio.run(bounded())
+
+
+def test_every_response_of_a_rollout_comes_back_under_the_newest_weights(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        for step in (1, 2):
+            await job.sync(step)
+            made = await job.rollout(step)
+            assert [len(one.token_ids) for one in made] == [200] * 16
+            assert {one.weights_version for one in made} == {step}
+            assert len({tuple(one.token_ids) for one in made}) == 16, "siblings have seeds of their own"
+        assert job.servers[0].instance.runs == [("grouped", 1), ("grouped", 2)]
+        await job.driver.close()
+
+    run(work())
+
+
+def test_the_numbers_of_a_step_are_those_of_its_training_rollout(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1)
+        await job.rollout(1, groups=1, n=1, is_validation=True)
+        numbers = await job.driver.finish_step(1, {"critic/score/mean": 0.5})
+        assert numbers["responses"] == 16
+        assert numbers["tokens"] == 16 * 200
+        assert numbers["chunks"] >= 16
+        assert numbers["servers_up"] == 2
+        await job.driver.close()
+        assert {path.name for path in (tmp_path / "run").iterdir()} == {
+            *("run.json", "rollouts.jsonl", "trainer.jsonl", "step-000001", "step-000001-val")
+        }
+        assert main(["report", str(tmp_path / "run")]) == 0
+        assert "Reward" in (tmp_path / "run/report.html").read_text()
+
+    run(work())
+
+
+def test_siblings_that_are_asked_for_one_by_one_are_one_group(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1, groups=2, n=4)
+        assert Counter(_groups(job)) == {0: 4, 1: 4}
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_later_turn_joins_the_group_of_its_prompt(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        first = await job.generate("a")
+        await job.generate("b")
+        await job.generate("a", prompt=(5, 6, 7, *first.token_ids, 9, 9))
+        assert _groups(job) == [0, 1, 0]
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_server_that_dies_in_the_middle_loses_no_response(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, step_s=0.001)
+        await job.start()
+        await job.sync(1)
+        rollout = asyncio.create_task(job.rollout(1))
+        await job.servers[1].has_work.wait()
+        job.servers[1].kill()
+        assert [len(one.token_ids) for one in await rollout] == [200] * 16
+        assert (await job.driver.finish_step(1, {}))["servers_lost"] == 1
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_restarted_server_takes_part_once_it_has_the_newest_weights(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1)
+        job.servers[1].kill()
+        await job.sync(2)
+        await job.restart(1)  # too late for the sync of step 2
+        assert {one.weights_version for one in await job.rollout(2)} == {2}
+        assert not job.servers[1].instance.runs, "it has the weights that it was started with"
+        await job.sync(3)
+        await job.rollout(3)
+        assert job.servers[1].instance.runs == [("grouped", 3)]
+        await job.driver.close()
+
+    run(work())
+
+
+def test_when_no_server_is_left_every_call_fails_and_a_later_rollout_works(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, step_s=0.001)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        asked = [asyncio.create_task(job.generate("a", 4)) for _ in range(4)]
+        await job.servers[0].has_work.wait()
+        for server in job.servers:
+            server.kill()
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(answer, InstanceError)
+            assert "no rollout server is left" in str(answer)
+        with pytest.raises(InstanceError, match="no rollout server is left"):
+            await job.driver.begin_rollout(2, False)
+        for rank in range(2):
+            await job.restart(rank)
+        await job.sync(2)
+        assert len(await job.rollout(2)) == 16
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_prompt_without_room_for_a_response_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, max_model_len=64)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        with pytest.raises(ConfigError, match="max_model_len=64"):
+            await job.generate("a", prompt=tuple(range(1, 65)))
+        assert len((await job.generate("b", prompt=tuple(range(1, 61)))).token_ids) == 4, "capped as verl caps it"
+        await job.driver.close()
+
+    run(work())
+
+
+def _groups(job: Job) -> list[int]:
+    """Of each request that was queued, in order."""
+    record = job.driver._record
+    assert record is not None
+    assert record._log is not None
+    return [event.group for event in record._log._pending if isinstance(event, Queued)]
