@@ -6,8 +6,8 @@
 One fleet of one plain instance (`verl`, no drafts), and beside it one of two instances with grouped drafts on the GPU
 that share a pool (`seer-paper`, short chunks, so that requests move). In float32 all responses should be equal, if all
 products are in float32: with TRITON_F32_DEFAULT=ieee and VLLM_FLOAT32_MATMUL_PRECISION=highest in the environment.
-Where batches of another shape round otherwise, near_ties.py shows for each response that parts whether the two tokens were a
-near tie. DIR/equality-DTYPE.json has what it needs.
+Where batches of another shape round otherwise, near_ties.py shows for each response that parts whether the two tokens
+were a near tie. DIR/equality-DTYPE.json has what it needs.
 """
 
 from __future__ import annotations
