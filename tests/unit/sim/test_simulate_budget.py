@@ -10,6 +10,7 @@ import pytest
 from builders import a_workload
 from seer.sim import speculation
 from seer.sim.cluster import simulate
+from seer.speculation import budget
 from seer.types import BudgetRule
 
 WORKLOAD = a_workload([[300, 400], [500, 200]], instances=1, kv_tokens=4096, chunk_tokens=256)
@@ -19,7 +20,7 @@ WORKLOAD = a_workload([[300, 400], [500, 200]], instances=1, kv_tokens=4096, chu
 def rules_asked(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The rules that simulated instances ask the budget for."""
     asked: set[str] = set()
-    real = speculation.allot
+    real = budget.allot
 
     def allot(rule: BudgetRule, *args: Any, **options: Any) -> Any:
         asked.add(rule)
