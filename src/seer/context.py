@@ -69,6 +69,10 @@ class Context:
         """Whether an earlier epoch has shown how long the group's responses are."""
         return bool(self._length_hints) and self._length_hint(group) is not None
 
+    def longest_finished(self, group: Group) -> int | None:
+        """Its longest finished response in this iteration; None before the first finish."""
+        return self._longest_finished.get(group.family)
+
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""
         return group.family in self._longest_finished

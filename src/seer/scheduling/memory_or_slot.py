@@ -126,14 +126,14 @@ class MemoryOrSlotOrdering:
         return (-self._may_need_tokens(request), -expected, request.index, request.id)
 
     def _may_need_tokens(self, request: Request) -> float:
-        context, group = self._context, request.group
+        context, group, num_generated = self._context, request.group, request.num_generated
         if context.has_length_hint(group):
             return expected_remaining_tokens(context, request)
-        num_generated, left = request.num_generated, request.remaining_limit
-        if not context.knows(group):
-            return left
-        longest = max(context.spread * context.expected_tokens(group), (1.0 + OVERRUN) * num_generated)
-        return min(left, longest - num_generated)
+        reach: float = request.max_tokens
+        longest = context.longest_finished(group)
+        if longest is not None:
+            reach = min(reach, max(self._spread * longest, (1.0 + OVERRUN) * num_generated))
+        return reach - num_generated
 
     def _longest_expected(self, request: Request) -> Rank:
         return rank_by_remaining(request, expected_remaining_tokens(self._context, request), LEVEL_RATIO)
