@@ -22,7 +22,6 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
-from seer.engine.vllm.gpu_drafts.store import GroupStore, NewRow
 from stamp import print_stamp
 
 GROUP = 16
@@ -30,6 +29,8 @@ NEW_TOKENS = 2
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    from seer.engine.vllm.gpu_drafts.store import GroupStore, NewRow  # needs Triton
+
     device = torch.device(args.device)
     most = args.tokens + NEW_TOKENS * (args.steps + 1)
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
