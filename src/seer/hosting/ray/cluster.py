@@ -50,6 +50,11 @@ class RayCluster:
         if not self.ray.is_initialized():
             await asyncio.to_thread(self._join)
             self._is_ours = True
+        joined = str(self.ray.get_runtime_context().gcs_address)
+        if self._address not in (AUTO, joined):
+            raise ConfigError(
+                f"this program has joined the Ray cluster at {joined}, not {self._address}", hint="ray='auto' takes it"
+            )
         self.host = str(self.ray.util.get_node_ip_address())
 
     def _join(self) -> None:

@@ -10,6 +10,7 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ class RayLauncher:
                 connection, pid = await self._start(name, actor, fitted)
         except TimeoutError:
             await actor.release()
-            self._placer.suspect(place.node)
+            self._suspect(place.node)
             raise DeadlineExceeded(f"the start of a process for {name}", options.start_deadline_s) from None
         except Exception as error:
             await actor.release()
@@ -75,7 +76,8 @@ class RayLauncher:
             await actor.release()
             raise
         log = LogCopy(name, options.log_dir, actor.read_log)
-        return RayChild(actor, node, connection, fitted, pid=pid, log=log, suspect=self._suspect)
+        suspect = functools.partial(self._suspect, node.id)
+        return RayChild(actor, node, connection, fitted, pid=pid, log=log, suspect=suspect)
 
     async def _start(self, name: str, actor: HostActor, spec: InstanceSpec) -> tuple[Connection, int]:
         dial, come = self._listener.expect()
@@ -89,9 +91,9 @@ class RayLauncher:
         finally:
             come.cancel()
 
-    def _suspect(self, node: Node) -> None:
-        self._placer.suspect(node.id)
-        self._nodes.forget(node.id)
+    def _suspect(self, node: str) -> None:
+        self._placer.suspect(node)
+        self._nodes.forget(node)
 
 
 class RayChild:
@@ -106,7 +108,7 @@ class RayChild:
         *,
         pid: int,
         log: LogCopy,
-        suspect: Callable[[Node], None],
+        suspect: Callable[[], None],
     ) -> None:
         """`suspect` is called when the node is out of reach."""
         self._actor = actor
@@ -140,7 +142,7 @@ class RayChild:
         await asyncio.wait({self._actor.ended}, timeout=deadline_s)
         if not self._actor.ended.done():
             self._actor.kill()
-            self._suspect(self._node)
+            self._suspect()
 
     async def exit_cause(self) -> str:
         """As its actor saw it."""

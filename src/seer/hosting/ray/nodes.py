@@ -19,8 +19,10 @@ import msgspec
 
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec
+from seer.errors import InstanceError
 from seer.hosting.messages import Command, UpdateWeights
 from seer.hosting.ray.cluster import RayCluster
+from seer.hosting.ray.host_actor import plain_error
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
 from seer.hosting.ray.pool import NodesPool
 
@@ -59,10 +61,17 @@ class Node:
         """A command that names a file which the driver staged, with the node's own copy of it."""
         if not isinstance(command, UpdateWeights) or not command.is_staged:
             return command
-        if command.path not in self._weights:
-            self._weights = {command.path: asyncio.create_task(self._bring(Path(command.path)))}
-        path = await asyncio.shield(self._weights[command.path])  # others wait for it too
-        return msgspec.structs.replace(command, path=path)
+        path = command.path
+        if path not in self._weights:
+            self._weights = {path: asyncio.create_task(self._bring(Path(path)))}
+        try:
+            here = await asyncio.shield(self._weights[path])  # others wait for it too
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._weights.pop(path, None)  # the next one tries again
+            raise plain_error(error, f"weights cannot be brought to node {self.address}") from None
+        return msgspec.structs.replace(command, path=here)
 
     async def _bring(self, path: Path) -> str:
         mark = FileMark.of(path)
@@ -90,24 +99,47 @@ class Nodes:
 
     async def get(self, id: str) -> Node:
         """The node, with its agent and its part of the pool running."""
+        if not await self._answers(id):
+            self.forget(id)
         if id not in self._nodes:
             self._nodes[id] = asyncio.create_task(self._prepare(id))
-        try:
-            return await asyncio.shield(self._nodes[id])
-        except BaseException:
+        preparing = self._nodes[id]
+        await asyncio.wait({preparing})  # not awaited itself: others wait for it too
+        if preparing.cancelled():
+            raise InstanceError(f"node {id} was given up while it was prepared")
+        error = preparing.exception()
+        if error is not None:
             self.forget(id)
-            raise
+            raise error
+        return preparing.result()
+
+    async def _answers(self, id: str) -> bool:
+        """Whether the agent of a node that was prepared still lives; True while it is being prepared."""
+        preparing = self._nodes.get(id)
+        if preparing is None or not preparing.done():
+            return True
+        try:
+            await preparing.result().agent.renew.remote()
+        except Exception:  # Ray has a class for each way in which it can have ended
+            return False
+        return True
 
     def forget(self, id: str) -> None:
         """A node is out of reach, or could not be prepared: begin anew when it is next used."""
         gone = self._nodes.pop(id, None)
-        if gone is not None and gone.done() and not gone.cancelled() and gone.exception() is None:
+        if gone is None:
+            return
+        if not gone.done():
+            gone.cancel()
+        elif not gone.cancelled() and gone.exception() is None:
             self._end(gone.result())
 
     async def close(self) -> None:
         """End every agent, with what it holds."""
         self._renewing.cancel()
         tasks, self._nodes = list(self._nodes.values()), {}
+        for task in tasks:
+            task.cancel()  # of one that is being prepared; nothing happens to the others
         found = await asyncio.gather(*tasks, return_exceptions=True)
         nodes = [node for node in found if isinstance(node, Node)]
         await asyncio.gather(*(_within(_CLOSE_DEADLINE_S, node.agent.close.remote) for node in nodes))
