@@ -64,6 +64,7 @@ class Channel(Generic[T]):
         self._decoder = decoder
         self._num_sent = 0
         self._num_received = num_received
+        self._closing: asyncio.Future[None] | None = None
         self._early: dict[int, bytes] = {}  # frames by number, received before those they follow
         self.lost_a_frame = False
         """Whether the channel ended because a frame did not come, not because the other process ended."""
@@ -127,13 +128,14 @@ class Channel(Generic[T]):
     async def close(self) -> None:
         """Close the connection; one that does not close within CLOSE_DEADLINE_S, as over a cut link, is dropped."""
         self._writer.close()
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE_S):
-                await self._writer.wait_closed()
-        except TimeoutError:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._writer.wait_closed())
+        # Waited for, not awaited: a wait that is cancelled would make every later one fail.
+        if not (await asyncio.wait({self._closing}, timeout=CLOSE_DEADLINE_S))[0]:
             self.abort()
-        except OSError:
-            return
+            await asyncio.wait({self._closing}, timeout=CLOSE_DEADLINE_S)
+        if self._closing.done() and not self._closing.cancelled():
+            self._closing.exception()  # whatever it was, the connection is closed
 
 
 def receive_blocking(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:

@@ -24,6 +24,8 @@ from seer.hosting.pool_ssd import SsdTier, ssd_tier
 from seer.machine.safetensors_header import read_header
 from seer.machine.sizes import show_size
 
+ON_NODES = "the instances run on nodes of a cluster, whose memory `seer doctor --ray` shows"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
@@ -49,7 +51,7 @@ class MemoryPlan:
     free_device_bytes: int | None
     free_host_bytes: int
     refusal: str | None = None
-    """Why the instances cannot be put on this machine's GPUs."""
+    """Why the instances cannot be put on this machine's GPUs, or are not on this machine at all."""
 
     @property
     def device_bytes(self) -> int | None:
@@ -67,7 +69,7 @@ class MemoryPlan:
             notes.append(self.refusal)
         elif not on_cpu and self.num_on_device > 1:
             notes.append(f"{self.num_on_device} instances share {self.device}, as share_gpus asks")
-        if not on_cpu and self.free_device_bytes is None:
+        if not on_cpu and self.free_device_bytes is None and self.refusal is None:
             notes.append(f"there is no {self.device} on this machine: sizes that follow its free memory are not known")
         elif self.kv_bytes_per_instance is None:
             notes.append("the engine measures its KV memory when it starts")
@@ -141,6 +143,8 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
     gpu, refusal = _first_gpu(config)
     free_host = free_memory_bytes()
     free_device = free_host if gpu is None else free_gpu_bytes(gpu)
+    if config.hosting.ray is not None:
+        free_device, refusal = None, ON_NODES
     kv_blocks = _kv_blocks(engine, free_device)
     kv_bytes = None if kv_blocks is None or engine.block_bytes is None else kv_blocks * engine.block_bytes
     ssd = pool_ssd(engine)
@@ -159,7 +163,7 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
         pool_ssd_bytes=0 if ssd is None else ssd.num_bytes,
         free_device_bytes=free_device,
         free_host_bytes=free_host,
-        refusal=refusal if free_device is not None else None,
+        refusal=refusal if free_device is not None or refusal == ON_NODES else None,
     )
 
 

@@ -112,6 +112,26 @@ def test_a_process_without_the_secret_is_dropped_and_the_right_one_still_gets_in
     play(scenario)
 
 
+def test_a_connection_that_does_not_close_is_dropped_and_may_be_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a cut link: the other side says no goodbye, and the first that closes is cancelled."""
+    monkeypatch.setattr("seer.hosting.channel.CLOSE_DEADLINE_S", 0.05)
+
+    async def scenario(at: Listener) -> None:
+        theirs, ours = await shake_hands(at)
+        usual = ours.channel._writer.transport
+        monkeypatch.setattr(ours.channel._writer, "close", lambda: None)  # no goodbye comes, so nothing is closed
+        first = asyncio.create_task(ours.channel.close())
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await ours.channel.close()
+        await ours.channel.close()
+        assert usual.is_closing()
+        await theirs.close()
+
+    play(scenario, encrypted=True)
+
+
 def test_a_launch_is_handed_out_once() -> None:
     async def scenario(at: Listener) -> None:
         dial, come = at.expect()

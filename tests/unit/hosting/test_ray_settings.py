@@ -90,8 +90,9 @@ def test_a_pool_between_nodes_is_mooncake_with_memory_of_each_node() -> None:
 
 def test_the_memory_of_other_machines_is_not_planned_by_this_ones() -> None:
     plan = plan_memory(an_engine(device="cuda"))
-    assert plan.refusal is None
-    assert plan.num_on_device == 1
+    assert plan.notes()[0] == "the instances run on nodes of a cluster, whose memory `seer doctor --ray` shows"
+    assert "there is no" not in " ".join(plan.notes())
+    assert (plan.num_on_device, plan.free_device_bytes) == (1, None)
 
 
 def test_an_instance_asks_for_its_ranks() -> None:
