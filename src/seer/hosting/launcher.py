@@ -57,8 +57,11 @@ class Child(Protocol):
     async def localized(self, command: Command) -> Command:
         """A command as its machine must see it: files it names are there."""
 
-    def look_after(self) -> float:
-        """Called with every heartbeat: see to its log. Returns for how long it has lately waited for a core."""
+    def look_after(self, silent_s: float) -> float:
+        """Called with every heartbeat: see to its log. Returns for how long it has lately waited for a core.
+
+        `silent_s` is the time since its last message.
+        """
 
     def kill(self) -> None:
         """End it now, with every process it started."""
@@ -101,7 +104,7 @@ class LocalChild:
         """Every path of the driver is its own."""
         return command
 
-    def look_after(self) -> float:
+    def look_after(self, silent_s: float) -> float:
         """Bound its log, and ask the kernel how long it waited."""
         self._process.bound_log()
         return self._starvation.growth_s()
@@ -159,7 +162,7 @@ class DialledChild:
         """Paths must be of storage that both machines share."""
         return command
 
-    def look_after(self) -> float:
+    def look_after(self, silent_s: float) -> float:
         """Its log is not ours, and nothing is known of its cores."""
         return 0.0
 

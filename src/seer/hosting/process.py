@@ -486,7 +486,7 @@ class ProcessInstance:
         silence_s = options.silence_deadline_s or CPU_SILENCE_S
         assert self._child is not None, "there is a process to watch"
         child = self._child
-        child.look_after()  # waits for a core count from now on
+        child.look_after(0.0)  # waits for a core count from now on
         while True:
             before_s = self._now_s()
             await asyncio.sleep(options.heartbeat_s)
@@ -497,7 +497,8 @@ class ProcessInstance:
             # If this loop itself was delayed, news may be unread: that silence was not the child's. Neither is the
             # time in which the child got no core; but a child that hangs in a loop waits for one too, so only a part
             # is forgiven.
-            forgiven_s = max(0.0, late_s, FORGIVEN_SHARE * child.look_after())
+            waited_s = child.look_after(now_s - self._last_message_s)
+            forgiven_s = max(0.0, late_s, FORGIVEN_SHARE * waited_s)
             self._last_message_s += forgiven_s
             self._last_step_s += forgiven_s
             if now_s - self._last_message_s > silence_s:

@@ -52,6 +52,10 @@ class HostActor:
         end, part = await self._actor.read_log.remote(offset)
         return int(end), bytes(part)
 
+    async def waited_s(self) -> float:
+        """For how long the process waited for a core since the last call."""
+        return float(await self._actor.waited_s.remote())
+
     def kill(self) -> None:
         """Have the process killed; never waits."""
         if self._cluster.is_joined:

@@ -12,6 +12,7 @@ import os
 from seer.hosting.channel import frame
 from seer.hosting.launch import ChildProcess
 from seer.hosting.remote.dial import Dial
+from seer.hosting.starvation import Starvation
 
 LOG_PART_BYTES = 256 << 10
 """Of a log, in one answer."""
@@ -23,6 +24,7 @@ class InstanceHost:
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: ChildProcess | None = None
+        self._starvation: Starvation | None = None
 
     async def start(self, dial: Dial, factory_module: str, single_thread: bool) -> int:
         """Start the process and give it its driver; returns its process id."""
@@ -35,6 +37,7 @@ class InstanceHost:
             arguments=("dial",),
             imports=(factory_module,),
         )
+        self._starvation = Starvation(process.pid)
         process.socket.sendall(frame(dial))
         return process.pid
 
@@ -48,6 +51,10 @@ class InstanceHost:
         """End the process now, with those it started."""
         if self._process is not None:
             self._process.kill()
+
+    async def waited_s(self) -> float:
+        """For how long the process waited for a core since the last call, by the kernel of this node."""
+        return self._starvation.growth_s() if self._starvation is not None else 0.0
 
     async def read_log(self, offset: int) -> tuple[int, bytes]:
         """What the process wrote after `offset`, and where that ends. A log that was cut is read from its beginning."""

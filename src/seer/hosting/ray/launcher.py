@@ -27,6 +27,8 @@ from seer.hosting.ray.nodes import Node, Nodes
 from seer.hosting.ray.placement import Placer
 from seer.hosting.remote.listener import Connection, Listener
 
+ASK_AFTER_S = 1.0
+"""Of silence. Asking is a call of Ray: too much with every heartbeat of a thousand instances."""
 LOG_DEADLINE_S = 5.0
 """For the last lines of a log, from a node that may be gone."""
 
@@ -118,6 +120,7 @@ class RayChild:
         self.pid: int | None = pid
         self._log = log
         self._suspect = suspect
+        self._asking: asyncio.Task[float] | None = None
 
     @property
     def node(self) -> str | None:
@@ -128,10 +131,13 @@ class RayChild:
         """Weights that only the driver's machine has are first brought to the node, once for all its instances."""
         return await self._node.localized(command)
 
-    def look_after(self) -> float:
-        """Copy its log; nothing is known of its cores."""
+    def look_after(self, silent_s: float) -> float:
+        """Copy its log. If it is silent, ask its node how long it waited for a core; returns the last answer."""
         self._log.copy_soon()
-        return 0.0
+        if silent_s < ASK_AFTER_S or (self._asking is not None and not self._asking.done()):
+            return 0.0  # a node that is too busy to answer is asked once
+        asked, self._asking = self._asking, asyncio.create_task(self._actor.waited_s())
+        return asked.result() if asked is not None and asked.exception() is None else 0.0
 
     def kill(self) -> None:
         """Have its actor kill it."""
@@ -152,5 +158,8 @@ class RayChild:
 
     async def close(self) -> None:
         """End its actor and give its place back."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         await self._log.finish(LOG_DEADLINE_S if self._actor.ended.done() else 0.0)
         await self._actor.release()
