@@ -100,7 +100,8 @@ def lines_of(state: dict[str, Any]) -> list[str]:
     drafts = f"{100 * accepted / drafted:.0f}% of {drafted:,} draft tokens accepted" if drafted else "no drafts"
     return [
         f"{requests.get('running', 0):,} running, {requests.get('queued', 0):,} queued, "
-        f"{requests.get('parked', 0):,} parked; {sum(ended.values()):,} ended, {ended.get('failed', 0):,} failed",
+        f"{requests.get('parked', 0):,} parked, {requests.get('at_tool', 0):,} at a tool; "
+        f"{sum(ended.values()):,} ended, {ended.get('failed', 0):,} failed",
         f"{state['tokens']:,} tokens, {state['tokens_per_s']:,.0f} tokens/s; time left {left}, if spread evenly {even}",
         f"{drafts}; {state['migrations']:,} migrations; {state['lost_instances']:,} instances lost; "
         f"weights version {state['weights_version']}",

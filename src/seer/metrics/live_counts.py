@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from seer.metrics.events import (
+    Answered,
+    Asked,
     Ended,
     Event,
     Extended,
@@ -39,12 +41,15 @@ class OpenRequest:
     instance: int | None = None
     """That runs it; None while it waits."""
     num_generated: int = 0
+    is_at_tool: bool = False
 
     @property
     def state(self) -> str:
-        """`running`; `parked` if it has run and waits; otherwise `queued`."""
+        """`running`; `at_tool` between two turns; `parked` if it has run and waits; otherwise `queued`."""
         if self.instance is not None:
             return "running"
+        if self.is_at_tool:
+            return "at_tool"
         return "queued" if self.started_s is None else "parked"
 
 
@@ -72,6 +77,8 @@ class LiveCounts:
             Started: self._started,
             Extended: self._extended,
             Stopped: self._stopped,
+            Asked: self._at_tool,
+            Answered: self._at_tool,
             Ended: self._ended,
             Prefilling: self._prefilling,
             Preempted: self._preempted,
@@ -124,6 +131,11 @@ class LiveCounts:
         if request is not None:
             self.latency_s.observe(event.t_s - request.queued_s)
             self.response_tokens.observe(event.num_generated)
+
+    def _at_tool(self, event: Asked | Answered) -> None:
+        request = self.open.get(event.request)
+        if request is not None:
+            request.is_at_tool = isinstance(event, Asked)
 
     def _generated(self, request: int, instance: int, num_generated: int) -> None:
         known = self.open.get(request)

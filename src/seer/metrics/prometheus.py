@@ -64,7 +64,7 @@ class _Fleet(Collector):
     def _requests(self) -> Iterator[Metric]:
         open_ = GaugeMetricFamily("seer:num_requests", "Requests that have not ended, by state.", labels=["state"])
         by_state = self._counts.requests_by_state()
-        for state in ("queued", "running", "parked"):
+        for state in ("queued", "running", "parked", "at_tool"):
             open_.add_metric([state], by_state[state])
         yield open_
         ended = CounterMetricFamily("seer:request_success", "Requests that ended.", labels=["finished_reason"])

@@ -2,8 +2,8 @@
 """OpenTelemetry spans: one per request, and in it one per chunk, with the names and fields of the events.
 
 A request's span is `request`, from `queued` to `ended`; its children are `chunk`, from `started` to `stopped`.
-`extended`, `prefilling`, `decoding` and `preempted` are events of the chunk they fall into. Exporting happens in a
-thread of the SDK; a collector that is away costs spans, never a request.
+`extended`, `prefilling`, `decoding` and `preempted` are events of the chunk they fall into, `asked` and `answered` of
+the request. Exporting happens in a thread of the SDK; a collector that is away costs spans, never a request.
 
 Invariant: a request that has ended has no open span, and nothing is kept of it.
 """
@@ -17,9 +17,22 @@ from typing import Any
 import msgspec
 
 from seer.errors import MissingExtra
-from seer.metrics.events import Decoding, Ended, Event, Extended, Preempted, Prefilling, Queued, Started, Stopped
+from seer.metrics.events import (
+    Answered,
+    Asked,
+    Decoding,
+    Ended,
+    Event,
+    Extended,
+    Preempted,
+    Prefilling,
+    Queued,
+    Started,
+    Stopped,
+)
 
 NANOSECONDS = 1_000_000_000
+InSpan = Extended | Prefilling | Decoding | Preempted | Asked | Answered
 
 
 def open_telemetry(endpoint: str) -> Any:
@@ -57,9 +70,9 @@ class Spans:
         elif isinstance(event, Started):
             self._start_chunk(event)
         elif isinstance(event, Extended | Prefilling | Decoding | Preempted):
-            chunk = self._chunks.get(event.request)
-            if chunk is not None:
-                chunk.add_event(type(event).__name__.lower(), _fields(event), timestamp=self._at(event))
+            self._mark(self._chunks, event)
+        elif isinstance(event, Asked | Answered):
+            self._mark(self._requests, event)
         elif isinstance(event, Stopped):
             self._finish(self._chunks, event)
         elif isinstance(event, Ended):
@@ -73,6 +86,11 @@ class Spans:
             self._chunks[event.request] = self._tracer.start_span(
                 "chunk", context=context, start_time=self._at(event), attributes=_fields(event)
             )
+
+    def _mark(self, spans: dict[int, Any], event: InSpan) -> None:
+        span = spans.get(event.request)
+        if span is not None:
+            span.add_event(type(event).__name__.lower(), _fields(event), timestamp=self._at(event))
 
     def _finish(self, spans: dict[int, Any], event: Stopped | Ended) -> None:
         span = spans.pop(event.request, None)

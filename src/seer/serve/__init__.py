@@ -4,8 +4,9 @@
     backend      the model that is served: a `Rollout` and its session
     gate         who may start now: limits, pauses, weight updates, draining
     generation   the responses of one HTTP request, from submission to its end
-    openai, chat, token_generate, sglang    one file per family of endpoints: its fields, and its replies
-    lifecycle, weights                      the administrative endpoints
+    completions, chat, token_generate, sglang    one file per family of endpoints: its fields, and its replies
+    lifecycle_endpoints, weight_endpoints        the administrative ones
+    watch, live                                  metrics, and the page
     app          the routes, keys and errors around all of them
     server       uvicorn, signals and the ready line
 

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from seer.ranges import Count
 from seer.serve.backend import require_codec
-from seer.serve.generation import Ask, Choice, Generation, Piece
+from seer.serve.choice import Ask, Choice, Piece
+from seer.serve.generation import Generation
 from seer.serve.logprobs import chat_logprobs, token_names
 from seer.serve.messages import plain_messages
 from seer.serve.refusals import bad_request

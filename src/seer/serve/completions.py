@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from seer.ranges import TokenId
 from seer.serve.backend import require_codec
-from seer.serve.generation import Ask, Choice, Generation
+from seer.serve.choice import Ask, Choice
+from seer.serve.generation import Generation
 from seer.serve.logprobs import completion_logprobs, token_names
 from seer.serve.refusals import bad_request
 from seer.serve.reply import StreamOptions, reply_head, usage, wants_usage

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seer.engine.text_codec import TextCodec
-from seer.serve.generation import Piece
+from seer.serve.choice import Piece
 
 
 def token_names(ids: Sequence[int], codec: TextCodec | None, *, as_ids: bool) -> list[str]:

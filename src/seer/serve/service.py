@@ -13,8 +13,9 @@ from starlette.responses import Response
 from seer.machine.memory import total_memory_bytes
 from seer.serve.backend import Backend
 from seer.serve.bodies import decode, read_body
+from seer.serve.choice import Ask
 from seer.serve.gate import Gate
-from seer.serve.generation import Ask, Generation
+from seer.serve.generation import Generation
 from seer.serve.groups import GroupNames
 from seer.serve.lifecycle import Lifecycle
 from seer.serve.refusals import Refusal, json_response

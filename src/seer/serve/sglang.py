@@ -17,7 +17,8 @@ from starlette.responses import Response
 
 from seer.ranges import Count, CountOrZero, TokenId
 from seer.serve.backend import require_codec
-from seer.serve.generation import Ask, Choice, Generation
+from seer.serve.choice import Ask, Choice
+from seer.serve.generation import Generation
 from seer.serve.refusals import bad_request, json_response
 from seer.serve.sampling_fields import SamplingFields, SignedSeed
 from seer.serve.service import Service

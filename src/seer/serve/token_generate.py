@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from seer.ranges import TokenId
 from seer.serve.backend import require_codec
-from seer.serve.generation import Ask, Choice, Generation
+from seer.serve.choice import Ask, Choice
+from seer.serve.generation import Generation
 from seer.serve.logprobs import generate_logprobs
 from seer.serve.refusals import bad_request
 from seer.serve.reply import StreamOptions, usage, wants_usage

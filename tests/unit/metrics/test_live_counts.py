@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from seer.metrics.events import Ended, Event, Extended, Queued, Started, Stepped, Stopped
+from seer.metrics.events import Answered, Asked, Ended, Event, Extended, Queued, Started, Stepped, Stopped
 from seer.metrics.histograms import Histogram
 from seer.metrics.live_counts import LiveCounts
 from seer.metrics.live_timeline import MAX_SPANS, LiveTimeline
@@ -38,6 +38,18 @@ def test_a_request_is_queued_then_running_then_parked_then_gone() -> None:
     assert counts.queue_s.total == 2.0
     assert counts.latency_s.total == 6.0
     assert not counts.open
+
+
+def test_between_turns_a_request_is_at_its_tool() -> None:
+    turn: list[Event] = [
+        Queued(0.0, 7, 1, 0, 10),
+        Started(2.0, 7, 0, 64, None, True),
+        Stopped(4.0, 7, 0, 60, "stop"),
+        Asked(4.0, 7, 1),
+        Answered(5.0, 7, 20, 1),
+    ]
+    assert play(*turn[:-1])[0].requests_by_state() == {"at_tool": 1}
+    assert play(*turn)[0].requests_by_state() == {"parked": 1}
 
 
 def test_a_count_that_goes_back_after_a_loss_adds_nothing_twice() -> None:
