@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text environments in the form of Gymnasium (and of OpenEnv's clients): reset, step, an observation as text.
+
+    TextGame(lambda conversation: MyGame(level=3))
+
+where the game has `reset(seed=...)`, and `step(action) -> (observation, reward, terminated, truncated, info)`, plain or
+async. The model's turn is the action, the observation is the next message, and the response's reward is the sum of the
+steps' rewards.
+
+Plain methods run in a thread each, so that a slow game does not stop the event loop.
+
+Invariant: a game is a function of its seed and its actions. So a conversation whose game is missing, in a resumed run,
+is played again from its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from seer.environments.base import Answer, Conversation, End, Key
+from seer.types import FinishReason
+
+
+class Game(Protocol):
+    """What is used of a game."""
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        """Begin."""
+
+    def step(self, action: str) -> Any:
+        """Make a move."""
+
+
+@dataclass(slots=True)
+class _Played:
+    game: Game
+    num_actions: int = 0
+    reward: float = 0.0
+    is_over: bool = False
+    observation: str = ""
+
+
+class TextGame:
+    """One game per conversation; the prompt says how it begins."""
+
+    def __init__(
+        self,
+        make: Callable[[Conversation], Game],
+        *,
+        seed_of: Callable[[Conversation], int] = lambda conversation: conversation.group,
+        role: str = "user",
+    ) -> None:
+        """`seed_of` seeds a game: by default all responses to a prompt play the same one."""
+        self._make, self._seed_of, self._role = make, seed_of, role
+        self._played: dict[Key, _Played] = {}
+
+    async def __call__(self, conversation: Conversation) -> Answer:
+        """Play the newest turn, and those before it that were not played yet."""
+        played = self._played.get(conversation.key)
+        if played is None:
+            played = self._played[conversation.key] = _Played(self._make(conversation))
+            await _call(played.game.reset, seed=self._seed_of(conversation))
+        actions = _actions(conversation)
+        for action in actions[played.num_actions :]:
+            if not played.is_over:
+                await self._step(played, action)
+        if played.is_over or conversation.finish_reason is FinishReason.LENGTH:
+            return End(reward=played.reward)
+        return [{"role": self._role, "content": played.observation}]
+
+    def close(self, key: Key) -> None:
+        """The conversation has ended: so has its game."""
+        played = self._played.pop(key, None)
+        end = getattr(played.game, "close", None) if played is not None else None
+        if end is not None and not inspect.iscoroutinefunction(end):
+            end()
+
+    @staticmethod
+    async def _step(played: _Played, action: str) -> None:
+        observation, reward, terminated, truncated, _ = await _call(played.game.step, action)
+        played.num_actions += 1
+        played.reward += float(reward)
+        played.is_over = bool(terminated or truncated)
+        played.observation = str(observation)
+
+
+def _actions(conversation: Conversation) -> list[str]:
+    """The model's turns. Messages of the prompt may have the assistant's role too; turns are the last ones."""
+    spoken = [message["content"] for message in conversation.messages if message["role"] == "assistant"]
+    return spoken[len(spoken) - conversation.turn :]
+
+
+async def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **named)
+    return await asyncio.to_thread(function, *arguments, **named)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that a model wrote: run, limited, and gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seer.environments.python_sandbox import PythonSandbox, SandboxLimits, ToolError
+from seer.environments.python_tool import find_code
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the filter is of Linux on x86-64"
+)
+QUICK = SandboxLimits(time_s=10.0, memory_bytes=256 << 20, max_output_bytes=4096)
+
+
+def children() -> set[int]:
+    """Processes of this one."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  other processes send no event
+        await asyncio.sleep(0.01)
+
+
+def run(code: str, limits: SandboxLimits = QUICK) -> str:
+    before = children()
+    try:
+        return asyncio.run(PythonSandbox(limits).run(code))
+    finally:
+        assert children() <= before, "something was left behind"
+
+
+def test_what_is_printed_comes_back_with_the_traceback_of_an_error() -> None:
+    assert run("import math, fractions, re, json\nprint(math.comb(10, 3))") == "120\n"
+    assert "ZeroDivisionError" in run("print('before')\n1 / 0")
+    assert "SyntaxError" in run("print(")
+    assert run("print('ü 😀')").strip() == "ü 😀"
+    assert run("") == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: pass", "longer than 1 s"),
+        ("import time; time.sleep(100)", "longer than 1 s"),
+        ("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); input()\nwhile True: pass", "EOFError"),
+        ("import sys\nfor _ in range(1 << 20): sys.stdout.write('x' * 1024)", "more than 4,096 bytes"),
+        ("import os; os.abort()", "died of signal"),
+        ("import ctypes; ctypes.string_at(0)", "died of signal 11"),
+    ],
+)
+def test_code_that_hangs_crashes_or_prints_a_gigabyte_fails_with_its_reason(code: str, reason: str) -> None:
+    limits = SandboxLimits(time_s=1.0 if "longer" in reason else 20.0, max_output_bytes=4096)
+    try:
+        found = run(code, limits)
+    except ToolError as error:
+        found = str(error)
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.fork()",
+        "import os; os.posix_spawn('/bin/true', ['true'], {})",
+        "import subprocess; subprocess.run(['true'])",
+        "import multiprocessing; multiprocessing.Process(target=print).start()",
+        "import os; os.execv('/bin/true', ['true'])",
+        "import socket; socket.socket()",
+        "import socket; socket.socket(socket.AF_UNIX)",
+        "import socket; socket.socketpair()",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
+        "open('MARK', 'w')",
+        "open('MARK', 'a')",
+        "import os; os.open('MARK', os.O_RDWR)",
+        "import os; os.remove('MARK')",
+        "import os; os.rename('MARK', 'MARK2')",
+        "import os; os.mkdir('MARK2')",
+        "import os; os.chmod('MARK', 0)",
+        "import os; os.symlink('MARK', 'MARK2')",
+        "import os; os.truncate('MARK', 0)",
+        "import os; os.kill(os.getppid(), 0)",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
+    ],
+)
+def test_it_can_neither_make_processes_nor_reach_the_network_nor_change_files(code: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    mark.write_text("kept")
+    printed = run(code.replace("MARK", str(mark)))
+    assert "Error" in printed, printed
+    assert mark.read_text() == "kept"
+    assert os.listdir(tmp_path) == ["mark"]
+
+
+def test_memory_is_limited_and_threads_and_reading_are_allowed() -> None:
+    assert "MemoryError" in run("x = bytearray(1 << 30)")
+    assert run("import threading\nt = threading.Thread(target=print, args=('x',)); t.start(); t.join()") == "x\n"
+    assert run("print(len(open('/proc/self/status').read()) > 0)") == "True\n"
+
+
+def test_a_cancelled_call_leaves_no_process() -> None:
+    async def scenario() -> None:
+        before = children()
+        task = asyncio.create_task(PythonSandbox(QUICK).run("while True: pass"))
+        await until(lambda: not children() <= before)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: children() <= before)  # it is collected in the background
+
+    asyncio.run(scenario())
+
+
+def test_many_calls_share_few_processes() -> None:
+    most = 0
+
+    async def scenario() -> None:
+        nonlocal most
+        before = len(children())
+        sandbox = PythonSandbox(SandboxLimits(time_s=30.0, max_processes=3))
+        calls = [asyncio.create_task(sandbox.run(f"print({i})")) for i in range(12)]
+        while not all(call.done() for call in calls):
+            most = max(most, len(children()) - before)
+            await asyncio.sleep(0.005)
+        assert [await call for call in calls] == [f"{i}\n" for i in range(12)]
+
+    asyncio.run(scenario())
+    assert 1 <= most <= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("I compute:\n```python\nprint(1)\n```\ndone", "print(1)\n"),
+        ("```py\na\n```\n```python\nb\n```", "b\n"),
+        ("```python\nprint(2)", "print(2)"),
+        ('<tool_call>\n{"name": "python", "arguments": {"code": "print(3)"}}\n</tool_call>', "print(3)"),
+        ('<tool_call>{"name": "python"}</tool_call>', None),
+        ("<tool_call>[1, 2</tool_call>", None),
+        ("The answer is 4.", None),
+    ],
+)
+def test_code_is_found_in_a_turn(text: str, code: str | None) -> None:
+    assert find_code(text) == code
