@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from seer.errors import ConfigError, InputError
@@ -55,6 +55,8 @@ class Conversation:
     """STOP, or LENGTH where there is no room to go on."""
     room_tokens: int
     """The most tokens that an answer may have."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the prompt's row, where a trainer has a dataset."""
 
     @property
     def key(self) -> Key:

@@ -6,7 +6,7 @@
 docs/use-in-trl.md is for users; `rollouts.py` describes one call.
 """
 
-from seer.integrations.trl.early_rewards import EarlyReward, early_reward
+from seer.integrations.trl.early_rewards import EarlyReward, early_reward, environment_reward
 from seer.integrations.trl.on_policy import OffPolicy, OnPolicyCheck, OnPolicyNumbers
 from seer.integrations.trl.rollouts import SeerRollouts, seer_rollouts
 
@@ -17,5 +17,6 @@ __all__ = [
     "OnPolicyNumbers",
     "SeerRollouts",
     "early_reward",
+    "environment_reward",
     "seer_rollouts",
 ]

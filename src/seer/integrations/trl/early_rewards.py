@@ -70,7 +70,7 @@ class RewardsByRow:
     def function(self, groups: Sequence[PromptGroup], trainer: Any, mode: str) -> RewardFunction:
         """The reward function of a rollout, as `Rollout.run` takes it."""
         if mode not in self._rows:
-            self._rows[mode] = _rows_by_prompt(trainer, f"{mode}_dataset")
+            self._rows[mode] = rows_by_prompt(trainer, f"{mode}_dataset")
         known = self._rows[mode]
         for group in groups:
             if group.key not in known:
@@ -94,7 +94,16 @@ class RewardsByRow:
         return chosen
 
 
-def _rows_by_prompt(trainer: Any, name: str) -> dict[str, dict[str, Any]]:
+def environment_reward(**columns: Any) -> list[float | None]:
+    """For TRL's `reward_funcs`: the rewards that the environment of `seer_rollouts(environment=...)` gave."""
+    rewards: list[float | None] | None = columns.get(REWARDS)
+    if rewards is None:
+        raise ConfigError("there is no environment", hint="rollout_func=seer_rollouts(environment=...)")
+    return rewards
+
+
+def rows_by_prompt(trainer: Any, name: str) -> dict[str, dict[str, Any]]:
+    """Of a dataset of the trainer, the columns of each row but the prompt."""
     found = getattr(trainer, name)
     rows: dict[str, dict[str, Any]] = {}
     for dataset in found.values() if isinstance(found, dict) else [found]:

@@ -11,6 +11,7 @@ because rounding alone can give an unlikely token a large gap.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -81,6 +82,8 @@ class OnPolicyCheck:
             return None
         theirs = _trainer_logprobs(trainer, [prompts[i] for i in chosen], [responses[i].token_ids for i in chosen])
         rolled = [value for values in ours for value in values or ()]
+        kept = [kept for i in chosen for kept in responses[i].loss_mask or [1] * len(responses[i].token_ids)]
+        theirs, rolled = list(itertools.compress(theirs, kept)), list(itertools.compress(rolled, kept))
         numbers = _compare(theirs, rolled, self._limit(trainer, dtype))
         if not numbers.is_on_policy:
             warnings.warn(

@@ -24,8 +24,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from seer.api import SyncRollout
+from seer.environments.base import Environment, Message, check_environment
 from seer.errors import ConfigError, InstanceError
 from seer.integrations.trl.early_rewards import REWARDS, EarlyReward, RewardsByRow
+from seer.integrations.trl.environment_rows import EnvironmentOfTrainer
 from seer.integrations.trl.groups import PromptGroup, find_groups, group_seed
 from seer.integrations.trl.instances import TrainedInstances
 from seer.integrations.trl.on_policy import OnPolicyCheck
@@ -39,7 +41,7 @@ from seer.metrics.events import EventSink, discard
 from seer.metrics.jsonl import EventLog
 from seer.runs.prompts import Prompt
 from seer.runs.run_folder import RunFolder
-from seer.types import GroupResult, Response
+from seer.types import FinishReason, GroupResult, Response
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ def seer_rollouts(
     *,
     reward: EarlyReward | None = None,
     reward_deadline_s: float = 60.0,
+    environment: Environment | None = None,
+    environment_deadline_s: float = 60.0,
+    tools: Sequence[Message] | None = None,
     keep_lengths: bool = True,
     keep_responses: bool = False,
     check_responses: int = 8,
@@ -59,17 +64,21 @@ def seer_rollouts(
 ) -> SeerRollouts:
     """A `rollout_func` for `GRPOTrainer`: the same settings, rolled out by Seer.
 
-    `reward` is computed as each response ends (see `early_reward`). `keep_lengths` and `keep_responses` keep lengths
-    and tokens of a prompt's responses for later epochs, as first length estimates and as drafts. The trainer scores
-    `check_responses` of each rollout to check that they are on policy (0: never) and warns with `OffPolicy` above
-    `max_mean_gap`. The run is recorded in `run_dir` (default: the trainer's output_dir/seer), with the events of the
-    newest `keep_steps` rollouts. The instances run on the trainer's own device, and share its GPU, unless `gpus` names
-    others beside it or `device` is given. The rest are settings of `seer.Rollout`: `instances`, `engine`, `scheduler`,
-    `pool`, `speculation`, `chunk_tokens`, `max_num_seqs`, `kv_memory_bytes`, ...
+    `reward` is computed as each response ends (see `early_reward`). `environment` is called after each turn, with
+    the dataset's row in its conversation; tokens that it gives are masked, and `environment_reward` is the reward
+    function for what it says. A response whose environment failed is masked as a whole and has no reward.
+    `keep_lengths` and `keep_responses` keep lengths and tokens of a prompt's responses for later epochs, as first
+    length estimates and as drafts. The trainer scores `check_responses` of each rollout to check that they are on
+    policy (0: never) and warns with `OffPolicy` above `max_mean_gap`. The run is recorded in `run_dir` (default:
+    the trainer's output_dir/seer), with the events of the newest `keep_steps` rollouts. The instances run on the
+    trainer's own device, and share its GPU, unless `gpus` names others beside it or `device` is given. The rest are
+    settings of `seer.Rollout`: `instances`, `engine`, `scheduler`, `pool`, `speculation`, `chunk_tokens`,
+    `max_num_seqs`, `kv_memory_bytes`, ...
     """
     return SeerRollouts(
         TrainedInstances(device, fleet),
         rewards=RewardsByRow(reward, reward_deadline_s) if reward is not None else None,
+        environment=_checked(environment, environment_deadline_s, tools),
         memory=PromptMemory(lengths=keep_lengths, responses=keep_responses),
         check=OnPolicyCheck(num_responses=check_responses, max_mean_gap=max_mean_gap),
         run_dir=Path(run_dir) if run_dir is not None else None,
@@ -85,6 +94,7 @@ class SeerRollouts:
         instances: TrainedInstances,
         *,
         rewards: RewardsByRow | None,
+        environment: EnvironmentOfTrainer | None,
         memory: PromptMemory,
         check: OnPolicyCheck,
         run_dir: Path | None,
@@ -92,6 +102,7 @@ class SeerRollouts:
     ) -> None:
         self.instances = instances
         self._rewards = rewards
+        self._environment = environment
         self._memory = memory
         self._check = check
         self._run_dir, self._keep_steps = run_dir, keep_steps
@@ -184,6 +195,8 @@ class SeerRollouts:
         if self._rewards is not None:
             asked["reward"] = self._rewards.function(groups, trainer, settings.mode)
             asked["reward_deadline_s"] = self._rewards.deadline_s
+        if self._environment is not None:
+            asked |= self._environment.arguments(groups, trainer, settings.mode)
         keys = [group.key for group in groups]
         with _event_log(self.newest_step) as events:
             found = list(
@@ -198,7 +211,7 @@ class SeerRollouts:
                 )
             )
         found.sort(key=lambda group: group.group)
-        _refuse_incomplete(found, settings.step)
+        _refuse_incomplete(found, settings.step, may_fail=self._environment is not None)
         _report_reward_errors(found, settings.step)
         return found
 
@@ -208,8 +221,10 @@ class SeerRollouts:
             "completion_ids": [response.token_ids for response in responses],
             "logprobs": [response.logprobs for response in responses],
         }
-        if self._rewards is not None:
+        if self._rewards is not None or self._environment is not None:
             columns[REWARDS] = [response.reward for response in responses]
+        if self._environment is not None:
+            columns["env_mask"] = [_mask(response) for response in responses]
         return columns
 
     def _count_call(self, settings: RolloutSettings) -> int:
@@ -241,11 +256,29 @@ def _event_log(step: RunFolder | None) -> Iterator[EventSink]:
         yield events
 
 
-def _refuse_incomplete(found: Sequence[GroupResult], step: int) -> None:
-    """A response that was cut short would be trained on as if the model had ended it."""
+def _checked(
+    environment: Environment | None, deadline_s: float, tools: Sequence[Message] | None
+) -> EnvironmentOfTrainer | None:
+    if environment is None:
+        return None
+    check_environment(environment)
+    return EnvironmentOfTrainer(environment, deadline_s, tools)
+
+
+def _mask(response: Response) -> list[int]:
+    """Which tokens are trained on: those the model generated, and none of a response that failed."""
+    if not response.is_complete:
+        return [0] * len(response.token_ids)
+    return response.loss_mask or [1] * len(response.token_ids)
+
+
+def _refuse_incomplete(found: Sequence[GroupResult], step: int, *, may_fail: bool) -> None:
+    """A response that was cut short would be trained on as if the model had ended it; a failed tool's is masked."""
     for group in found:
         for response in group.responses:
-            if not response.is_complete:
+            if may_fail and response.finish_reason is FinishReason.FAILED and response.token_ids:
+                log.warning("step %d: response %d to prompt %d: %s", step, response.index, group.group, response.error)
+            elif not response.is_complete:
                 raise InstanceError(
                     f"response {response.index} to prompt {group.group} of step {step} ended as "
                     f"{response.finish_reason.value}: {response.error}",
