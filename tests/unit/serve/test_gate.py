@@ -7,6 +7,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,6 +231,40 @@ def test_an_update_that_was_started_and_left_behind_is_dropped() -> None:
             assert (await served.post("/v1/completions", LONG)).status_code == 200
             for path in ("/finish_weight_update", "/update_weights"):
                 assert (await served.post(path, {"update_info": None})).status_code == 400
+
+    asyncio.run(scenario())
+
+
+def test_draining_refuses_what_waits_for_resume_and_leaves_nothing_counted() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            await served.ok("/pause?mode=keep")
+            waiting = asyncio.create_task(served.post("/v1/completions", LONG))
+            await in_flight(served, 1)
+            served.service.gate.drain()
+            assert (await waiting).status_code == 503
+            assert served.service.gate.num_in_flight == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_request_of_which_a_part_cannot_be_submitted_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with a_server(step_s=0.001) as served:
+            submit, calls = served.service.backend.session.submit, 0
+
+            def fail_at_the_third(*arguments: Any, **settings: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == 3:
+                    raise ConfigError("this one does not fit")
+                return submit(*arguments, **settings)
+
+            monkeypatch.setattr(served.service.backend.session, "submit", fail_at_the_third)
+            response = await served.post("/v1/completions", LONG | {"prompt": ["a", "b", "c", "d"], "n": 2})
+            assert response.status_code == 400
+            await in_flight(served, 0)
+            assert not served.service.generations
 
     asyncio.run(scenario())
 

@@ -121,6 +121,7 @@ def test_a_group_is_named_by_its_field_its_session_or_its_prompt() -> None:
     for number in range(3):
         names.name([number], session=f"s{number}x")
     assert len(names._sessions) == 2
+    assert len(names.name([1], group="x" * 10_000)) < 100
 
 
 def test_siblings_of_a_session_header_share_a_group() -> None:
