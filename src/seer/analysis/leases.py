@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seer.metrics.events import Decoding, Ended, Event, Extended, InstanceState, Queued, Started, Stopped
+from seer.metrics.events import (
+    Answered,
+    Asked,
+    Decoding,
+    Ended,
+    Event,
+    Extended,
+    InstanceState,
+    Queued,
+    Started,
+    Stopped,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,7 @@ def _gaps(events: Sequence[Event]) -> list[float]:
 def _kv_use(events: Sequence[Event], kv_tokens: int) -> float | None:
     """Mean of the share in use over instances and time, while any request waits."""
     num_waiting = 0
+    at_tool: set[int] = set()
     used: dict[int, int] = {}
     since_s = total = seconds = 0.0
     for event in sorted(events, key=lambda event: event.t_s):
@@ -74,14 +86,20 @@ def _kv_use(events: Sequence[Event], kv_tokens: int) -> float | None:
             total += passed_s * sum(used.values()) / (len(used) * kv_tokens)
             seconds += passed_s
         since_s = event.t_s
-        num_waiting += _waiting_change(event)
+        num_waiting += _waiting_change(event, at_tool)
         if isinstance(event, InstanceState):
             used[event.instance] = event.kv_tokens
     return total / seconds if seconds else None
 
 
-def _waiting_change(event: Event) -> int:
-    """A request waits from its admission or its chunk's end until a chunk of it starts, or it ends."""
+def _waiting_change(event: Event, at_tool: set[int]) -> int:
+    """A request waits from its admission, its chunk's end or its tool's answer until a chunk starts, or it ends."""
+    if isinstance(event, Asked):
+        at_tool.add(event.request)
+        return -1  # its chunk's end came just before
+    if isinstance(event, Answered | Ended) and event.request in at_tool:
+        at_tool.remove(event.request)
+        return int(isinstance(event, Answered))
     if isinstance(event, Queued | Stopped):
         return 1
     return -1 if isinstance(event, Started | Ended) else 0

@@ -3,7 +3,7 @@
 
 Each instance is a process. Its requests are slices (queued, prefill, decode) on numbered tracks, because many
 run at once; a track is reused as soon as its request has left. Running requests and KV tokens are counter
-tracks; preemptions are marks.
+tracks; preemptions are marks. Waits for tools are slices of a process of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import msgspec
 
 from seer.machine.whole_files import write_whole
 from seer.metrics.events import (
+    Answered,
+    Asked,
     Decoding,
+    Ended,
     Event,
     InstanceState,
     Preempted,
@@ -27,6 +30,8 @@ from seer.metrics.events import (
     Stopped,
 )
 
+TOOLS = -1
+"""The process of waits for tools."""
 _MICROSECONDS = 1e6
 """The trace format counts time in microseconds."""
 
@@ -82,11 +87,18 @@ class PerfettoTrace:
             self._enter(event.request, "queued", event.t_s, {"after": "preemption"})
         elif isinstance(event, Stopped):
             self._leave(event)
+        else:
+            self._note_tool(event)
 
     def write(self, path: Path) -> None:
         """Write everything gathered so far; slices still open end at the last event."""
         names = [
-            {"ph": "M", "pid": instance, "name": "process_name", "args": {"name": f"instance {instance}"}}
+            {
+                "ph": "M",
+                "pid": instance,
+                "name": "process_name",
+                "args": {"name": "tools" if instance == TOOLS else f"instance {instance}"},
+            }
             for instance in sorted(self._tracks)
         ]
         cut = [self._slice(request, self._last_s) for request in self._open]
@@ -97,6 +109,14 @@ class PerfettoTrace:
         track = self._tracks.setdefault(event.instance, _Tracks()).take()
         arguments = {"limit": event.max_tokens, "moved_from": event.moved_from, "pulls_kv": event.load_kv}
         self._open[event.request] = ("queued", event.t_s, event.instance, track, arguments)
+
+    def _note_tool(self, event: Event) -> None:
+        if isinstance(event, Asked):
+            track = self._tracks.setdefault(TOOLS, _Tracks()).take()
+            self._open[event.request] = ("waits for its tool", event.t_s, TOOLS, track, {"turn": event.turn})
+        elif isinstance(event, Answered | Ended) and event.request in self._open:
+            self._records.append(self._slice(event.request, event.t_s))
+            self._tracks[TOOLS].give_back(self._open.pop(event.request)[3])
 
     def _enter(self, request: int, phase: str, t_s: float, arguments: dict[str, Any]) -> None:
         if request not in self._open:  # its chunk has ended for the loop; the instance has not stopped it yet

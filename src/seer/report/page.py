@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from seer.analysis.tool_waits import median_s, most_at_once
 from seer.machine.sizes import show_size
 from seer.report import charts
 from seer.report.run_data import RunData, read_run
@@ -152,6 +153,9 @@ def _cards(run: RunData) -> str:
         shown.append(("gap of an extension (p99)", f"{1e3 * leases.p99_gap_s:.1f} ms"))
         if leases.kv_use is not None:
             shown.append(("KV memory in use while requests wait", f"{leases.kv_use:.0%}"))
+    if run.tool_waits:
+        calls = f"{len(run.tool_waits):,}, {median_s(run.tool_waits):.2f} s, {most_at_once(run.tool_waits):,}"
+        shown.append(("waits for tools, their median, the most at once", calls))
     verification = run.manifest.verification
     if verification is not None:
         verdict = "clean" if verification.is_clean else "NOT CLEAN"

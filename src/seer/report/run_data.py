@@ -15,6 +15,7 @@ import msgspec
 
 from seer.analysis.explain import Explanation, explain
 from seer.analysis.leases import LeaseReport, report_leases
+from seer.analysis.tool_waits import ToolWait, tool_waits
 from seer.errors import InputError
 from seer.metrics.events import (
     Decoding,
@@ -79,6 +80,7 @@ class RunData:
     """Whose KV had been computed before."""
     pool_errors: list[PoolErrors] = field(default_factory=list)
     pool_used: list[PoolUsed] = field(default_factory=list)
+    tool_waits: list[ToolWait] = field(default_factory=list)
 
 
 def read_run(folder: RunFolder) -> RunData:
@@ -101,6 +103,7 @@ def read_run(folder: RunFolder) -> RunData:
     if math.isnan(first_s):
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
+    data.tool_waits = tool_waits(events)
     data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.max_num_seqs)
     leases = report_leases(events, kv_tokens=data.kv_tokens)
     data.leases = leases if leases.num_extended else None
