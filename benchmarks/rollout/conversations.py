@@ -144,7 +144,9 @@ def main() -> None:
     print("median seconds:", medians)
     if args.out is not None:
         settings = {key: value for key, value in vars(args).items() if key != "out"}
-        args.out.write_text(json.dumps({"stamp": stamp, "settings": settings, "runs": runs, "medians": medians}, indent=1))
+        args.out.write_text(
+            json.dumps({"stamp": stamp, "settings": settings, "runs": runs, "medians": medians}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -61,13 +61,17 @@ class SimulatedInstance:
         events: EventSink = discard,
         sample_state: bool = True,
         pool: PoolTiers | None = None,
+        turn_end: Callable[[Chunk], int] | None = None,
     ) -> None:
-        """Without `pool`, the pool's DRAM holds everything."""
+        """Without `pool`, the pool's DRAM holds everything. `turn_end` says how many tokens a request with turns has
+        generated at the end of the present one.
+        """
         self._id = id
         self._cost = cost
         self._limits = limits
         self._true_length = true_length
         self._pool = pool
+        self._turn_end = turn_end
         self._progress = progress or GroupProgress()
         self._events = events
         self._sample_state = sample_state
@@ -200,6 +204,8 @@ class SimulatedInstance:
         return max(run.reported, int(produced))
 
     def _left(self, chunk: Chunk) -> int:
+        if chunk.has_turns and self._turn_end is not None:
+            return self._turn_end(chunk) - chunk.num_generated_tokens
         return self._true_length(chunk.request) - chunk.num_generated_tokens
 
     def view(self) -> InstanceView:
@@ -376,7 +382,7 @@ class SimulatedInstance:
                 self._emit(run, found.produced, None)
                 continue
             self._memory.drop_member(run.chunk)
-            if not run.is_last:
+            if not run.is_last or run.chunk.has_turns:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
                 self._save(run.chunk, run.target)
             elif self._pool is not None:
