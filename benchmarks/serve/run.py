@@ -229,15 +229,15 @@ def main() -> None:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--name", help="its name of the model")
     parser.add_argument("--pid", type=int, help="its process")
-    options = parser.parse_args()
-    print_stamp(options)
+    args = parser.parse_args()
+    print_stamp(args)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    with a_server(options) as url:
+    with a_server(args) as url:
         host, port = url.removeprefix("http://").split(":")
-        tally, before_s = Tally(), cpu_s(options.pid)
-        work = run_streams if options.what == "streams" else run_rate
-        took_s = asyncio.run(work(host, int(port), options, tally))
-        print(json.dumps(summary(tally, took_s, cpu_s(options.pid) - before_s)))
+        tally, before_s = Tally(), cpu_s(args.pid)
+        work = run_streams if args.what == "streams" else run_rate
+        took_s = asyncio.run(work(host, int(port), args, tally))
+        print(json.dumps(summary(tally, took_s, cpu_s(args.pid) - before_s)))
 
 
 def summary(tally: Tally, took_s: float, server_s: float) -> dict[str, Any]:
