@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +78,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s); others need a key")
     add("--port", type=NumberOption(Port), default=8000, metavar="N", help="port; 0: any free one (%(default)s)")
     add("--served-model-name", metavar="NAME", help="how clients name the model (as --model has it)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients (or SEER_API_KEY)")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients")
     add("--admin-key-file", type=Path, metavar="FILE", help="file with the key of the administrative endpoints")
     add("--weights-dir", type=Path, metavar="DIR", help="folder that new weights may be read from (none)")
     body = "largest body of a request (64MiB)"
@@ -127,7 +126,7 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
         host=args.host,
         port=args.port,
         keys=Keys(
-            api=read_key(args.api_key_file) if args.api_key_file is not None else os.environ.get("SEER_API_KEY"),
+            api=read_key(args.api_key_file) if args.api_key_file is not None else None,
             admin=read_key(args.admin_key_file) if args.admin_key_file is not None else None,
         ),
         limits=Limits(
