@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +153,37 @@ def test_weights_go_to_a_node_once_and_to_the_drivers_own_never(sees: bool, tmp_
     assert Path(path).read_bytes() == staged.read_bytes()
     assert probe.calls.count("begin_weights") == (0 if sees else 1)
     agent.close()
+
+
+AGENT = """
+import time
+from seer.hosting.ray.node_agent import NodeAgent
+agent = NodeAgent(lease_s=600.0)
+agent.begin_weights("model.safetensors", 3)
+agent.add_weights(0, b"abc")
+print(agent.weights_path(), agent._janitor.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_weights_of_an_agent_that_is_killed_do_not_stay_in_shared_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        path, janitor = agent.stdout.readline().split()
+        assert Path(path).read_bytes() == b"abc"
+        agent.kill()
+    last_s = time.monotonic() + 60.0
+    while Path(path).parent.exists() or is_running(int(janitor)):
+        assert time.monotonic() < last_s, "the weights, or the janitor, are still there"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """A zombie, whose parent may be this container's first process, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_commands_without_staged_files_go_as_they_are() -> None:

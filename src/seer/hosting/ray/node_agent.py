@@ -5,8 +5,8 @@
   pool      the node's part of a Mooncake store, started and watched
 
 Invariants
-  1. At most the newest weights are held; `close` removes them. Those of an agent that was killed are removed by the
-     next process that stages weights on this node, or by `seer doctor --clean`.
+  1. At most the newest weights are held; `close` removes them, and a process of its own if this one is killed
+     (janitor.py).
   2. The store ends with this actor, however that ends.
   3. An agent that does not hear its driver for the time of its lease frees everything and ends: on a node that is cut
      off, Ray does so only later, and without freeing shared memory.
@@ -14,16 +14,20 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
+from seer.hosting.launch import ChildProcess
 from seer.hosting.lease import Lease
 
 FREE_SHARE = 0.5
 """Of the node's free memory, for its part of the pool at most."""
+_JANITOR_DEADLINE_S = 10.0
+"""It ends at once; only a busy node is slow."""
 
 
 class FileMark(NamedTuple):
@@ -49,6 +53,7 @@ class NodeAgent:
         self._lease.start()
         self._home: Path | None = None
         self._part: Path | None = None
+        self._janitor: ChildProcess | None = None
         self._store: Any = None
 
     def sees(self, mark: FileMark) -> bool:
@@ -61,6 +66,8 @@ class NodeAgent:
     def begin_weights(self, name: str, num_bytes: int) -> None:
         """Make room for a file; an earlier one is dropped, processes that have opened it keep it."""
         self._drop_weights()
+        if self._janitor is None:
+            self._janitor = ChildProcess("janitor", None, module="seer.hosting.ray.janitor", single_thread=True)
         self._home = make_shared_folder("seer-weights", num_bytes)
         self._part = self._home / name
 
@@ -105,6 +112,11 @@ class NodeAgent:
         if self._store is not None:
             self._store.stop()
             self._store = None
+        if self._janitor is not None:
+            self._janitor.socket.close()
+            asyncio.run(self._janitor.wait(_JANITOR_DEADLINE_S))
+            self._janitor.close()
+            self._janitor = None
 
     def _drop_weights(self) -> None:
         if self._home is not None:

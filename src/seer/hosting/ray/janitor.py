@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small process beside an agent that holds weights in shared memory: it frees them when the agent is killed.
+
+    python -m seer.hosting.ray.janitor FD      FD is one end of a socket pair, the agent has the other
+
+Ray ends the actors of a driver that is gone with a signal that none of them can act on. Weights are gigabytes, so they
+must not wait for the next run on that node.
+
+Waits for                                    unblocked by
+  the agent's end                              its death, or its `close`
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from seer.engine.staged_weights import remove_orphaned_folders
+
+
+def main() -> None:
+    """Wait until the agent has ended, then remove the folders that no process holds any more."""
+    with socket.socket(fileno=int(sys.argv[1])) as agent:
+        agent.recv(1)  # nothing is ever sent: this returns at the end of file, when the agent's locks are free
+    remove_orphaned_folders()
+
+
+if __name__ == "__main__":
+    main()
