@@ -9,8 +9,8 @@ that rewards can start early.
 A request with turns that stops is handed over (`on_turn`), holds nothing, and comes back by `answer`, or ends by
 `conclude` or `fail_at_tool`.
 
-A run admits its groups and ends when they have ended. A session (seer.session) admits at any time, and ends when it is
-closed. Instances may come and go meanwhile.
+A run admits its groups and ends when they have ended. A session (seer.runs.session) admits at any time and ends when it
+is closed. Instances may come and go in both.
 
 The loop knows neither real time nor any engine. On an event loop with a virtual clock, over instances that are cost
 models, the same code is the simulator.
@@ -99,7 +99,7 @@ class RolloutLoop:
                 self.cancel()
 
     async def serve(self) -> AsyncIterator[GroupResult]:
-        """Work on what is admitted, before or meanwhile, until the loop is sealed and every request has ended."""
+        """Work on what is admitted, now or later, until the loop is sealed and every request has ended."""
         while not (self._is_sealed and self.buffer.drained):
             self._renew_leases()
             self._fill_instances()
