@@ -87,9 +87,11 @@ def test_the_numbers_of_a_step_are_those_of_its_training_rollout(tmp_path: Path)
         await job.start()
         await job.sync(1)
         await job.rollout(1)
+        await job.sync(2)  # verl validates with the weights of the step that it has just trained
         await job.rollout(1, groups=1, n=1, is_validation=True)
         numbers = await job.driver.finish_step(1, {"critic/score/mean": 0.5})
         assert numbers["responses"] == 16
+        assert numbers["weights_version"] == 1
         assert numbers["tokens"] == 16 * 200
         assert numbers["chunks"] >= 16
         assert numbers["servers_up"] == 2

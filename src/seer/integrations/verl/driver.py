@@ -116,7 +116,6 @@ class SeerDriver:
         """The trainer logs a step: the numbers of its rollout and of the servers, for that log."""
         record, before = self._trained, self._finished
         numbers = {
-            "weights_version": float(self._fleet.weights_version),
             "servers_up": float(self._fleet.num_up),
             "servers_lost": float(self._fleet.num_lost),
         }
@@ -188,8 +187,14 @@ class SeerDriver:
         if self._folder is None:
             self._folder = TrainingFolder(self._run_dir, self._settings.keep_steps, self._facts())
         folder = self._folder.open_step(name)
-        now_s = asyncio.get_running_loop().time()
-        self._record = record = StepRecord(name, now_s, self._num_servers, folder, self._folder.facts)
+        self._record = record = StepRecord(
+            name,
+            began_s=asyncio.get_running_loop().time(),
+            weights_version=self._fleet.weights_version,
+            num_servers=self._num_servers,
+            folder=folder,
+            manifest=self._folder.facts,
+        )
         self._trained = self._trained if is_validation else record
 
     def _facts(self) -> dict[str, Any]:

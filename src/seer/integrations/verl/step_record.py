@@ -28,11 +28,19 @@ class StepRecord:
     """An event sink of one rollout."""
 
     def __init__(
-        self, name: str, began_s: float, num_servers: int, folder: RunFolder | None, manifest: dict[str, Any]
+        self,
+        name: str,
+        *,
+        began_s: float,
+        weights_version: int,
+        num_servers: int,
+        folder: RunFolder | None,
+        manifest: dict[str, Any],
     ) -> None:
         self.name = name
         """The step, and `-val` for a validation."""
         self.began_s = began_s
+        self._weights_version = weights_version
         self._num_servers = num_servers
         self._summarizer = Summarizer(num_servers)
         self._counts: Counter[str] = Counter()
@@ -66,6 +74,7 @@ class StepRecord:
     def metrics(self) -> dict[str, float]:
         """The numbers so far, by name."""
         numbers = {name: float(self._counts[name]) for name in _COUNTED}
+        numbers["weights_version"] = float(self._weights_version)
         summary = self._summary()
         if summary is not None:
             numbers |= {
