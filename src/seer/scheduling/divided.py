@@ -94,7 +94,7 @@ class Divided:
             return None
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = self.in_whole_blocks(request, max_tokens, fleet.block_size)
+            max_tokens = end_with_a_block(request, max_tokens, fleet.block_size)
         max_tokens = min(max_tokens, request.remaining_limit)
         where = self.place(request, max_tokens, fleet)
         if where is None:
@@ -121,10 +121,6 @@ class Divided:
         while (request := self._ordering.peek()) is not None and request.ended:
             self._ordering.pop()
         return request
-
-    def in_whole_blocks(self, request: Request, max_tokens: int, block_size: int) -> int:
-        """Fewer tokens, so that the chunk's end wastes no part of a block."""
-        return end_with_a_block(request, max_tokens, block_size)
 
     def shared_blocks(self, request: Request, fleet: Fleet) -> int:
         """Blocks counted once for a group; the paper counts them for each request."""

@@ -25,7 +25,7 @@ from seer.context import Context
 from seer.fleet import Fleet
 from seer.placement import Place, PlacementConfig, loads_kv
 from seer.scheduling.base import Assignment, Renewal
-from seer.scheduling.divided import Divided
+from seer.scheduling.divided import Divided, end_with_a_block
 from seer.scheduling.leases import (
     CONTEXT_PER_LEASE,
     LEASE_TOKENS,
@@ -117,15 +117,8 @@ class EarliestFinishPlacement(Divided):
         """Tokens that fill a lease up again."""
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = self.in_whole_blocks(request, max_tokens, fleet.block_size)
+            max_tokens = end_with_a_block(request, max_tokens, fleet.block_size)
         return min(max(max_tokens - request.chunk_remaining, 1), request.remaining_limit - request.chunk_remaining)
-
-    def in_whole_blocks(self, request: Request, max_tokens: int, block_size: int) -> int:
-        """Of a lease: its end fills the last block that it reserves. Few leases end there, so nothing is lost by it."""
-        if not self._has_pool:
-            return super().in_whole_blocks(request, max_tokens, block_size)
-        excess = (request.num_tokens + max_tokens) % block_size
-        return max_tokens - excess if 2 * excess <= max_tokens else max_tokens
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
         """A lease, where KV is kept in a pool while a request waits; else a chunk with its memory, as in the paper."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import pytest
-
 from builders import a_group
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
@@ -300,17 +298,3 @@ def test_a_large_fleet_offers_both_its_fullest_and_its_emptiest() -> None:
         fleet.promise(request, instance, instance)
     offered = fleet.candidates(10, 4)
     assert sorted(offered) == [0, 1, 2, 3, 87, 88, 89, 90]  # those with 90 and more are too full
-
-
-@pytest.mark.parametrize("num_generated", [0, 5, 100, 1000])
-def test_a_lease_ends_with_the_last_block_that_it_reserves(num_generated: int) -> None:
-    (request,) = requests_of(1, 1, prompt=70)
-    request.num_generated = num_generated
-    pooled = PlacementConfig(transfer=TransferEstimate())
-    scheduler = Seer(Context(), max_chunk_tokens=512, placement=pooled, whole_blocks=True)
-    limits = InstanceLimits(kv_blocks=100, block_size=16, max_num_seqs=10, max_model_len=1 << 20)
-    fleet = Fleet([limits])
-    scheduler.admit([request], fleet)
-    plan = scheduler.next(fleet)
-    assert plan is not None
-    assert request.num_tokens + plan.max_tokens == 16 * plan.num_blocks
