@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import sys
@@ -25,7 +26,8 @@ def children() -> set[int]:
     """Processes of this one."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(child) for child in (task / "children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {int(child) for child in (task / "children").read_text().split()}
     return found
 
 
