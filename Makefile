@@ -94,9 +94,8 @@ format: setup ## Rewrite files as the checks want them
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/hooks.py
 
 .PHONY: test
-test: check test-native test-kernels ## All checks and all tests that a CPU machine can run
+test: check test-native test-kernels ## All checks and all tests that a CPU machine can run, except test-verl
 	$(BIN)/pytest -n 2 --dist loadfile
-	$(MAKE) test-verl
 
 # In a run of their own, because Triton reads TRITON_INTERPRET when it is imported.
 .PHONY: test-kernels
