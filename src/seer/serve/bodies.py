@@ -24,7 +24,7 @@ MAX_SHOWN_CHARS = 60
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as what it is
-    """The client has closed the connection; there is nobody to answer."""
+    """The client has closed the connection; no client is left to answer."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -2,7 +2,7 @@
 """Who may start now: one count of responses in flight, and the states in which new ones wait or are refused.
 
     serving    requests start at once
-    paused     they are taken and wait for `resume` (as vLLM's /pause), also while the weights change meanwhile
+    paused     they are taken and wait for `resume` (as vLLM's /pause), also while the weights change
     updating   503 with Retry-After: the weights change
     draining   503: the server ends
 

@@ -7,7 +7,6 @@ that asks for nothing and are refused otherwise; and those that carry no wish (`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -144,15 +143,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end a response."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Which log-probabilities and ids a reply has."""
-
-    logprobs: bool
-    token_ids: bool = False
-    tokens_as_ids: bool = False
 
 
 def wants_logprobs(num: int | None) -> bool:

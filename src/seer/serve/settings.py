@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is told on its command line: where it listens, who gets in, and how much it takes on."""
+"""The settings of a server: where it listens, who gets in, and how much it takes on."""
 
 from __future__ import annotations
 
