@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from seer.ranges import Count
 from seer.serve.backend import require_codec
-from seer.serve.choice import Ask, Choice, Piece
+from seer.serve.choice import Choice, Piece
 from seer.serve.generation import Generation
 from seer.serve.logprobs import chat_logprobs, token_names
 from seer.serve.messages import plain_messages
@@ -71,15 +71,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
     asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
     ids = chat_ids(service, asked.messages, asked.offered_tools, asked.chat_template_kwargs)
     session = session_of(request, asked.session_id)
-    ask = Ask(
-        token_ids=ids,
-        n=asked.num_responses,
-        sampling=asked.sampling(len(ids), service.backend.max_model_len),
-        seed=asked.group_seed,
-        group=service.groups.name(ids, group=asked.group, session=session),
-        stop=asked.stop_strings,
-        keep_stop=bool(asked.include_stop_str_in_output),
-    )
+    keep_stop = bool(asked.include_stop_str_in_output)
+    ask = service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop)
     generation = service.generation([ask], streams=asked.stream, needs_text=True)
     reply = _Reply(service, asked)
     if asked.stream:

@@ -80,18 +80,8 @@ def _asks(service: Service, asked: CompletionRequest, session: str | None) -> li
         raise bad_request(f"{len(prompts):,} prompts", hint=f"send at most {most:,} in one request", param="prompt")
     if asked.stop_strings:
         require_codec(service.backend)
-    return [
-        Ask(
-            token_ids=ids,
-            n=asked.num_responses,
-            sampling=asked.sampling(len(ids), service.backend.max_model_len),
-            seed=asked.group_seed,
-            group=service.groups.name(ids, group=asked.group, session=session),
-            stop=asked.stop_strings,
-            keep_stop=bool(asked.include_stop_str_in_output),
-        )
-        for ids in prompts
-    ]
+    keep_stop = bool(asked.include_stop_str_in_output)
+    return [service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop) for ids in prompts]
 
 
 def _prompts(service: Service, asked: CompletionRequest) -> list[Sequence[int]]:

@@ -19,6 +19,7 @@ from seer.serve.generation import Generation
 from seer.serve.groups import GroupNames
 from seer.serve.lifecycle import Lifecycle
 from seer.serve.refusals import Refusal, json_response
+from seer.serve.sampling_fields import SamplingFields
 from seer.serve.settings import ServeSettings
 from seer.serve.streams import EventStream, while_connected
 from seer.serve.weight_group import WeightGroup
@@ -51,6 +52,20 @@ class Service:
     def cancel_all(self) -> int:
         """Cancel every response in flight; returns how many there were."""
         return sum(generation.cancel() for generation in list(self.generations))
+
+    def ask(
+        self, ids: Sequence[int], wanted: SamplingFields, *, group: str | None, session: str | None, keep_stop: bool
+    ) -> Ask:
+        """A prompt with the sampling that its request wants, in the named group, the session's or the prompt's own."""
+        return Ask(
+            token_ids=ids,
+            n=wanted.num_responses,
+            sampling=wanted.sampling(len(ids), self.backend.max_model_len),
+            seed=wanted.group_seed,
+            group=self.groups.name(ids, group=group, session=session),
+            stop=wanted.stop_strings,
+            keep_stop=keep_stop,
+        )
 
     def generation(self, asks: Sequence[Ask], *, streams: bool | None, needs_text: bool) -> Generation:
         """The responses to these prompts, not yet started."""

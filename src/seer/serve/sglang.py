@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from seer.ranges import Count, CountOrZero, TokenId
 from seer.serve.backend import require_codec
-from seer.serve.choice import Ask, Choice
+from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.refusals import bad_request, json_response
 from seer.serve.sampling_fields import SamplingFields, SignedSeed
@@ -79,15 +79,8 @@ async def sglang_generate(service: Service, request: Request) -> Response:
     ids = asked.input_ids or require_codec(service.backend).encode(asked.text or "")
     if wanted.stop_strings:
         require_codec(service.backend)
-    ask = Ask(
-        token_ids=ids,
-        n=wanted.num_responses,
-        sampling=wanted.sampling(len(ids), service.backend.max_model_len),
-        seed=wanted.group_seed,
-        group=service.groups.name(ids, group=asked.group, session=session_of(request)),
-        stop=wanted.stop_strings,
-        keep_stop=bool(wanted.include_stop_str_in_output),
-    )
+    keep_stop = bool(wanted.include_stop_str_in_output)
+    ask = service.ask(ids, wanted, group=asked.group, session=session_of(request), keep_stop=keep_stop)
     reply = _Reply(asked, len(ids))
     generation = service.generation([ask], streams=asked.stream, needs_text=True)
     if asked.stream:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from seer.ranges import TokenId
 from seer.serve.backend import require_codec
-from seer.serve.choice import Ask, Choice
+from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.logprobs import generate_logprobs
 from seer.serve.refusals import bad_request
@@ -72,14 +72,7 @@ async def token_generate(service: Service, request: Request) -> Response:
     wanted = asked.sampling_params
     if wanted.stop_strings:
         require_codec(service.backend)
-    ask = Ask(
-        token_ids=asked.token_ids,
-        n=wanted.num_responses,
-        sampling=wanted.sampling(len(asked.token_ids), service.backend.max_model_len),
-        seed=wanted.group_seed,
-        group=service.groups.name(asked.token_ids, group=asked.group, session=session_of(request)),
-        stop=wanted.stop_strings,
-    )
+    ask = service.ask(asked.token_ids, wanted, group=asked.group, session=session_of(request), keep_stop=False)
     reply = _Reply(service, asked)
     generation = service.generation([ask], streams=asked.stream, needs_text=False)
     if asked.stream:
