@@ -18,8 +18,8 @@ from seer.buffer import request_seed
 from seer.engine.base import Instance, Weights
 from seer.engine.fake import END_TOKEN, FakeInstance, fake_length, fake_token
 from seer.errors import SeerError
-from seer.hosting.fleet import InstanceListener
 from seer.hosting.fleet_pool import FleetPool
+from seer.hosting.loop_slot import InstanceListener
 from seer.metrics.events import EventSink
 from seer.metrics.fleet_sample import FleetSample, InstanceSample
 from seer.metrics.live_counts import LiveCounts

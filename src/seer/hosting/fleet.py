@@ -19,10 +19,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from seer.config import HostingConfig
-from seer.engine.base import Instance, Weights
+from seer.engine.base import Weights
 from seer.engine.gpu_handles import are_on_gpu
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
@@ -43,31 +43,16 @@ from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.health import InstanceStatus
 from seer.hosting.hostings import make_hosting
+from seer.hosting.loop_slot import InstanceListener, LoopSlot
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.hosting.resizing import refuse_removal, start_all
-from seer.metrics.events import Event, EventSink, discard
+from seer.metrics.events import EventSink
 from seer.types import ChunkOutput, DraftMode
 
 log = logging.getLogger(__name__)
 
 LEAVE_DEADLINE_S = 120.0
 """For the requests of an instance that leaves: each is parked at its next step."""
-
-
-class InstanceListener(Protocol):
-    """What the fleet calls on a rollout loop."""
-
-    def lose_instance(self, instance: int) -> None:
-        """The instance is down; its chunks end as FAILED."""
-
-    def rejoin_instance(self, instance: int) -> None:
-        """The instance is up again, with empty KV memory."""
-
-    def add_instance(self, instance: Instance) -> None:
-        """A new instance takes work from now on."""
-
-    def retire_instance(self, instance: int) -> None:
-        """The instance gets no more work; its requests leave it."""
 
 
 class HostedFleet:
@@ -97,10 +82,7 @@ class HostedFleet:
             back=self._back,
             given_up=self._give_up,
         )
-        self._loop: InstanceListener | None = None
-        self._on_output: Callable[[ChunkOutput], None] | None = None
-        self._on_failure: Callable[[SeerError], None] | None = None
-        self._events: EventSink = discard
+        self._slot = LoopSlot()
         self._failure: SeerError | None = None
         self._chunk_ended = asyncio.Event()
         self._instance_returned = asyncio.Event()
@@ -157,7 +139,7 @@ class HostedFleet:
             options=self._options,
             devices=devices,
             launcher=self._hosting.launcher,
-            events=self._emit,
+            events=self._slot.take_event,
             on_lost=self._supervisor.on_lost,
             on_fatal=self._give_up,
         )
@@ -181,8 +163,8 @@ class HostedFleet:
                 await asyncio.gather(*(one.close() for one in new))
                 raise
         for one in new:
-            if self._loop is not None:
-                self._loop.add_instance(one)
+            if self._slot.loop is not None:
+                self._slot.loop.add_instance(one)
         return [one.id for one in new]
 
     async def remove_instances(self, ids: Sequence[int]) -> None:
@@ -192,8 +174,8 @@ class HostedFleet:
             self._retired.update(ids)
             for id in ids:
                 self._supervisor.release(id)
-                if self._loop is not None:
-                    self._loop.retire_instance(id)
+                if self._slot.loop is not None:
+                    self._slot.loop.retire_instance(id)
             leaving = [self.instances[id] for id in ids]
             await self._wait_until_idle(leaving, "waiting for the requests of instances that leave", LEAVE_DEADLINE_S)
             await asyncio.gather(*(one.close() for one in leaving))
@@ -216,10 +198,9 @@ class HostedFleet:
         on_failure: Callable[[SeerError], None],
     ) -> None:
         """Serve this loop from now on; `on_failure` is called when no instance is left or the model is broken."""
-        assert self._loop is None, "another loop is attached"
         if self._failure is not None:
             raise self._failure
-        self._loop, self._events, self._on_output, self._on_failure = loop, events, on_output, on_failure
+        self._slot.attach(loop, events, on_output, on_failure)
         for instance in self.instances:
             if not instance.is_up:
                 loop.lose_instance(instance.id)
@@ -227,11 +208,11 @@ class HostedFleet:
     @property
     def is_attached(self) -> bool:
         """Whether it serves a loop."""
-        return self._loop is not None
+        return self._slot.loop is not None
 
     def detach(self) -> None:
         """The loop has ended; drop outputs until the next one."""
-        self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
+        self._slot.detach()
 
     async def begin_run(self, run: str, drafts: DraftMode, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """Start drafting for a new run; what earlier runs generated is forgotten.
@@ -363,29 +344,23 @@ class HostedFleet:
     def _take_output(self, output: ChunkOutput) -> None:
         if output.end is not None:
             self._chunk_ended.set()
-        if self._on_output is not None:
-            self._on_output(output)
-
-    def _emit(self, event: Event) -> None:
-        self._events(event)
+        self._slot.take_output(output)
 
     def _lost(self, instance: int, reason: str) -> None:
         self.num_lost += 1
         log.warning("instance %d was lost: %s", instance, reason)
-        if self._loop is not None:
-            self._loop.lose_instance(instance)
+        self._slot.lose(instance)
 
     def _back(self, instance: int) -> None:
         log.warning("instance %d was restarted", instance)
         if not isinstance(self._failure, NoProbability):  # that one is the model's, and stays
             self._failure = None
         self._instance_returned.set()
-        if self._loop is not None:
-            self._loop.rejoin_instance(instance)
+        if self._slot.loop is not None:
+            self._slot.loop.rejoin_instance(instance)
 
     def _give_up(self, error: SeerError) -> None:
         if self._failure is not None:
             return  # the first failure says why
         self._failure = error
-        if self._on_failure is not None:
-            self._on_failure(error)
+        self._slot.fail(error)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from seer.engine.base import Instance, Weights
 from seer.errors import SeerError
-from seer.hosting.fleet import InstanceListener
 from seer.hosting.fleet_pool import FleetPool
+from seer.hosting.loop_slot import InstanceListener
 from seer.metrics.events import EventSink
 from seer.types import ChunkOutput, DraftMode
 

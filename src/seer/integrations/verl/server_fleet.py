@@ -23,13 +23,13 @@ from seer.engine.base import Instance, Weights
 from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError, SeerError
 from seer.hosting import ProcessInstance
-from seer.hosting.fleet import InstanceListener
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.launcher import DialLauncher
+from seer.hosting.loop_slot import InstanceListener, LoopSlot
 from seer.hosting.messages import BeginRun
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
-from seer.metrics.events import Event, EventSink, discard
+from seer.metrics.events import EventSink
 from seer.types import ChunkOutput, DraftMode
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,7 @@ class ServerFleet:
         self._newest = 0
         self._servers: dict[int, _Server] = {}
         self._in_loop: set[_Server] = set()
-        self._loop: InstanceListener | None = None
-        self._on_output: Callable[[ChunkOutput], None] | None = None
-        self._on_failure: Callable[[SeerError], None] | None = None
-        self._events: EventSink = discard
+        self._slot = LoopSlot()
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -97,14 +94,14 @@ class ServerFleet:
             InstanceSpec(factory="", settings={}),
             options=HOSTING,
             launcher=DialLauncher(listener, start),
-            events=self._emit,
+            events=self._slot.take_event,
             on_lost=self._lost,
-            on_fatal=self._fail,
+            on_fatal=self._slot.fail,
         )
         before = self._servers.get(rank)
         if before is not None:
             await before.instance.close()
-        await instance.start(self._take_output)
+        await instance.start(self._slot.take_output)
         self._servers[rank] = _Server(handle, instance)
 
     async def needs_change(self) -> bool:
@@ -151,8 +148,7 @@ class ServerFleet:
         on_failure: Callable[[SeerError], None],
     ) -> None:
         """Serve this loop from now on."""
-        assert self._loop is None, "another loop is attached"
-        self._loop, self._events, self._on_output, self._on_failure = loop, events, on_output, on_failure
+        self._slot.attach(loop, events, on_output, on_failure)
         self._in_loop = {server for server in self._servers.values() if self._takes_part(server)}
         for server in self._servers.values():
             if server not in self._in_loop:
@@ -161,7 +157,7 @@ class ServerFleet:
 
     def detach(self) -> None:
         """The loop has ended; drop outputs until the next one."""
-        self._loop, self._events, self._on_output, self._on_failure = None, discard, None, None
+        self._slot.detach()
 
     async def close(self) -> None:
         """Hang up; the servers are verl's."""
@@ -187,21 +183,9 @@ class ServerFleet:
     def _takes_part(self, server: _Server) -> bool:
         return server.is_up and server.weights_version == self.weights_version
 
-    def _take_output(self, output: ChunkOutput) -> None:
-        if self._on_output is not None:
-            self._on_output(output)
-
-    def _emit(self, event: Event) -> None:
-        self._events(event)
-
     def _lost(self, rank: int, reason: str) -> None:
         self.num_lost += 1
         log.warning("rollout server %d was lost: %s", rank, reason)
-        if self._loop is not None:
-            self._loop.lose_instance(rank)
+        self._slot.lose(rank)
         if not any(self._takes_part(server) for server in self._servers.values()):
-            self._fail(InstanceError(f"no rollout server is left; the last one was lost: {reason}"))
-
-    def _fail(self, error: SeerError) -> None:
-        if self._on_failure is not None:
-            self._on_failure(error)
+            self._slot.fail(InstanceError(f"no rollout server is left; the last one was lost: {reason}"))
