@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Fleet:
         self._free_tokens = 0
         self._promise: dict[int, Promise] = {}  # by request
         self._sharers: dict[tuple[int, int], int] = {}  # (instance, prompt) -> requests that share its blocks
+        self._num_with_prompt: dict[tuple[int, int], int] = {}  # (instance, prompt) -> requests in flight with it
         self._alive: list[bool] = []
         # Kept sorted, so that the extremes are at the ends and a change costs two bisections. An entry is an integer,
         # amount * _radix + instance: bisecting integers takes half the time of bisecting pairs.
@@ -178,6 +180,7 @@ class Fleet:
         self._promise[request.id] = Promise(instance, num_blocks, shared_blocks, prompt)
         if shared_blocks:
             self._sharers[instance, prompt] = self._sharers.get((instance, prompt), 0) + 1
+        self._num_with_prompt[instance, prompt] = self._num_with_prompt.get((instance, prompt), 0) + 1
         self._prompt_home[prompt] = instance
         self._move(instance, more, 1)
 
@@ -212,8 +215,11 @@ class Fleet:
     def _give_back(self, request: int) -> None:
         held = self._promise.pop(request)
         freed = held.num_blocks
+        key = (held.instance, held.prompt)
+        self._num_with_prompt[key] -= 1
+        if not self._num_with_prompt[key]:
+            del self._num_with_prompt[key]
         if held.shared_blocks:
-            key = (held.instance, held.prompt)
             self._sharers[key] -= 1
             if self._sharers[key]:
                 freed -= held.shared_blocks
@@ -254,6 +260,10 @@ class Fleet:
         """An instance that computed this request's prompt, if it is alive."""
         return self._prompt_home.get(request.group.same_prompt_as)
 
+    def holds_prompt(self, request: Request, instance: int) -> bool:
+        """Whether the instance surely has the KV of this request's prompt: a request with it is in flight there."""
+        return (instance, request.group.same_prompt_as) in self._num_with_prompt
+
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens of one request."""
         return -(-num_tokens // self.block_size)
@@ -271,6 +281,8 @@ class Fleet:
             promised = sum(held.num_blocks - held.shared_blocks for held in here) + sum(shared.values())
             assert self._free[instance] == limit.kv_blocks - promised, f"instance {instance} miscounts its blocks"
             assert self._in_flight[instance] == len(here), f"instance {instance} miscounts its requests"
+        counts = Counter((held.instance, held.prompt) for held in self._promise.values())
+        assert counts == self._num_with_prompt, "requests with a prompt miscounted"
         living = [instance for instance in range(len(self)) if self._alive[instance]]
         free_tokens = sum(self._free[i] * self.limits[i].block_size for i in living)
         assert self._free_tokens == free_tokens, f"{self._free_tokens} tokens counted free, {free_tokens} are"

@@ -72,15 +72,17 @@ def place(request: Request, chunk_tokens: int, fleet: Fleet, config: PlacementCo
 def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementConfig) -> bool:
     """Whether the KV that the instance lacks is loaded from the pool rather than computed.
 
-    The request's last instance may hold all of its KV, and then loads nothing, or may have dropped all of it since; so
-    it is priced like any other. A request that has generated nothing has no KV in the pool.
+    An instance that had the KV of the request, or of its prompt, may have dropped it since. If it has not, it loads
+    nothing. So all is priced as lacking, but for a prompt that another request uses there now. A request that has
+    generated nothing has no KV in the pool.
     """
     if config.transfer is None or not request.num_generated:
         return False
-    held = request.group.num_prompt_tokens if fleet.prompt_home(request) == instance else 0
-    missing = request.num_tokens - held
     if config.pull_margin_tokens is not None:
-        return missing > config.pull_margin_tokens
+        held = request.group.num_prompt_tokens if fleet.prompt_home(request) == instance else 0
+        return request.num_tokens - held > config.pull_margin_tokens
+    held = request.group.num_prompt_tokens if fleet.holds_prompt(request, instance) else 0
+    missing = request.num_tokens - held
     costs = config.transfer.costs
     gap = Gap(
         first_token=held,

@@ -102,6 +102,18 @@ def test_a_prompt_that_is_there_need_not_be_pulled() -> None:
     assert place(request, 64, fleet, CONFIG) == Place(0, load_kv=False)  # 140 tokens are lacking, not 204
 
 
+def test_a_prompt_that_was_there_may_have_been_dropped_and_is_priced_as_lacking() -> None:
+    fleet = a_fleet(1)
+    request, sibling = a_request(generated=127, last=0), a_request()
+    sibling.id = 77
+    fleet.promise(sibling, 0, 1)
+    assert place(request, 64, fleet, CONFIG) == Place(0, load_kv=False)
+    fleet.give_back(sibling)
+    fleet.check()
+    request.num_generated = 128
+    assert place(request, 64, fleet, CONFIG) == Place(0, load_kv=True)  # all 192 tokens, prompt included
+
+
 def test_without_a_pool_or_before_the_first_token_nothing_is_pulled() -> None:
     fleet = a_fleet(2)
     load(fleet, 1, 3)
