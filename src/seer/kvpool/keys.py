@@ -13,7 +13,8 @@ Invariants
   1. Two namespaces that differ in model, weights version, layout or salt share no key: the namespace seeds the chain as
      well as standing in the key, so a reader with another weights version or layout can never hit.
   2. Key i depends on every token of blocks 0..i and on nothing after them.
-  3. Only full blocks have keys: the tokens of an unfinished last block are left to the caller.
+  3. A `KeyChain` names full blocks only. The last block of a sequence that stops in its middle has a key by `part_key`;
+     it names the tokens of that part, so it is the key of no full block and of no other part.
   4. The parts of a block that different tensor-parallel ranks hold have different keys, made from one (`keys_of_part`).
 """
 
@@ -176,6 +177,12 @@ class KeyChain:
 def block_keys(namespace: Namespace, token_ids: Tokens, block_size: int | None = None) -> KeyArray:
     """Keys [n, 32] of the full blocks of a sequence; `block_size` may only repeat the layout's own."""
     return KeyChain(namespace, block_size).extend(token_ids)
+
+
+def part_key(namespace: Namespace, keys: Sequence[bytes], token_ids: Tokens) -> bytes:
+    """The key of a block that is not full: `keys` name the blocks before it, `token_ids` are the tokens in it."""
+    parent = keys[-1][-HASH_BYTES:] if keys else namespace_digest(namespace)
+    return key_prefix(namespace) + chain_hash(parent, token_bytes(token_ids))
 
 
 def as_key_array(keys: Keys) -> KeyArray:

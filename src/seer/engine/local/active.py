@@ -37,6 +37,17 @@ class SavedBlocks:
     """[block, byte]"""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The computed part of a block that is not full (part_blocks.py)."""
+
+    index: int
+    """Of the block in its chunk."""
+    num_tokens: int
+    """Tokens from the chunk's first one to the part's end."""
+    key: bytes
+
+
 @dataclass(slots=True, eq=False)
 class ActiveChunk:
     """A chunk that waits or runs in the engine."""
@@ -71,6 +82,8 @@ class ActiveChunk:
     """Leading blocks that the pool took. They can be loaded again after a park."""
     saved: SavedBlocks | None = None
     """KV of a chunk that was parked here: blocks that the pool does not have."""
+    part: Part | None = None
+    """What earlier chunks have left of a block that was not full; None once it entered."""
     end: ChunkEnd | None = None
     error: str | None = None
     stop_token: int | None = None

@@ -126,19 +126,25 @@ class BatchScheduler:
         """Take a sequence slot and the blocks of its tokens; reuse KV of this instance, then of the pool."""
         tokens = self.cache.block_size
         found = self.blocks.find(active.keys[: self._max_reused(active)])
+        num_full = len(found)
+        if active.part is not None and active.part.index == num_full:
+            found += self.blocks.find([active.part.key])
         needed = self._num_blocks(len(active.tokens) + 1) - len(found)
         self.blocks.hold(found)
         if not self._seq_slots or needed + self._headroom(active) > self.blocks.num_available:
             self.blocks.release(found)
             return False
         active.blocks = found + self.blocks.take(needed)
-        active.num_entered, active.num_sealed = len(active.tokens), len(found)
-        active.num_computed = active.num_found = len(found) * tokens
+        active.num_entered, active.num_sealed = len(active.tokens), num_full
+        active.num_computed = active.num_found = num_full * tokens
+        if active.part is not None and len(found) > num_full:
+            self.blocks.unseal(found[-1])
+            active.num_computed = active.num_found = active.part.num_tokens
         if self.pool is not None and (active.chunk.load_kv or active.saved is not None):
             self._fetch(active, self.pool)
         if active.saved is not None:
             restore(active, self.cache, self.blocks)
-        active.num_loaded = active.num_computed - active.num_found
+        active.num_loaded, active.part = active.num_computed - active.num_found, None
         active.seq_slot = self._seq_slots.pop()
         self._write_table(active, 0, active.blocks)
         return True
@@ -183,23 +189,33 @@ class BatchScheduler:
     def _fetch(self, active: ActiveChunk, pool: Pool) -> None:
         """Fill the next blocks from the pool, up to the first one that it lacks."""
         start = active.num_sealed
-        keys = active.keys[start : self._max_reused(active)]
-        if not keys:
-            return
+        if active.num_computed > start * self.cache.block_size:
+            return  # its last part was found here
         began_s = time.perf_counter()
-        held = pool.lookup_now(keys)
-        blocks = active.blocks[start : start + held]
-        num_fetched = self.cache.fetch(pool, keys[:held], blocks) if held else 0
-        for index in range(num_fetched):
+        keys = self._pooled_keys(active, pool)
+        blocks = active.blocks[start : start + len(keys)]
+        num_fetched = self.cache.fetch(pool, keys, blocks) if keys else 0
+        part = active.part if active.part is not None and active.part.key in keys[:num_fetched] else None
+        num_full = num_fetched if part is None else num_fetched - 1
+        for index in range(num_full):
             self.blocks.seal(blocks[index], keys[index])
-        active.num_sealed += num_fetched
-        active.num_computed = active.num_sealed * self.cache.block_size
+        active.num_sealed += num_full
+        active.num_computed = active.num_sealed * self.cache.block_size if part is None else part.num_tokens
         self.loads.seconds += time.perf_counter() - began_s
         self.loads.num_bytes += num_fetched * self.cache.block_bytes
         if active.num_response:
             # Blocks with tokens that were given since have never been computed.
             num_known = (len(active.tokens) - 1 - active.chunk.num_fresh_tokens) // self.cache.block_size
-            self.loads.num_missed_tokens += max(0, num_known - start - num_fetched) * self.cache.block_size
+            self.loads.num_missed_tokens += max(0, num_known - start - num_full) * self.cache.block_size
+
+    def _pooled_keys(self, active: ActiveChunk, pool: Pool) -> list[bytes]:
+        """Keys of the next blocks, as far as the pool has them; the last one may be that of a part."""
+        start = active.num_sealed
+        keys = active.keys[start : self._max_reused(active)]
+        keys = keys[: pool.lookup_now(keys)] if keys else keys
+        if active.part is not None and active.part.index == start + len(keys) and pool.lookup_now([active.part.key]):
+            keys = [*keys, active.part.key]
+        return keys
 
     def take_loads(self) -> Loads:
         """Loads from the pool since the last call."""

@@ -9,7 +9,7 @@ Bookkeeping only: the bytes are in cache.py. A block is in exactly one of three 
 
 Invariants (checked by `check_integrity`)
   1. held + cached + free is every block; reference counts are the numbers of holders.
-  2. A key names at most one block, and only a sealed block: full, final and computed.
+  2. A key names at most one block, and only a sealed block: final, computed, and full but for parts (part_blocks.py).
   3. `take` reuses free blocks first and then the least recently used cached block; a held block is never
      reused.
   4. After `forget_all` no key is found.
@@ -81,6 +81,14 @@ class BlockTable:
             assert self._key_of[block] is None, f"block {block} is sealed twice"
             self._key_of[block] = key
             self._block_of[key] = block
+
+    def unseal(self, block: int) -> None:
+        """Drop the key of a block that one chunk alone holds, so that the chunk may write to it."""
+        assert self._references[block] == 1, f"block {block} has {self._references[block]} holders"
+        key = self._key_of[block]
+        assert key is not None, f"block {block} has no key"
+        del self._block_of[key]
+        self._key_of[block] = None
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block. The last blocks of a sequence are evicted first."""

@@ -7,7 +7,7 @@ steps.
 Invariants
   1. Every added chunk leads to exactly one output with `end` set, and its tokens are reported once, in order.
   2. A block is registered, and offered to the pool, only when all its tokens are final and their KV was computed
-     under the current weights version.
+     under the current weights version. Blocks that are not full are registered when their chunk leaves.
   3. A token that is outside the vocabulary or has no finite log-probability is never appended: the step raises.
   4. The KV of a rejected draft node is in scratch, or in its chunk's own blocks after the computed positions. It is
      never in a sealed block and is never attended to.
@@ -26,6 +26,7 @@ from seer.engine.local.active import ActiveChunk, activate
 from seer.engine.local.batch import Work
 from seer.engine.local.batch_scheduler import BatchScheduler, Loads, draft_asks
 from seer.engine.local.model import Model
+from seer.engine.local.part_blocks import keep_part, known_part
 from seer.engine.local.runner import DraftedSteps, Runner
 from seer.engine.local.sampling import Samples
 from seer.engine.local.shared import SharedWeights
@@ -33,6 +34,9 @@ from seer.engine.local.tree_walk import Walk, walk
 from seer.kvpool.keys import Namespace
 from seer.speculation.step_report import StepObserver, StepReport
 from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
+
+GOES_ON = (ChunkEnd.LIMIT, ChunkEnd.PARKED, ChunkEnd.STOP)
+"""Ends after which a request may go on: it has tokens to generate, or an environment that answers."""
 
 
 class Engine:
@@ -114,6 +118,7 @@ class Engine:
             self.scheduler.drafter.observe(
                 chunk.group, chunk.request, active.tokens[chunk.num_prompt_tokens :], start=0
             )
+        active.part = known_part(active, self.namespace)
         self.scheduler.add(active)
 
     def extend(self, leases: Sequence[Lease]) -> None:
@@ -314,14 +319,16 @@ class Engine:
 
     def _finish(self, active: ActiveChunk, end: ChunkEnd, error: str | None = None) -> ChunkOutput:
         active.end, active.error = end, error
-        self.scheduler.leave(active)
-        chunk = active.chunk
-        if self.scheduler.drafter is not None:
-            self.scheduler.drafter.forget(chunk.request)
-        is_over = end is ChunkEnd.STOP or active.num_sampled >= chunk.sampling.max_tokens
-        if self.scheduler.pool is not None and is_over and not chunk.has_turns:
+        scheduler, chunk = self.scheduler, active.chunk
+        is_full = active.num_sampled >= chunk.sampling.max_tokens
+        if end in GOES_ON and not is_full and (end is not ChunkEnd.STOP or chunk.has_turns):
+            keep_part(active, self.namespace, scheduler.cache, scheduler.blocks, scheduler.pool)
+        scheduler.leave(active)
+        if scheduler.drafter is not None:
+            scheduler.drafter.forget(chunk.request)
+        if scheduler.pool is not None and (end is ChunkEnd.STOP or is_full) and not chunk.has_turns:
             # The request has ended and is not continued: the pool may drop its KV.
-            self.scheduler.pool.free(str(chunk.request))
+            scheduler.pool.free(str(chunk.request))
         return active.take_output(self.instance, self.namespace.weights_version)
 
 

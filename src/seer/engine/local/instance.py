@@ -33,9 +33,11 @@ import torch
 from seer.drafting.base import DraftBudget, Drafter
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.local.active import activate
 from seer.engine.local.assembly import MEMORY_SHARE, EngineSettings, assemble, choose_dtype, choose_limits, update
 from seer.engine.local.engine import Engine
 from seer.engine.local.model_config import ModelConfig, read_config
+from seer.engine.local.part_blocks import known_part
 from seer.errors import InstanceError, SeerError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import block_keys
@@ -179,8 +181,10 @@ class LocalInstance:
         """Have the pool bring the KV that this instance lacks of a context from SSD to DRAM, in the background."""
         pool, engine = self._settings.pool, self._engine
         if pool is not None and engine is not None and chunk.weights_version == self._weights_version:
-            keys = block_keys(engine.namespace, chunk.token_ids())
-            held = len(engine.scheduler.blocks.find(key.tobytes() for key in keys))
+            active = activate(chunk, engine.namespace, ())
+            part = known_part(active, engine.namespace)
+            keys = active.keys if part is None else [*active.keys[: part.index], part.key]
+            held = len(engine.scheduler.blocks.find(keys))
             if held < len(keys):
                 pool.prefetch(keys[held:])
 

@@ -17,16 +17,19 @@ from seer.engine.local import LocalInstance
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool.keys import Keys
 from seer.kvpool.local import LocalPool
-from seer.types import Chunk, ChunkOutput
+from seer.types import Chunk, ChunkOutput, TokenSpan
 
 DEADLINE_S = 30.0
 PROMPT = list(range(3, 68))  # four blocks of 16, and one token
 
 
-async def run_to_its_end(instance: LocalInstance, chunk: Chunk) -> None:
+async def run_to_its_end(instance: LocalInstance, chunk: Chunk) -> tuple[TokenSpan, ...]:
     ended = asyncio.Event()
+    spans: list[TokenSpan] = []
 
     def sink(output: ChunkOutput) -> None:
+        if output.span is not None:
+            spans.append(output.span)
         if output.end is not None:
             ended.set()
 
@@ -34,6 +37,7 @@ async def run_to_its_end(instance: LocalInstance, chunk: Chunk) -> None:
     instance.submit(chunk)
     async with asyncio.timeout(DEADLINE_S):
         await ended.wait()
+    return tuple(spans)
 
 
 def wait_for_prefetch(pool: LocalPool, num_blocks: int) -> int:
@@ -49,8 +53,8 @@ def test_a_hint_brings_the_blocks_that_the_instance_lacks_from_ssd_to_dram(tmp_p
     async def scenario(pool: LocalPool) -> tuple[int, list[int], int]:
         first, second = (LocalInstance(i, folder, kv_blocks=32, pool=pool) for i in range(2))
         await second.start(lambda output: None)
-        chunk = a_chunk(1, PROMPT, max_tokens=8)
-        await run_to_its_end(first, chunk)
+        spans = await run_to_its_end(first, a_chunk(1, PROMPT, max_tokens=8))
+        chunk = a_chunk(1, PROMPT, max_tokens=8, spans=spans)
         assert pool._arena is not None
         num_spilled = pool._arena.spill(16, False)
         asked: list[int] = []
@@ -70,5 +74,5 @@ def test_a_hint_brings_the_blocks_that_the_instance_lacks_from_ssd_to_dram(tmp_p
 
     with a_local_pool(tmp_path, block_bytes=16384, dram_blocks=16, ssd_blocks=64) as pool:
         num_spilled, asked, found = asyncio.run(scenario(pool))
-        assert num_spilled == 4
-        assert (asked, found) == ([4], 4)
+        assert num_spilled == 5  # the last one is not full
+        assert (asked, found) == ([5], 5)
