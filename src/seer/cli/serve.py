@@ -106,13 +106,13 @@ def run(args: argparse.Namespace) -> int:
         print_dry_run(config, as_json=args.json)
         return 0
     from seer.api import Rollout
-    from seer.serve.uvicorn_server import bind
+    from seer.serve.uvicorn_server import bind, run_on_fast_loop
 
     _log_to_stderr(as_json=args.json)
     settings = _settings(args, config.rollout)
     rollout = Rollout(config.rollout)
     with contextlib.closing(bind(settings)) as listener:
-        number = asyncio.run(_serve(rollout, settings, listener, seed=config.seed, args=args))
+        number = run_on_fast_loop(_serve(rollout, settings, listener, seed=config.seed, args=args))
     return exit_code(number)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ _LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/m
 """Of the container, by version of control groups. Without a limit the first holds `max`, the second a huge number."""
 
 
+@functools.cache
 def total_memory_bytes() -> int:
     """Main memory, used or free. Refusals name it, so it does not change from one moment to the next."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

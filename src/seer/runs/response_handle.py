@@ -34,6 +34,10 @@ class ResponseHandle:
         """Whether it has ended."""
         return self._future.done()
 
+    def on_end(self, call: Callable[[asyncio.Future[Response]], object]) -> None:
+        """Call this once it has ended; cheaper than a task that waits."""
+        self._future.add_done_callback(call)
+
     def cancel(self) -> None:
         """End it soon, with the tokens that it has."""
         self._is_cancelled = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ from seer.serve.choice import Ask, Choice
 from seer.serve.gate import Gate
 from seer.serve.refusals import Refusal, refusal_of
 from seer.serve.text_stream import TextStream
-from seer.types import TokenSpan
+from seer.types import Response, TokenSpan
 
 
 class Generation:
@@ -44,7 +45,6 @@ class Generation:
         self._num_left = 0
         self.choices: list[Choice] = []
         self._handles: list[ResponseHandle] = []
-        self._ends: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self.failure: Refusal | None = None
 
@@ -85,14 +85,16 @@ class Generation:
 
     def cancel(self) -> int:
         """End every response soon; returns how many had not ended."""
-        left = [handle for handle, end in zip(self._handles, self._ends, strict=True) if not end.done()]
+        left = [handle for handle in self._handles if not handle.done()]
         for handle in left:
             handle.cancel()
         return len(left)
 
     async def finished(self) -> None:
         """Wait until every response has ended; raises the Refusal of one that failed."""
-        await asyncio.gather(*self._ends)
+        while self._num_left:
+            await self._news.wait()
+            self._news.clear()
         if self.failure is not None:
             raise self.failure
 
@@ -133,23 +135,21 @@ class Generation:
         self.choices += made
         self._handles += handles
         self._num_left += len(handles)
-        self._ends += [
-            asyncio.create_task(self._watch(handle, choice)) for handle, choice in zip(handles, made, strict=True)
-        ]
+        for handle, choice in zip(handles, made, strict=True):
+            handle.on_end(partial(self._on_end, choice))
 
     def _discard_ended(self) -> None:
         if not self._num_left:
             self._running.discard(self)
 
-    async def _watch(self, handle: ResponseHandle, choice: Choice) -> None:
+    def _on_end(self, choice: Choice, ended: asyncio.Future[Response]) -> None:
         try:
-            choice.end(await handle)
+            choice.end(ended.result())
         except Exception as error:  # the session broke: its error answers the request
             choice.error = refusal_of(error)
-        finally:
-            self._gate.leave()
-            self._num_left -= 1
-            self._discard_ended()
+        self._gate.leave()
+        self._num_left -= 1
+        self._discard_ended()
         if choice.error is not None and self.failure is None:
             self.failure = choice.error
             self.cancel()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -39,6 +40,8 @@ async def serve(service: Service, listener: socket.socket, *, on_ready: Callable
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await server.listens.wait()
+            gc.collect()
+            gc.freeze()  # modules and the model's tokenizer: walking them again and again would delay requests
             on_ready(url_of(listener))
             await _until_stopped(service, stop)
             await _drain(service, stop)

@@ -28,16 +28,25 @@ DONE = b"data: [DONE]\n\n"
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do the work; if the client leaves first, cancel it and raise ClientGone."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request.receive))
+    task, has_left = asyncio.current_task(), False
+    assert task is not None, "called from a coroutine"
+
+    def leave(gone: asyncio.Future[None]) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return await task
+        return await work  # in this task: one of its own would cost more than a small request
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel():
+            raise  # the server ends
+        raise ClientGone from None
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        gone.remove_done_callback(leave)
+        gone.cancel()
 
 
 class EventStream(Response):
