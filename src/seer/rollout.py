@@ -51,6 +51,7 @@ class RolloutLoop:
         events: EventSink = discard,
         max_failures: int = 3,
         stall_deadline_s: float | None = None,
+        gather_s: float = 0.0,
         on_tokens: Callable[[Request, ChunkOutput], None] | None = None,
         on_turn: Callable[[Request], None] | None = None,
     ) -> None:
@@ -64,6 +65,8 @@ class RolloutLoop:
         """A request fails for good after this many failed chunks."""
         self._stall_deadline_s = stall_deadline_s
         """The rollout fails if no instance sends an output for this long; None waits for ever."""
+        self._gather_s = gather_s
+        """Outputs that end no chunk may wait for others this long: each round of decisions then has more of them."""
         self._failures: dict[int, int] = {}
         self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
         self._on_tokens = on_tokens
@@ -76,6 +79,8 @@ class RolloutLoop:
         self._cancelling = False
         self._cancelled: set[int] = set()  # in flight, and to end with the tokens they have
         self._outputs: list[ChunkOutput] = []
+        self._gathering: asyncio.TimerHandle | None = None
+        self._are_due = False  # the outputs, to be applied
         self._wake = asyncio.Event()
 
     async def run(
@@ -132,6 +137,13 @@ class RolloutLoop:
     def on_output(self, output: ChunkOutput) -> None:
         """Take an output; instances are started with this as their sink."""
         self._outputs.append(output)
+        if output.end is not None or not self._gather_s:
+            self._apply_soon()
+        elif self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._apply_soon)
+
+    def _apply_soon(self) -> None:
+        self._are_due = True
         self._wake.set()
 
     def cancel(self) -> None:
@@ -359,7 +371,7 @@ class RolloutLoop:
         return self._failures[request.id] >= self._max_failures
 
     async def _take_outputs(self) -> list[ChunkOutput]:
-        if not self._outputs and not self.buffer.has_complete_groups:  # restored ones, for instance
+        if not self._are_due and not self.buffer.has_complete_groups:  # restored ones, for instance
             self._wake.clear()
             if self._stall_deadline_s is None or not (self.buffer.num_in_flight or self.buffer.num_waiting):
                 await self._wake.wait()
@@ -370,6 +382,10 @@ class RolloutLoop:
                         await self._wake.wait()
                 except TimeoutError:
                     raise DeadlineExceeded(self._stall_cause(), self._stall_deadline_s) from None
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._are_due = False
         outputs, self._outputs = self._outputs, []
         return outputs
 

@@ -262,3 +262,28 @@ def test_a_scheduler_that_starts_nothing_is_caught() -> None:
 
     with pytest.raises(AssertionError, match="the scheduler starts none"):
         virtual_time.run(main())
+
+
+def test_outputs_that_end_nothing_gather_and_an_end_brings_all_at_once() -> None:
+    taken_s: list[float] = []
+
+    async def play() -> None:
+        clock, instance = asyncio.get_running_loop(), ScriptedInstance(0, hangs)
+        scheduler = a_scheduler("verl")
+        loop = RolloutLoop(
+            [instance], scheduler, Context(), gather_s=10.0, on_tokens=lambda *_: taken_s.append(clock.time())
+        )
+        await instance.start(loop.on_output)
+        for after_s, request, end in (
+            (1.0, 0, None),
+            (2.0, 0, None),
+            (3.0, 0, ChunkEnd.STOP),
+            (5.0, 1, None),
+            (20.0, 1, ChunkEnd.STOP),
+        ):
+            clock.call_later(after_s, instance.emit, ChunkOutput(request, 1, 0, 1, end=end))
+        async for _ in loop.run([a_group(0, 2)]):
+            pass
+
+    virtual_time.run(play())
+    assert taken_s == [3.0, 3.0, 3.0, 15.0, 20.0]

@@ -2,7 +2,7 @@
 """Turns the views of an instance into `InstanceState` events.
 
 A view comes with every batch of outputs. An event is emitted only when one of its fields changed, so an idle instance
-adds nothing to the log.
+adds nothing to the log; and, while the same requests run, no more often than every `SAMPLE_S`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from seer.engine.base import InstanceView
 from seer.metrics.events import EventSink, InstanceState
 from seer.types import InstanceLimits
+
+SAMPLE_S = 0.05
+"""Between two events that differ in memory and drafts alone: they change with every step."""
 
 
 class StateSampler:
@@ -27,6 +30,13 @@ class StateSampler:
 
     def sample(self, view: InstanceView, now_s: float, limits: InstanceLimits | None) -> None:
         """Emit an event if the newest view differs from the last one."""
+        before = self._last_state
+        if (
+            before is not None
+            and now_s - before.t_s < SAMPLE_S
+            and (view.num_running, view.num_waiting) == (before.num_running, before.num_waiting)
+        ):
+            return
         request_steps = max(0, view.num_steps - self._last.num_steps) * max(1, view.num_running)
         drafted = max(0, view.num_drafted - self._last.num_drafted)
         accepted = max(0, view.num_accepted - self._last.num_accepted)

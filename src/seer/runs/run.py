@@ -51,6 +51,8 @@ MAX_CHUNK_TOKENS = 8192
 """The schedulers' default, chosen for a cluster."""
 MIN_CHUNK_TOKENS = 128
 """Each chunk's end costs its request a few steps: a round trip to the driver, and the last block's KV again."""
+GATHER_S = 0.01
+"""The loop applies outputs that end no chunk this often at most: short next to what is left of a lease that runs low."""
 
 Lengths = Sequence[Sequence[int]]
 """Of each response, by group and index."""
@@ -195,6 +197,7 @@ class Run:
             weights_version=fleet.weights_version,
             events=self._on_event,
             stall_deadline_s=options.stall_deadline_s,
+            gather_s=GATHER_S,
             on_turn=self._conversations.on_turn if self._conversations is not None else None,
         )
         if self._conversations is not None:
@@ -204,7 +207,7 @@ class Run:
         fleet.attach(
             ForcedFleet(loop, forced, self._length_of) if forced else loop,
             events=self._on_event,
-            on_output=lambda output: (forced[output.instance] if forced else loop).on_output(output),
+            on_output=(lambda output: forced[output.instance].on_output(output)) if forced else loop.on_output,
             on_failure=self._fail,
         )
         return loop

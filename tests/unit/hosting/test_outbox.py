@@ -66,6 +66,35 @@ def test_enough_tokens_of_one_request_go_at_once() -> None:
     assert [o.num_tokens for o in outputs] == [4]
 
 
+def test_full_outputs_gather_and_an_end_does_not_wait_for_them() -> None:
+    sent: list[list[int]] = []
+
+    async def play() -> None:
+        outbox = Outbox(lambda outputs, _: sent.append([o.request for o in outputs]), flush_s=3600, flush_tokens=1)
+        outbox.put(an_output(1, 5))
+        await asyncio.sleep(0)
+        outbox.put(an_output(1, 6))
+        outbox.put(an_output(2, 7))
+        await asyncio.sleep(0)
+        assert sent == [[1]], "the second frame waits for more"
+        outbox.put(an_output(3, 8, end=ChunkEnd.STOP))
+        await asyncio.sleep(0)
+
+    asyncio.run(play())
+    assert sent == [[1], [1, 2, 3]]
+
+
+def test_full_outputs_leave_without_a_further_output() -> None:
+    async def play() -> None:
+        frames: asyncio.Queue[int] = asyncio.Queue()
+        outbox = Outbox(lambda outputs, _: frames.put_nowait(len(outputs)), flush_s=3600, flush_tokens=1)
+        for _ in range(2):
+            outbox.put(an_output(1, 5))
+            assert await asyncio.wait_for(frames.get(), 60) == 1
+
+    asyncio.run(play())
+
+
 def test_events_leave_with_the_next_batch() -> None:
     event = Decoding(0.0, 1, 0)
     ((outputs, events),) = sent_by(event, an_output(1, 5, end=ChunkEnd.STOP))
