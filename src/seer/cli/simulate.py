@@ -24,23 +24,26 @@ from seer.cli.simulate_iterations import run_iterations
 from seer.cli.simulate_table import Row, describe, make_row, print_means, print_table
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
-from seer.ranges import Count, LogSpread, Probability, Responses, SimulatedGpus, SimulatedInstances
+from seer.ranges import Count, LogSpread, Probability, Responses, Seconds, SimulatedGpus, SimulatedInstances
 from seer.report.simulation_folder import SimulationFolder
 from seer.scheduling.registry import NAMES as SCHEDULER_NAMES
 from seer.scheduling.registry import parse_scheduler
+from seer.sim.catalog import AGENTS, WorkloadOptions, load_workload
 from seer.sim.catalog import NAMES as WORKLOAD_NAMES
-from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import SimulationResult, simulate
 from seer.sim.costs import GPUS, MODELS
 from seer.sim.replay import run_metadata
+from seer.sim.turns import WAYS, WhileWaiting
 from seer.sim.workloads import Workload
 
 DEFAULT_SCHEDULERS = "verl-sync,verl,divided,context,seer"
+DEFAULT_WAYS = "hold,recompute,park"
 ORACLE = "seer-oracle"
 
 EXAMPLES = f"""\
 workloads:
   {", ".join(WORKLOAD_NAMES)}
+  {", ".join(AGENTS)} have turns: after each, a response waits for its tool
 schedulers:
   {", ".join(SCHEDULER_NAMES)}; +sd after a name adds plain speculation (verl-sync+sd)
 
@@ -51,6 +54,8 @@ examples:
   seer simulate moonlight --schedulers verl-sync,seer --iterations 10
   seer simulate trace:lengths.json --model llama-8b --gpu h200 --instances 4
   seer simulate synthetic --groups 200 --mean 3000 --max 32768 --correlation 0.9 --out runs/long-tail
+  seer simulate agent-swe --schedulers verl,seer    agents: KV of waiting requests held, recomputed, parked
+  seer simulate agent-tools --tool-s 10 --given-tokens 1000 --while-waiting hold,park
 
 The same seed gives the same JSON, byte for byte, except for `simulator_wall_s`, the real seconds of the
 simulation; --no-timing sets it to null, so that two outputs can be compared as files.
@@ -102,6 +107,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     _add_output_options(parser)
     _add_cluster_options(parser)
     _add_shape_options(parser)
+    _add_turn_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -119,7 +125,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    cluster = parser.add_argument_group("for traces and synthetic lengths")
+    cluster = parser.add_argument_group("for all but the paper's workloads")
     cluster.add_argument("--model", metavar="NAME", help=f"one of {', '.join(MODELS)} (llama-8b)")
     cluster.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (h200)")
     cluster.add_argument("--num-gpus", type=NumberOption(SimulatedGpus), metavar="N", help="GPUs per instance (1)")
@@ -136,9 +142,11 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_shape_options(parser: argparse.ArgumentParser) -> None:
-    shape = parser.add_argument_group("for synthetic lengths")
+    shape = parser.add_argument_group("for synthetic lengths and agent-tools")
     shape.add_argument("--groups", type=NumberOption(Count), metavar="N", help="number of prompts (64)")
-    shape.add_argument("--mean", type=NumberOption(Count), metavar="N", help="mean length (4000)")
+    shape.add_argument(
+        "--mean", type=NumberOption(Count), metavar="N", help="mean length (4000; agent-tools, all turns: 1500)"
+    )
     shape.add_argument(
         "--sigma",
         "--shape",
@@ -151,9 +159,31 @@ def _add_shape_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_turn_options(parser: argparse.ArgumentParser) -> None:
+    turns = parser.add_argument_group(f"for {' and '.join(AGENTS)}")
+    turns.add_argument(
+        "--while-waiting",
+        metavar="WAY,...",
+        help="what happens to the KV of requests that wait for their tools, one row for each (hold,recompute,park): "
+        "hold: it stays on the instance, so fewer requests are let in; recompute: it may be pushed out, and is then "
+        "computed again; park: it rests in the pool. verl, verl-sync and group have no pool: park is recompute there",
+    )
+    turns.add_argument("--tool-s", type=NumberOption(Seconds), metavar="X", help="median seconds of a tool (2; 1.5)")
+    turns.add_argument(
+        "--tool-sigma", type=NumberOption(LogSpread), metavar="X", help="spread of their log (1.2; 0.8); 0: all equal"
+    )
+    turns.add_argument(
+        "--given-tokens", type=NumberOption(Count), metavar="N", help="median tokens of a tool's answer (400; 300)"
+    )
+    turns.add_argument(
+        "--turns", type=NumberOption(Count), metavar="N", help="agent-tools: most turns of a response (12)"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Simulate each scheduler, then print and write the results."""
     schedulers = _schedulers(args.schedulers)
+    ways = _ways(args)
     seeds = parse_seeds(args.seeds)
     if args.out is not None and len(seeds) > 1:
         raise ConfigError(f"--out with {len(seeds)} seeds", hint="--out keeps the events of one: --seeds 0")
@@ -164,9 +194,8 @@ def run(args: argparse.Namespace) -> int:
     folder = None
     if args.out is not None:
         folder = SimulationFolder(args.out, first.name, first.num_instances, first.limits().kv_tokens)
-    rows = [
-        row for seed, workload in workloads.items() for row in _simulate_all(workload, seed, schedulers, args, folder)
-    ]
+    pairs = [(scheduler, way) for scheduler in schedulers for way in ways]
+    rows = [row for seed, workload in workloads.items() for row in _simulate_all(workload, seed, pairs, args, folder)]
     if folder is not None:
         folder.write_results(_encode(rows))
     if args.json:
@@ -198,6 +227,10 @@ def _workload(args: argparse.Namespace, seed: int) -> Workload:
             sigma=args.sigma,
             correlation=args.correlation,
             groups=args.groups,
+            tool_s=args.tool_s,
+            tool_sigma=args.tool_sigma,
+            given_tokens=args.given_tokens,
+            turns=args.turns,
         ),
     )
 
@@ -213,39 +246,57 @@ def _schedulers(names: str) -> list[str]:
     return schedulers
 
 
+def _ways(args: argparse.Namespace) -> list[WhileWaiting]:
+    """What happens to KV while requests wait; without turns nothing does, and there is one way."""
+    if args.workload not in AGENTS:
+        if args.while_waiting is not None:
+            hint = f"its responses have no turns; use {' or '.join(AGENTS)}"
+            raise ConfigError(f"--while-waiting does not apply to {args.workload}", hint=hint)
+        return ["park"]
+    ways: list[WhileWaiting] = []
+    for name in (args.while_waiting or DEFAULT_WAYS).split(","):
+        way = next((known for known in WAYS if known == name.strip()), None)
+        if way is None or way in ways:
+            raise ConfigError(f"--while-waiting {args.while_waiting!r}", hint=f"each once: {', '.join(WAYS)}")
+        ways.append(way)
+    return ways
+
+
 def _simulate_all(
-    workload: Workload, seed: int, schedulers: list[str], args: argparse.Namespace, folder: SimulationFolder | None
+    workload: Workload,
+    seed: int,
+    pairs: list[tuple[str, WhileWaiting]],
+    args: argparse.Namespace,
+    folder: SimulationFolder | None,
 ) -> list[Row]:
-    todo = schedulers if ORACLE in schedulers else [*schedulers, ORACLE]
-    results: dict[str, SimulationResult] = {}
+    oracle: tuple[str, WhileWaiting] = (ORACLE, "park")
+    todo = pairs if oracle in pairs else [*pairs, oracle]
+    results: dict[tuple[str, WhileWaiting], SimulationResult] = {}
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        for scheduler in todo:
-            bar = bars.add_task(scheduler, total=len(workload.lengths))
+        for pair in todo:
+            scheduler, way = pair
+            name = f"{scheduler}-{way}" if workload.turns else scheduler
+            bar = bars.add_task(name, total=len(workload.lengths))
             recorder: contextlib.AbstractContextManager[EventSink | None] = contextlib.nullcontext(None)
-            if folder is not None and scheduler in schedulers:
-                metadata = run_metadata(workload, scheduler, args.speculation, seed)
-                recorder = folder.recorder(scheduler, metadata)
+            if folder is not None and pair in pairs:
+                recorder = folder.recorder(name, run_metadata(workload, scheduler, args.speculation, seed, way))
             with recorder as events:
-                results[scheduler] = simulate(
+                results[pair] = simulate(
                     workload,
                     scheduler,
                     speculation=args.speculation,
+                    while_waiting=way,
                     events=events,
                     progress=lambda done, total, bar=bar: bars.update(bar, completed=done),  # type: ignore[misc]
                 )
-    oracle_tokens_s = results[ORACLE].summary.throughput_tokens_s
+    oracle_tokens_s = results[oracle].summary.throughput_tokens_s
     return [
         make_row(
-            workload,
-            results[scheduler],
-            oracle_tokens_s,
-            seed=seed,
-            speculation=args.speculation,
-            timing=not args.no_timing,
+            workload, results[pair], oracle_tokens_s, seed=seed, speculation=args.speculation, timing=not args.no_timing
         )
-        for scheduler in schedulers
+        for pair in pairs
     ]
 
 

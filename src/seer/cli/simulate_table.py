@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rich.console import Console
 from rich.table import Table
@@ -50,6 +50,21 @@ class Row:
     speculation: str
 
 
+@dataclass(frozen=True, slots=True)
+class TurnsRow(Row):
+    """The result of a workload with turns."""
+
+    while_waiting: str
+    """What happened to the KV of requests that waited: park, recompute or hold."""
+    num_turns: int
+    given_tokens: int
+    """What tools answered."""
+    tool_wait_s: float
+    """Seconds that requests waited for their tools, summed over them."""
+    recomputed_share: float
+    """Tokens computed again, over those of prompts and answers."""
+
+
 def make_row(
     workload: Workload,
     result: SimulationResult,
@@ -61,7 +76,7 @@ def make_row(
 ) -> Row:
     """What one simulation came to. Floats are rounded: more digits would claim more than a model can know."""
     summary = result.summary
-    return Row(
+    row = Row(
         workload=workload.name,
         scheduler=result.scheduler,
         group_size=workload.group_size,
@@ -93,6 +108,20 @@ def make_row(
         instances=workload.num_instances,
         speculation=speculation,
     )
+    return row if result.while_waiting is None else _with_turns(row, workload, result.while_waiting)
+
+
+def _with_turns(row: Row, workload: Workload, while_waiting: str) -> TurnsRow:
+    given = sum(sum(one.given) for one in workload.turns)
+    values = {field.name: getattr(row, field.name) for field in fields(Row)}
+    return TurnsRow(
+        **values,
+        while_waiting=while_waiting,
+        num_turns=sum(len(one.ends) for one in workload.turns),
+        given_tokens=given,
+        tool_wait_s=round(sum(sum(one.tool_s) for one in workload.turns), 3),
+        recomputed_share=round(row.recomputed_tokens / (workload.num_requests * workload.prompt_tokens + given), 6),
+    )
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -102,12 +131,22 @@ def _rounded(seconds: float | None) -> float | None:
 def describe(workload: Workload, seeds: Sequence[int]) -> str:
     """The workload and its cluster in one line; the lengths are those of the first seed."""
     cost = workload.cost
+    turns = f"{_turns_of(workload)}; " if workload.turns else ""
     return (
         f"{workload.name}: {len(workload.lengths):,} groups of {workload.group_size}, "
         f"{workload.num_requests:,} responses, mean {workload.num_tokens / workload.num_requests:,.0f}, "
-        f"longest {max(map(max, workload.lengths)):,} of {workload.max_tokens:,} tokens; "
+        f"longest {max(map(max, workload.lengths)):,} of {workload.max_tokens:,} tokens; {turns}"
         f"{cost.model.name} on {workload.num_instances} instances of {cost.num_gpus} x {cost.gpu.name}; "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    )
+
+
+def _turns_of(workload: Workload) -> str:
+    calls_s = sorted(seconds for one in workload.turns for seconds in one.tool_s)
+    given = sum(sum(one.given) for one in workload.turns)
+    return (
+        f"{len(calls_s):,} turns, tools take {calls_s[len(calls_s) // 2]:.1f} s (median) and up to {calls_s[-1]:.0f} s "
+        f"and give {given / workload.num_requests:,.0f} tokens per response, prompts have {workload.prompt_tokens:,}"
     )
 
 
@@ -115,8 +154,8 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
     """One line per scheduler of one seed; ratios are to the first."""
     first = rows[0]
     table = Table(
-        caption=f"x: throughput relative to {first.scheduler}; of oracle: of seer-oracle, without speculation, same "
-        "lengths; groups s: until half and 90% of the groups were complete"
+        caption=f"x: throughput relative to {_name(first)}; of oracle: of seer-oracle, without speculation, same "
+        f"lengths; groups s: until half and 90% of the groups were complete{_about_waiting(first)}"
     )
     table.add_column("scheduler", no_wrap=True)
     columns = "tokens/s,x,of oracle,total s,tail s,groups s,preempted,recomputed,migrations,idle,accepted,simulated in"
@@ -143,8 +182,8 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
 
 def print_means(console: Console, rows: Sequence[Row]) -> None:
     """One line per scheduler: the mean over the seeds with its interval and, below, the range. Ratios are by seed."""
-    first = rows[0].scheduler
-    base = {row.seed: row.throughput_tokens_s for row in rows if row.scheduler == first}
+    first = _name(rows[0])
+    base = {row.seed: row.throughput_tokens_s for row in rows if _name(row) == first}
     columns: list[tuple[str, str, Callable[[Row], float | None]]] = [
         ("tokens/s", "{:,.0f}", lambda row: row.throughput_tokens_s),
         ("x", "{:.2f}", lambda row: row.throughput_tokens_s / base[row.seed]),
@@ -158,15 +197,16 @@ def print_means(console: Console, rows: Sequence[Row]) -> None:
     ]
     table = Table(
         caption=f"mean over {len(base)} seeds ± half of its 95% interval, range below; x: throughput relative to "
-        f"{first} on the same seed; of oracle: of seer-oracle, without speculation, same lengths",
+        f"{first} on the same seed; of oracle: of seer-oracle, without speculation, same "
+        f"lengths{_about_waiting(rows[0])}",
         show_lines=True,
     )
     table.add_column("scheduler")
     for title, _, _ in columns:
         table.add_column(title, justify="right")
-    for scheduler in dict.fromkeys(row.scheduler for row in rows):
-        mine = [row for row in rows if row.scheduler == scheduler]
-        table.add_row(_name(mine[0]), *(_mean_and_range(mine, form, value) for _, form, value in columns))
+    for name in dict.fromkeys(map(_name, rows)):
+        mine = [row for row in rows if _name(row) == name]
+        table.add_row(name, *(_mean_and_range(mine, form, value) for _, form, value in columns))
     console.print(table)
 
 
@@ -180,4 +220,11 @@ def _mean_and_range(rows: Sequence[Row], form: str, value: Callable[[Row], float
 
 
 def _name(row: Row) -> str:
-    return f"{row.scheduler} (off-policy)" if row.off_policy else row.scheduler
+    name = f"{row.scheduler}, {row.while_waiting}" if isinstance(row, TurnsRow) else row.scheduler
+    return f"{name} (off-policy)" if row.off_policy else name
+
+
+def _about_waiting(row: Row) -> str:
+    if not isinstance(row, TurnsRow):
+        return ""
+    return "; park, recompute, hold: what happens to the KV of requests that wait for their tools"

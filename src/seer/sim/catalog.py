@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads by the name a user gives: one of the paper's three, `trace:FILE`, or `synthetic`.
+"""Workloads by the name a user gives: one of the paper's three, `agent-swe`, `agent-tools`, `trace:FILE`, `synthetic`.
 
-The paper's workloads define their model, GPUs and lengths. Traces and synthetic lengths run on a cluster that the
-caller describes. An option that does not apply to a workload is refused, not ignored.
+The paper's workloads define their model, GPUs and lengths. The others run on a cluster that the caller describes. Those
+of agents have turns. An option that does not apply to a workload is refused, not ignored.
 """
 
 from __future__ import annotations
 
 import difflib
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,18 +20,23 @@ from seer.ranges import (
     LogSpread,
     Probability,
     Responses,
+    Seconds,
     Seed,
     SimulatedGpus,
     SimulatedInstances,
     check_fields,
 )
+from seer.sim.agent_workloads import AGENT_SWE, AGENT_TOOLS, DEFAULTS, recorded_agent
 from seer.sim.costs import GPUS, MODELS, InstanceCost
 from seer.sim.recorded import read_lengths
+from seer.sim.turns import TurnModel, plan_turns
 from seer.sim.workloads import PAPER, LengthModel, Workload, paper_workload
 
 TRACE_PREFIX = "trace:"
 SYNTHETIC = "synthetic"
-NAMES = (*PAPER, SYNTHETIC, f"{TRACE_PREFIX}FILE")
+AGENTS = (AGENT_SWE, AGENT_TOOLS)
+"""Workloads with turns."""
+NAMES = (*PAPER, *AGENTS, SYNTHETIC, f"{TRACE_PREFIX}FILE")
 """As users write them."""
 
 
@@ -42,7 +48,7 @@ class WorkloadOptions:
     group_size: Responses | None = None
     """Responses per group. Traces: the first ones of each group, default all. Synthetic: 8."""
     instances: SimulatedInstances | None = None
-    """Traces and synthetic: 8."""
+    """Traces and synthetic: 8; agent-swe: 1; agent-tools: 2."""
     chunk_tokens: Count | None = None
     """The paper's workloads: 8,192. Others: an eighth of the maximum, between 256 and 8,192."""
     model: str | None = None
@@ -63,6 +69,14 @@ class WorkloadOptions:
     """Synthetic: share of the variance of the logarithm that is common to a group, 0.7."""
     groups: Count | None = None
     """Synthetic: 64."""
+    tool_s: Seconds | None = None
+    """Agents: median seconds of a tool's call."""
+    tool_sigma: LogSpread | None = None
+    """Agents: standard deviation of the logarithm of these seconds; 0 makes all calls equal."""
+    given_tokens: Count | None = None
+    """Agents: median tokens of a tool's answer."""
+    turns: Count | None = None
+    """agent-tools: the most turns of a response, 12."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
@@ -72,8 +86,17 @@ class WorkloadOptions:
 _CLUSTER = ("model", "gpu", "num_gpus", "prompt_tokens", "maximum")
 """Options that describe a cluster: the paper's workloads have their own."""
 _SHAPE = ("mean", "sigma", "correlation", "groups")
-"""Options that describe a length distribution: only `synthetic` has one."""
-_FLAGS = {"num_gpus": "--num-gpus", "prompt_tokens": "--prompt-tokens", "maximum": "--max"}
+"""Options that describe a length distribution: only `synthetic` and `agent-tools` have one."""
+_TOOLS = ("tool_s", "tool_sigma", "given_tokens", "turns")
+"""Options that describe tools: only the workloads of agents have some."""
+_FLAGS = {
+    "num_gpus": "--num-gpus",
+    "prompt_tokens": "--prompt-tokens",
+    "maximum": "--max",
+    "tool_s": "--tool-s",
+    "tool_sigma": "--tool-sigma",
+    "given_tokens": "--given-tokens",
+}
 """Options whose flag is not `--` and their name."""
 
 REQUEST_BYTES = 2048
@@ -85,8 +108,14 @@ T = TypeVar("T")
 def load_workload(name: str, options: WorkloadOptions | None = None) -> Workload:
     """The workload of this name with these options; raises if it cannot run."""
     options = options or WorkloadOptions()
+    if name not in AGENTS:
+        _refuse(name, options, _TOOLS, f"its responses have no turns; use {' or '.join(AGENTS)}")
     if name in PAPER:
         workload = _paper(name, options)
+    elif name == AGENT_SWE:
+        workload = _agent_swe(options)
+    elif name == AGENT_TOOLS:
+        workload = _agent_tools(options)
     elif name == SYNTHETIC:
         workload = _synthetic(options)
     elif name.startswith(TRACE_PREFIX):
@@ -101,6 +130,57 @@ def _paper(name: str, options: WorkloadOptions) -> Workload:
     _refuse(name, options, (*_CLUSTER, *_SHAPE), "it is the paper's own; use synthetic or trace:FILE")
     workload = paper_workload(name, seed=options.seed, group_size=options.group_size, num_instances=options.instances)
     return workload if options.chunk_tokens is None else replace(workload, chunk_tokens=options.chunk_tokens)
+
+
+def _agent_swe(options: WorkloadOptions) -> Workload:
+    _refuse(AGENT_SWE, options, (*_SHAPE, "turns"), f"they are recorded; use {AGENT_TOOLS} to sample others")
+    recorded = recorded_agent()
+    options = _with_defaults(AGENT_SWE, options)
+    _refuse_larger_groups(AGENT_SWE, options, recorded.tokens)
+    _refuse_lower_maximum(AGENT_SWE, options, recorded.tokens)
+    size = _or(options.group_size, len(recorded.tokens[0]))
+    order = random.Random(options.seed).sample(range(len(recorded.tokens)), len(recorded.tokens))
+    tokens, turns = ([rows[i][:size] for i in order] for rows in (recorded.tokens, recorded.turns))
+    workload = _on_stated_cluster(AGENT_SWE, tuple(tokens), _or(options.maximum, 0), None, options)
+    return replace(workload, turns=plan_turns(tokens, _tools(AGENT_SWE, options), options.seed, turns))
+
+
+def _agent_tools(options: WorkloadOptions) -> Workload:
+    options = _with_defaults(AGENT_TOOLS, replace(options, mean=_or(options.mean, 1500)))
+    workload = replace(_synthetic(options), name=AGENT_TOOLS)
+    return replace(workload, turns=plan_turns(workload.lengths, _tools(AGENT_TOOLS, options), options.seed))
+
+
+def _with_defaults(name: str, options: WorkloadOptions) -> WorkloadOptions:
+    own = DEFAULTS[name]
+    return replace(
+        options,
+        prompt_tokens=_or(options.prompt_tokens, own.prompt_tokens),
+        maximum=_or(options.maximum, own.maximum),
+        instances=_or(options.instances, own.instances),
+    )
+
+
+def _tools(name: str, options: WorkloadOptions) -> TurnModel:
+    """The workload's own, where no option says otherwise; a median outside of its range moves the range."""
+    own = DEFAULTS[name].tools
+    tool_s, given = _or(options.tool_s, own.tool_s.median), _or(options.given_tokens, own.given_tokens.median)
+    return TurnModel(
+        tool_s=replace(
+            own.tool_s,
+            median=tool_s,
+            sigma=_or(options.tool_sigma, own.tool_s.sigma),
+            least=min(tool_s, own.tool_s.least),
+            most=max(tool_s, own.tool_s.most),
+        ),
+        given_tokens=replace(
+            own.given_tokens,
+            median=given,
+            least=min(given, own.given_tokens.least),
+            most=max(given, own.given_tokens.most),
+        ),
+        most_turns=_or(options.turns, own.most_turns),
+    )
 
 
 def _synthetic(options: WorkloadOptions) -> Workload:
@@ -135,18 +215,26 @@ def _trace(name: str, options: WorkloadOptions) -> Workload:
     recorded = read_lengths(path)
     groups = recorded.groups
     if options.group_size is not None:
-        largest = max(map(len, groups))
-        if options.group_size > largest:
-            raise ConfigError(
-                f"group size {options.group_size}, but {path} has at most {largest} responses per group",
-                hint=f"--group-size {largest} or less",
-            )
+        _refuse_larger_groups(str(path), options, groups)
         groups = tuple(row[: options.group_size] for row in groups)
-    longest = max(map(max, groups))
-    if options.maximum is not None and options.maximum < longest:
-        raise ConfigError(f"maximum {options.maximum}, but {path} has a response of {longest}", hint=f"--max {longest}")
+    _refuse_lower_maximum(str(path), options, groups)
     maximum = _or(options.maximum, recorded.max_tokens)
     return _on_stated_cluster(name, groups, maximum, recorded.prompt_tokens, options)
+
+
+def _refuse_larger_groups(name: str, options: WorkloadOptions, groups: tuple[tuple[int, ...], ...]) -> None:
+    largest = max(map(len, groups))
+    if options.group_size is not None and options.group_size > largest:
+        raise ConfigError(
+            f"group size {options.group_size}, but {name} has at most {largest} responses per group",
+            hint=f"--group-size {largest} or less",
+        )
+
+
+def _refuse_lower_maximum(name: str, options: WorkloadOptions, groups: tuple[tuple[int, ...], ...]) -> None:
+    longest = max(map(max, groups))
+    if options.maximum is not None and options.maximum < longest:
+        raise ConfigError(f"maximum {options.maximum}, but {name} has a response of {longest}", hint=f"--max {longest}")
 
 
 def _on_stated_cluster(
@@ -189,7 +277,7 @@ def _named(kind: str, name: str, known: dict[str, T]) -> T:
 def _unknown(name: str) -> ConfigError:
     if Path(name).is_file():
         return ConfigError(f"unknown workload {name!r}", hint=f"to replay a file: {TRACE_PREFIX}{name}")
-    close = difflib.get_close_matches(name, (*PAPER, SYNTHETIC), n=1)
+    close = difflib.get_close_matches(name, (*PAPER, *AGENTS, SYNTHETIC), n=1)
     return ConfigError(
         f"unknown workload {name!r}",
         hint=f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}",

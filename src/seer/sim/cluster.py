@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulate one workload under one scheduler: the production rollout loop over simulated instances in virtual time."""
+"""Simulate one workload under one scheduler: the production rollout loop over simulated instances in virtual time.
+
+A workload with turns (seer.sim.turns) talks to its tools on the same clock.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from seer.context import Context
+from seer.errors import ConfigError
 from seer.metrics.events import Event, EventSink
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.sim import virtual_time
+from seer.sim.conversations import Conversations
 from seer.sim.instance import SimulatedInstance
 from seer.sim.pool_tiers import PoolTiers
 from seer.sim.speculation import PAPER_TABLE_2, AcceptanceCurve, GroupProgress, SpeculationModel
+from seer.sim.turns import WhileWaiting
 from seer.sim.workloads import Workload
 from seer.transfer import TransferEstimate
 from seer.types import GROUP_DRAFTS, BudgetRule, DraftMode
@@ -36,6 +42,8 @@ class SimulationResult:
     summary: Summary
     wall_s: float
     """Real seconds the simulation took."""
+    while_waiting: WhileWaiting | None
+    """What happened to the KV of requests that waited for their tools; None without turns."""
     length_hints: Mapping[str, int]
     """What the rollout learned about its prompts, for a later one."""
 
@@ -51,6 +59,7 @@ def simulate(
     curve: AcceptanceCurve | None = None,
     length_hints: Mapping[str, int] | None = None,
     pool: PoolTiers | None = None,
+    while_waiting: WhileWaiting = "park",
     events: EventSink | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -58,6 +67,7 @@ def simulate(
 
     `drafts` and `budget_rule` take the place of the scheduler's own.
     `pool` bounds the pool's DRAM and puts an SSD below it; without it DRAM holds everything.
+    `while_waiting` is what happens to the KV of requests that wait for their tools.
     `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
     """
     workload.check()
@@ -65,6 +75,8 @@ def simulate(
     spec = parse_scheduler(scheduler)
     wanted_groups = len(workload.lengths)
     if spec.oversample > 1:
+        if workload.turns:
+            raise ConfigError(f"{scheduler} with turns is not simulated", hint="a scheduler that ends every response")
         times = spec.oversample
         workload = replace(workload, lengths=workload.lengths * times, keys=workload.keys * times)
     summarizer = Summarizer(workload.num_instances)
@@ -73,22 +85,24 @@ def simulate(
     model = None if speculation == "off" else _speculation(workload, mode, budget_rule or rule_of(mode), curve)
     if model is not None and model.plain is not None:
         workload = replace(workload, cost=replace(workload.cost, draft_pass_s=model.plain.pass_s))
+    transfer = TransferEstimate(workload.cost.transfer_costs()) if while_waiting == "park" else None
     settings = settings or SchedulerSettings(
-        chunk_tokens=workload.chunk_tokens,
-        placement=PlacementConfig(transfer=TransferEstimate(workload.cost.transfer_costs())),
+        chunk_tokens=workload.chunk_tokens, placement=PlacementConfig(transfer=transfer)
     )
     context = Context(length_hints)
     flat = [length for row in workload.lengths for length in row]
     chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
 
+    talks = Conversations(workload, while_waiting) if workload.turns else None
+
     async def rollout() -> None:
-        instances = _make_instances(workload, flat, model, emit, pool)
-        loop = RolloutLoop(instances, chosen, context, events=emit)
+        instances = _make_instances(workload, flat, model, emit, pool=pool, talks=talks)
+        loop = RolloutLoop(instances, chosen, context, events=emit, on_turn=talks.on_turn if talks else None)
         for instance in instances:
             await instance.start(loop.on_output)
         enough = wanted_groups if spec.oversample > 1 else None
         num_done = 0
-        async for _ in loop.run(workload.groups(), enough_groups=enough):
+        async for _ in talks.serve(loop) if talks else loop.run(workload.groups(), enough_groups=enough):
             num_done += 1
             if progress is not None:
                 progress(num_done, wanted_groups)
@@ -101,6 +115,7 @@ def simulate(
         scheduler=scheduler,
         off_policy=spec.off_policy,
         summary=summarizer.summary(),
+        while_waiting=while_waiting if talks else None,
         wall_s=time.perf_counter() - began_s,
         length_hints=context.as_length_hints({group.id: group for group in workload.groups()}),
     )
@@ -117,7 +132,13 @@ def _speculation(
 
 
 def _make_instances(
-    workload: Workload, lengths: list[int], model: SpeculationModel | None, emit: EventSink, pool: PoolTiers | None
+    workload: Workload,
+    lengths: list[int],
+    model: SpeculationModel | None,
+    emit: EventSink,
+    *,
+    pool: PoolTiers | None,
+    talks: Conversations | None,
 ) -> list[SimulatedInstance]:
     progress = GroupProgress()  # siblings on all instances serve as references
     return [
@@ -130,6 +151,7 @@ def _make_instances(
             progress=progress,
             events=emit,
             pool=pool,
+            turn_end=talks.turn_end if talks else None,
         )
         for id in range(workload.num_instances)
     ]

@@ -23,6 +23,7 @@ from seer.metrics.jsonl import read_events, read_header
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.costs import GPUS, MODELS, InstanceCost
 from seer.sim.draft_model import DraftModel
+from seer.sim.turns import RequestTurns, WhileWaiting
 from seer.sim.workloads import Workload
 from seer.types import FinishReason
 
@@ -44,12 +45,14 @@ class _Cluster(msgspec.Struct, frozen=True):
     drafts: DraftModel = DraftModel()
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     workload: str
     scheduler: str
     seed: int
     speculation: Literal["auto", "off"]
     cluster: _Cluster
+    while_waiting: WhileWaiting = "park"
+    turns: tuple[RequestTurns, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,14 @@ class Recording:
     workload: Workload
     scheduler: str
     speculation: Speculation
+    while_waiting: WhileWaiting
     started: tuple[Started, ...]
     """The recorded plan."""
 
 
-def run_metadata(workload: Workload, scheduler: str, speculation: Speculation, seed: int) -> dict[str, Any]:
+def run_metadata(
+    workload: Workload, scheduler: str, speculation: Speculation, seed: int, while_waiting: WhileWaiting = "park"
+) -> dict[str, Any]:
     """The header fields that a replay needs."""
     cost = workload.cost
     metadata = _Metadata(
@@ -81,6 +87,8 @@ def run_metadata(workload: Workload, scheduler: str, speculation: Speculation, s
             max_num_seqs=workload.max_num_seqs,
             drafts=workload.drafts,
         ),
+        while_waiting=while_waiting,
+        turns=workload.turns,
     )
     content: dict[str, Any] = msgspec.to_builtins(metadata)
     return content
@@ -111,6 +119,7 @@ def read_recording(path: Path) -> Recording:
         workload=_workload(path, metadata, queued, lengths),
         scheduler=metadata.scheduler,
         speculation=metadata.speculation,
+        while_waiting=metadata.while_waiting,
         started=tuple(started),
     )
 
@@ -123,7 +132,13 @@ def replay(recording: Recording, scheduler: str | None = None) -> list[Started]:
         if isinstance(event, Started):
             plan.append(event)
 
-    simulate(recording.workload, scheduler or recording.scheduler, speculation=recording.speculation, events=keep)
+    simulate(
+        recording.workload,
+        scheduler or recording.scheduler,
+        speculation=recording.speculation,
+        while_waiting=recording.while_waiting,
+        events=keep,
+    )
     return plan
 
 
@@ -151,4 +166,12 @@ def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: di
         chunk_tokens=cluster.chunk_tokens,
         max_num_seqs=cluster.max_num_seqs,
         drafts=cluster.drafts,
+        turns=_turns(path, metadata, [length for row in groups.values() for length in row]),
     )
+
+
+def _turns(path: Path, metadata: _Metadata, lengths: list[int]) -> tuple[RequestTurns, ...]:
+    """The turns of the header; refused where they are not those of the events."""
+    if metadata.turns and [one.ends[-1] if one.ends else 0 for one in metadata.turns] != lengths:
+        raise InputError(f"{path}: the header's turns are not those of its requests")
+    return metadata.turns

@@ -22,6 +22,7 @@ import numpy as np
 from seer.errors import ConfigError
 from seer.sim.costs import H800, MODELS, InstanceCost
 from seer.sim.draft_model import DraftModel, PlainDrafts, acceptance_for
+from seer.sim.turns import RequestTurns
 from seer.types import Group, InstanceLimits, Sampling
 
 TABLE_2_DRAFTS = DraftModel()
@@ -88,6 +89,13 @@ class Workload:
     drafts: DraftModel = TABLE_2_DRAFTS
     keys: tuple[str, ...] = ()
     """The groups' prompts, for length hints; empty: the groups' numbers."""
+    turns: tuple[RequestTurns, ...] = ()
+    """Of every request, group after group; empty: responses without turns."""
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest context that a request may reach, what its tools give included."""
+        return self.prompt_tokens + self.max_tokens + max((sum(one.given) for one in self.turns), default=0)
 
     @property
     def num_requests(self) -> int:
@@ -110,7 +118,7 @@ class Workload:
             kv_blocks=self.cost.kv_tokens // BLOCK_SIZE,
             block_size=BLOCK_SIZE,
             max_num_seqs=self.max_num_seqs,
-            max_model_len=self.prompt_tokens + self.max_tokens,
+            max_model_len=self.max_context_tokens,
         )
 
     def groups(self) -> list[Group]:
@@ -129,9 +137,9 @@ class Workload:
         if not self.lengths or not all(self.lengths):
             raise ConfigError(f"workload {self.name} has no groups, or an empty one", hint="--group-size 1 or more")
         room = self.limits().kv_tokens
-        if room < self.prompt_tokens + self.max_tokens:
+        if room < self.max_context_tokens:
             raise ConfigError(
-                f"one request may reach {self.prompt_tokens + self.max_tokens} tokens, "
+                f"one request may reach {self.max_context_tokens} tokens, "
                 f"an instance of {self.cost.num_gpus} x {self.cost.gpu.name} holds the KV of {max(room, 0)}",
                 hint="more GPUs per instance, or a smaller maximum",
             )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations on the production rollout loop: tools as timers, and requests admitted as the way of waiting allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from seer.buffer import Request
+from seer.rollout import RolloutLoop
+from seer.sim.turns import WhileWaiting
+from seer.sim.workloads import Workload
+from seer.types import Chunk, Group, GroupResult
+
+
+class Conversations:
+    """The tools of one simulated rollout."""
+
+    def __init__(self, workload: Workload, while_waiting: WhileWaiting) -> None:
+        self._workload, self._plan = workload, workload.turns
+        self._is_held = while_waiting == "hold"
+        self._loop: RolloutLoop | None = None
+
+    def turn_end(self, chunk: Chunk) -> int:
+        """Tokens that the chunk's request has generated at the end of its present turn."""
+        return self._plan[chunk.request].end_after(chunk.num_generated_tokens)
+
+    def on_turn(self, request: Request) -> None:
+        """A turn has ended: the tool answers later, or ends the response."""
+        assert self._loop is not None, "turns end while the loop serves"
+        turns, number = self._plan[request.id], request.num_turns - 1
+        clock = asyncio.get_running_loop()
+        if number == len(turns.given):
+            clock.call_later(turns.tool_s[number], self._loop.conclude, request, None)
+        else:
+            clock.call_later(turns.tool_s[number], self._loop.answer, request, None, turns.given[number])
+
+    async def serve(self, loop: RolloutLoop) -> AsyncIterator[GroupResult]:
+        """Roll every group out to its end. While KV is held, groups are let in as there is room; one at least."""
+        self._loop = loop
+        most_open = self._room() if self._is_held else self._workload.num_requests
+        left = [
+            replace(group, has_turns=True, max_context_tokens=self._workload.max_context_tokens)
+            for group in reversed(self._workload.groups())
+        ]
+        self._admit(left, most_open)
+        async for complete in loop.serve():
+            self._admit(left, most_open)
+            yield complete
+
+    def _admit(self, left: list[Group], most_open: int) -> None:
+        assert self._loop is not None, "set by serve"
+        buffer = self._loop.buffer
+        while left:
+            num_open = buffer.num_admitted - buffer.num_ended
+            if num_open and num_open + left[-1].num_requests > most_open:
+                return
+            self._loop.admit([left.pop()])
+        self._loop.seal()
+
+    def _room(self) -> int:
+        """Requests whose KV fits at their mean final length, over all instances."""
+        workload = self._workload
+        total = sum(workload.prompt_tokens + one.ends[-1] + sum(one.given) for one in self._plan)
+        return max(1, workload.limits().kv_tokens * len(self._plan) // total) * workload.num_instances
