@@ -67,6 +67,7 @@ class StandInServer:
     def __init__(self, rank: int, **settings: Any) -> None:
         self.instance = DraftingFake(rank, **settings)
         self.died = asyncio.Event()
+        self.num_questions = 0
         self.has_work = self.instance.has_work
         self.seer_serve = Method(self, self._serve)
         self.seer_weights_version = Method(self, self._weights_version)
@@ -85,4 +86,5 @@ class StandInServer:
         self._serving = asyncio.create_task(serve_instance(dial, lambda id, settings, events: self.instance))
 
     async def _weights_version(self) -> int:
+        self.num_questions += 1
         return self.instance.view().weights_version

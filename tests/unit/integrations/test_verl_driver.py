@@ -132,6 +132,23 @@ def test_a_later_turn_joins_the_group_of_its_prompt(tmp_path: Path) -> None:
     run(work())
 
 
+def test_further_prompts_of_a_rollout_join_it_without_asking_the_servers(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        first = asyncio.create_task(job.rollout(1))
+        await job.servers[0].has_work.wait()
+        asked = [server.num_questions for server in job.servers]
+        await job.rollout(1, groups=1)  # dynamic sampling replaces a group that it dropped
+        await first
+        assert [server.num_questions for server in job.servers] == asked
+        assert (await job.driver.finish_step(1, {}))["responses"] == 20
+        await job.driver.close()
+
+    run(work())
+
+
 def test_a_server_that_dies_in_the_middle_loses_no_response(tmp_path: Path) -> None:
     async def work() -> None:
         job = Job(tmp_path, step_s=0.001)

@@ -41,12 +41,13 @@ class Node:
         self.id = id
         self.address = address
         self.agent = agent
-        self._pool: dict[str, str] = {}
+        self.way_into_pool: dict[str, str] = {}
+        """Settings of the pool that are this node's own."""
         self._weights: dict[str, asyncio.Task[str]] = {}
 
     async def start_store(self, pool: NodesPool) -> None:
         """Start the node's part of the pool."""
-        self._pool = {
+        self.way_into_pool = {
             "owner_address": await self.agent.start_store.remote(self.address, pool.master_address, pool.node_bytes)
         }
 
@@ -55,7 +56,7 @@ class Node:
         settings = spec.settings
         if not isinstance(settings, InstanceSettings) or settings.pool is None:
             return spec
-        return replace(spec, settings=replace(settings, pool={**settings.pool, **self._pool}))
+        return replace(spec, settings=replace(settings, pool={**settings.pool, **self.way_into_pool}))
 
     async def localized(self, command: Command) -> Command:
         """A command that names a file which the driver staged, with the node's own copy of it."""

@@ -26,6 +26,7 @@ import msgspec
 
 from seer.config import plain_values
 from seer.errors import ConfigError, InstanceError
+from seer.hosting.draft_server_process import LOOPBACK
 from seer.integrations.verl.engine_settings import KvShape
 from seer.integrations.verl.gathering import Gathering
 from seer.integrations.verl.requests import Generated, GenerateRequest
@@ -52,16 +53,18 @@ class SeerDriver:
         num_servers: int,
         node: str,
         address: str,
+        num_machines: int = 1,
         run_dir: str,
         model: str,
         drafts: bool,
     ) -> None:
-        """`node` is Ray's name of the driver's machine, `address` its own."""
+        """`node` is Ray's name of the driver's machine, `address` its own; the cluster has `num_machines`."""
         self._settings, self._num_servers, self._model = settings, num_servers, model
         self._run_dir = settings.run_dir or Path(run_dir)
         self._node = node
         self._fleet = ServerFleet(address)
-        self._services = Services(settings, num_servers, node, drafts=drafts)
+        host = LOOPBACK if num_machines == 1 else address
+        self._services = Services(settings, num_servers, node, host, drafts=drafts)
         self._session: Session | None = None
         self._is_closed = False
         self._changing = asyncio.Lock()
@@ -83,9 +86,11 @@ class SeerDriver:
 
     async def begin_rollout(self, step: int, is_validation: bool) -> int:
         """Prompts of this step come now; returns the version of the weights that they are answered with."""
+        name = f"{step:06d}" + ("-val" if is_validation else "")
         async with self._changing:
+            if self._is_running(name):
+                return self._fleet.weights_version  # dynamic sampling: further prompts of the same rollout
             await self._use_newest_weights()
-            name = f"{step:06d}" + ("-val" if is_validation else "")
             if self._record is None or self._record.name != name:
                 self._open_record(name, is_validation)
             return self._fleet.weights_version
@@ -144,6 +149,10 @@ class SeerDriver:
             self._folder.close()
         await self._services.close()
         self._is_closed = True
+
+    def _is_running(self, name: str) -> bool:
+        has_session = self._session is not None and self._session.failure is None
+        return has_session and self._record is not None and self._record.name == name
 
     async def _use_newest_weights(self) -> None:
         session, needs_change = self._session, await self._fleet.needs_change()

@@ -99,6 +99,7 @@ class SeerReplica(vLLMReplica):
                 num_servers=self._num_replicas,
                 node=node,
                 address=address,
+                num_machines=sum(node["Alive"] for node in ray.nodes()),
                 run_dir=self._run_dir,
                 model=str(self.model_config.path),
                 drafts=has_drafts,
@@ -148,11 +149,22 @@ def _use_agent_loops(config: Any) -> str:
     """
     if not isinstance(config, DictConfig) or not config.get("agent"):
         return "seer"
+    trainer = config._get_root().get("trainer") or {}
+    is_older = not trainer.get("use_v1", True)
+    if not is_older:
+        _refuse_asynchronous((trainer.get("v1") or {}).get("trainer_mode", "sync"))
     if config.agent.get("agent_loop_manager_class") is None:
-        whole = config._get_root()
-        trainer = whole.get("trainer") or {}
-        if not trainer.get("use_v1", True):
+        if is_older:
             raise ConfigError(f"{SETTING} is not set", hint=f"trainer.use_v1=True, or +{SETTING}={MANAGER}")
         with open_dict(config):
             config.agent.agent_loop_manager_class = MANAGER
-    return f"{(config._get_root().get('trainer') or {}).get('default_local_dir', '.')}/seer"
+    return f"{trainer.get('default_local_dir', '.')}/seer"
+
+
+def _refuse_asynchronous(mode: str) -> None:
+    """Weights of those trainers change in the middle of responses; ours have one version from end to end."""
+    if mode != "sync":
+        raise ConfigError(
+            f"trainer.v1.trainer_mode={mode} is not supported with rollout.name=seer, which is synchronous",
+            hint="trainer.v1.trainer_mode=sync, or rollout.name=vllm",
+        )

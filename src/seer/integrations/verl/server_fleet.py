@@ -23,6 +23,7 @@ from seer.engine.base import Instance, Weights
 from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError, SeerError
 from seer.hosting import ProcessInstance
+from seer.hosting.draft_server_process import LOOPBACK
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.launcher import DialLauncher
 from seer.hosting.loop_slot import InstanceListener, LoopSlot
@@ -39,7 +40,6 @@ HOSTING = HostingConfig(silence_deadline_s=60.0, progress_deadline_s=300.0)
 at worst."""
 ANSWER_DEADLINE_S = 60.0
 """Of a server to a question about its weights."""
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(eq=False, slots=True)

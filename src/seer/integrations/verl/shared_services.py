@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all replicas share, owned by the driver: the KV pool and the draft servers. Made when the first server asks.
 
-A pool in shared memory and the draft servers, which listen on loopback, serve the servers of the driver's machine.
-Those of other machines draft from their own responses, and compute KV that moves to them again, unless the pool is a
-Mooncake store.
+Draft servers listen on the driver's address, where the cluster has several machines. A pool in shared memory is for the
+servers of the driver's machine: those of other machines compute KV that moves to them again. A Mooncake store has a
+part on every machine with a server (machine_stores.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from typing import Any
 
 from seer.errors import ConfigError
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
-from seer.hosting.fleet_pool import FleetPool, default_pool_bytes
+from seer.hosting.fleet_pool import FleetPool, default_pool_bytes, wanted_pool_bytes
 from seer.integrations.verl.engine_settings import KvShape, SharedServices
+from seer.integrations.verl.machine_stores import MachineStores
 from seer.integrations.verl.settings import VerlSettings
 
 log = logging.getLogger(__name__)
@@ -24,14 +26,16 @@ log = logging.getLogger(__name__)
 class Services:
     """Starts the shared services once, and answers servers that start."""
 
-    def __init__(self, settings: VerlSettings, num_servers: int, node: str, *, drafts: bool) -> None:
-        self._settings, self._num_servers, self._node = settings, num_servers, node
+    def __init__(self, settings: VerlSettings, num_servers: int, node: str, host: str, *, drafts: bool) -> None:
+        """`node` is Ray's name of the driver's machine, `host` the address that servers know it by."""
+        self._settings, self._num_servers, self._node, self._host = settings, num_servers, node, host
         self._wants_drafts = drafts
         self._identity = f"verl-{secrets.token_hex(8)}"
         self._shape: KvShape | None = None
         self._lock = asyncio.Lock()
         self.pool: FleetPool | None = None
         self.draft_servers: DraftServers | None = None
+        self._stores: MachineStores | None = None
 
     async def for_server(self, shape: KvShape, node: str) -> SharedServices:
         """What a server on this node is to use."""
@@ -41,15 +45,10 @@ class Services:
                 self._shape = shape
         if shape != self._shape:
             raise ConfigError(f"a replica has KV blocks of shape {shape}, the others {self._shape}")
-        pool, drafts, is_here = self.pool, self.draft_servers, node == self._node
-        if not is_here:
-            drafts = None
-        if pool is not None and not is_here and self._settings.pool.backend == "local":
-            log.warning("a server on another machine cannot use the local pool: what moves there is computed again")
-            pool = None
+        drafts = self.draft_servers
         return SharedServices(
             identity=self._identity,
-            pool=pool.settings if pool is not None else None,
+            pool=await self._pool_settings(node),
             draft_servers=drafts.addresses if drafts is not None else (),
             draft_keys=drafts.client_keys if drafts is not None else None,
         )
@@ -58,6 +57,8 @@ class Services:
         """End the draft servers and free the pool."""
         if self.draft_servers is not None:
             await self.draft_servers.close()
+        if self._stores is not None:
+            await self._stores.close()
         if self.pool is not None:
             self.pool.close()
 
@@ -65,18 +66,36 @@ class Services:
         self.pool = self._make_pool(shape)
         if self.pool is not None:
             self.pool.start()
+            if self.pool.between_nodes is not None:
+                self._stores = MachineStores(self.pool.between_nodes)
+                await self._stores.start()
         if self._wants_drafts:
-            self.draft_servers = DraftServers(num_draft_servers(self._num_servers))
+            self.draft_servers = DraftServers(num_draft_servers(self._num_servers), host=self._host)
             await self.draft_servers.start()
+
+    async def _pool_settings(self, node: str) -> dict[str, Any] | None:
+        """Of a server on this node."""
+        if self.pool is None:
+            return None
+        if self._stores is not None:
+            return {**self.pool.settings, **await self._stores.way_in(node)}
+        if node == self._node:
+            return self.pool.settings
+        log.warning(
+            "a server on another machine cannot use the local pool: what moves there is computed again "
+            "(+actor_rollout_ref.rollout.custom.seer.pool.backend=mooncake)"
+        )
+        return None
 
     def _make_pool(self, shape: KvShape) -> FleetPool | None:
         config = self._settings.pool
         sizes = {"block_bytes": shape.block_bytes, "block_size": shape.block_size, "num_ranks": shape.num_ranks}
-        if config.backend == "mooncake":
-            return FleetPool.mooncake(config.name, **sizes)
         if config.backend == "none" or config.memory_bytes == 0 or self._num_servers == 1:
             return None
-        num_bytes = config.memory_bytes or default_pool_bytes(self._kv_bytes(shape), self._num_servers)
+        kv_bytes = self._kv_bytes(shape)
+        if config.backend == "mooncake":
+            return FleetPool.between(config.memory_bytes or wanted_pool_bytes(kv_bytes, self._num_servers), **sizes)
+        num_bytes = config.memory_bytes or default_pool_bytes(kv_bytes, self._num_servers)
         return FleetPool.local(**sizes, dram_bytes=num_bytes, ssd=None)
 
     def _kv_bytes(self, shape: KvShape) -> int | None:
