@@ -74,6 +74,7 @@ def a_chunk(
         num_generated_tokens=sum(len(span.ids) for span in spans if not span.is_given),
         num_given_tokens=sum(len(span.ids) for span in spans if span.is_given),
         num_fresh_tokens=len(spans[-1].ids) if spans and spans[-1].is_given else 0,
+        turn_start=_turn_start(spans),
         max_tokens=max_tokens,
         sampling=Sampling(**defaults | sampling),
         seed=1000 + request if seed is None else seed,
@@ -83,6 +84,12 @@ def a_chunk(
         load_kv=load_kv,
         has_turns=has_turns,
     )
+
+
+def _turn_start(spans: Sequence[TokenSpan]) -> int:
+    """Generated tokens before the last given ones."""
+    last = max((at for at, span in enumerate(spans) if span.is_given), default=0)
+    return sum(len(span.ids) for span in spans[:last] if not span.is_given)
 
 
 def generate(

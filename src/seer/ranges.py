@@ -60,6 +60,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 LogSpread = Annotated[float, Meta(ge=0, le=5)]
 """Standard deviation of the logarithm of a length; 0 makes all lengths equal."""
+StopString = Annotated[str, Meta(min_length=1, max_length=1024, description="a list of strings, none of them empty")]
 Temperature = Annotated[float, Meta(ge=0, le=1000)]
 """0 is greedy."""
 

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from seer.errors import ConfigError
-from seer.ranges import Count, CountOrZero, Probability, Share, Temperature, TokenId, check, check_fields
+from seer.ranges import Count, CountOrZero, Probability, Share, StopString, Temperature, TokenId, check, check_fields
 
 DraftMode = Literal["none", "own", "grouped", "grouped-paper"]
 """What a request may be drafted from: nothing, its own tokens, or those of its whole group, by our budget or by the
@@ -60,6 +60,9 @@ class Sampling:
     """Stop tokens are not sampled before this many tokens, counted as for `max_tokens`."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """Tokens that end a response, beside the model's own end-of-sequence tokens."""
+    stop: tuple[StopString, ...] = ()
+    """Strings that end a response, or with turns a turn: it ends with the token that completes one of them in the text
+    that the model generated since the turn began. That token is kept. Special tokens count as their text."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence tokens (`stop_token_ids` still stop)."""
 

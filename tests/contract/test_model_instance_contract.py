@@ -9,6 +9,7 @@ engine's, vLLM samples greedily: its noise is its own.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tokenizers import Tokenizer, decoders, models
+
 from engines import a_chunk, an_engine, generate
 from inbox import OutputInbox
 from seer.engine.base import Instance, ModelInstance
@@ -24,7 +27,7 @@ from seer.engine.local import LocalInstance
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.errors import InputError, InstanceError, NoProbability, Overloaded
 from seer.speculation.step_report import StepReport
-from seer.types import ChunkEnd, ChunkOutput
+from seer.types import ChunkEnd, ChunkOutput, TokenSpan
 from vllm_engines import HEAD_DIM, LoopThread, SharedEngine, needs_vllm
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -53,7 +56,16 @@ Scenario = Callable[[Instance, Inbox], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=2, head_dim=HEAD_DIM)
+    model = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=2, head_dim=HEAD_DIM)
+    letters = Tokenizer(models.WordLevel({letter(i): i for i in range(128)}, unk_token=letter(0)))
+    letters.decoder = decoders.Fuse()
+    letters.save(str(model / "tokenizer.json"))
+    return model
+
+
+def letter(token: int) -> str:
+    """The text of a token."""
+    return chr(0x4E00 + token)
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +164,28 @@ def test_stop_reasons_are_right(play: Play, folder: Path) -> None:
     assert (inbox.end(0).end, inbox.end(0).stop_token) == (ChunkEnd.STOP, free[5])
     assert inbox.tokens(0) == free[: free.index(free[5]) + 1]
     assert (inbox.end(1).end, inbox.end(1).stop_token, inbox.tokens(1)) == (ChunkEnd.LIMIT, None, free[:3])
+
+
+def test_a_stop_string_ends_a_chunk_with_the_token_that_completes_it(play: Play, folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=60, temperature=play.temperature)])[0].ids
+    ends = [at + 1 for at in range(6, 59) if (free[at - 1], free[at]) not in list(itertools.pairwise(free[:at]))]
+    stop = letter(free[ends[0] - 2]) + letter(free[ends[0] - 1])
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, PROMPT, max_tokens=60, stop=(stop,), temperature=play.temperature))
+        await inbox.ends(0)
+        spans = tuple(output.span for output in inbox.outputs if output.span is not None)
+        given = TokenSpan([9, 9], (), 0, is_given=True)
+        # The request goes on at once: the instance has forgotten the chunk that the string ended.
+        instance.submit(a_chunk(0, PROMPT, max_tokens=2, spans=(*spans, given), stop=(stop,), has_turns=True))
+        await inbox.until(lambda: sum(output.end is not None for output in inbox.outputs) == 2)
+
+    inbox = play(scenario)
+    first, second = (output for output in inbox.outputs if output.end is not None)
+    assert (first.end, first.stop_token) == (ChunkEnd.STOP, None)
+    assert second.end is not ChunkEnd.FAILED
+    assert inbox.tokens(0)[: ends[0]] == free[: ends[0]]
+    assert len(inbox.tokens(0)) <= ends[0] + 2
 
 
 def test_an_abort_returns_what_was_generated(play: Play, folder: Path) -> None:

@@ -222,7 +222,9 @@ def _kind(written: Any, hint: Any) -> tuple[str, str]:
     """A field's type in words of Python, and the range of a number where its type has one."""
     if not has_range(hint):
         return (written if isinstance(written, str) else inspect.formatannotation(written)), ""
-    name = "tuple[int, ...]" if typing.get_origin(hint) is tuple else base_type(hint).__name__
+    is_tuple = typing.get_origin(hint) is tuple
+    one = base_type(typing.get_args(hint)[0] if is_tuple else hint).__name__
+    name = f"tuple[{one}, ...]" if is_tuple else one
     optional = " | None" if type(None) in typing.get_args(hint) else ""
     return f"{name}{optional}", f"Range: {describe(hint)}."
 

@@ -49,7 +49,7 @@ class ForcedLengths(InstanceWrapper[Instance]):
         """Pass the chunk on, cut at the response's length."""
         left = self._length_of(chunk.request) - chunk.num_generated_tokens
         assert left >= 1, f"request {chunk.request} has nothing left to generate"
-        sampling = replace(chunk.sampling, ignore_eos=True, stop_token_ids=(), min_tokens=0)
+        sampling = replace(chunk.sampling, ignore_eos=True, stop_token_ids=(), stop=(), min_tokens=0)
         self.inner.submit(msgspec.structs.replace(chunk, sampling=sampling, max_tokens=min(left, chunk.max_tokens)))
         attempt = Attempt(chunk.request, chunk.attempt)
         self._left[attempt] = left

@@ -23,9 +23,11 @@ REQUEST_BYTES = 2048
 """Of the driver's memory for one request, without its tokens: 40,000 simulated ones took 1,768 bytes each."""
 
 
-def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int | None) -> None:
+def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int | None, has_text: bool = True) -> None:
     """Raise an error for a prompt that cannot run. Without `vocab_size` any token id of 31 bits will do."""
     check(encoded.n, Responses, "n")
+    if encoded.sampling.stop and not has_text:
+        raise InputError("the model has no tokenizer to find stop strings with", hint="stop_token_ids=...")
     _refuse_unknown_tokens(encoded, vocab_size)
     num_tokens, max_tokens = len(encoded.token_ids), encoded.sampling.max_tokens
     if num_tokens + max_tokens > max_model_len:

@@ -148,7 +148,7 @@ def encode(
         prompt = given.prompt if isinstance(given, EncodedPrompt) else given
         try:
             encoded = given if isinstance(given, EncodedPrompt) else _encode(given, codec, n, sampling, tools)
-            refuse_unfit(encoded, max_model_len=max_model_len, vocab_size=vocab_size)
+            refuse_unfit(encoded, max_model_len=max_model_len, vocab_size=vocab_size, has_text=codec is not None)
             good.append(encoded)
         except SeerError as error:
             where = f"line {prompt.line}" if prompt.line is not None else f"prompt {position}"

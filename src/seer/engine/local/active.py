@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from seer.engine.stop_strings import Decode, StopStrings
 from seer.kvpool.keys import KeyChain, Namespace
 from seer.types import Chunk, ChunkEnd, ChunkOutput, TokenSpan
 
@@ -55,6 +56,7 @@ class ActiveChunk:
     chunk: Chunk
     tokens: list[int]
     stop_ids: frozenset[int]
+    stops: StopStrings | None
     chain: KeyChain
     """Names the blocks of `tokens`; fed with final tokens only."""
     keys: list[bytes] = field(default_factory=list)
@@ -133,6 +135,16 @@ class ActiveChunk:
         """Of these, tokens that the model generated."""
         return self.num_response - self.chunk.num_given_tokens
 
+    def new_until_stop(self, tokens: list[int]) -> int | None:
+        """Of the tokens that would be appended next, those up to the end of a stop string; None if there is none."""
+        if self.stops is None:
+            return None
+        chunk = self.chunk
+        start = chunk.num_prompt_tokens + chunk.num_given_tokens + chunk.turn_start
+        turn = self.tokens[max(start, len(self.tokens) - self.stops.num_tokens_back) :]
+        num_free = max(0, chunk.sampling.min_tokens - self.num_sampled)
+        return self.stops.find([*turn, *tokens], len(tokens), num_free)
+
     @property
     def decoding(self) -> bool:
         """Whether only the last token's KV is missing."""
@@ -183,14 +195,17 @@ class ActiveChunk:
         return output
 
 
-def activate(chunk: Chunk, namespace: Namespace, eos_token_ids: tuple[int, ...]) -> ActiveChunk:
-    """Make the engine's state of a new chunk."""
+def activate(
+    chunk: Chunk, namespace: Namespace, eos_token_ids: tuple[int, ...], decode: Decode | None = None
+) -> ActiveChunk:
+    """Make the engine's state of a new chunk; `decode` is for its stop strings."""
     sampling = chunk.sampling
     tokens = chunk.token_ids()
     active = ActiveChunk(
         chunk=chunk,
         tokens=tokens,
         stop_ids=frozenset((*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids))),
+        stops=StopStrings(decode, sampling.stop) if decode is not None and sampling.stop else None,
         chain=KeyChain(namespace),
         max_tokens=chunk.max_tokens,
     )

@@ -101,6 +101,7 @@ def assemble(
         scheduler=scheduler,
         shared=shared,
         namespace=cache.namespace(model_identity(config, shared.fingerprint), settings.weights_version),
+        folder=folder,
         stream_tokens=settings.stream_tokens,
         on_step=settings.on_step,
     )

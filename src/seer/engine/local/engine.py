@@ -19,6 +19,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from seer.drafting.base import FollowsGroups, OpensSessions
 from seer.engine.admission import refuse_impossible
@@ -30,6 +31,7 @@ from seer.engine.local.part_blocks import keep_part, known_part
 from seer.engine.local.runner import DraftedSteps, Runner
 from seer.engine.local.sampling import Samples
 from seer.engine.local.shared import SharedWeights
+from seer.engine.local.tokenizer import decoder
 from seer.engine.local.tree_walk import Walk, walk
 from seer.kvpool.keys import Namespace
 from seer.speculation.step_report import StepObserver, StepReport
@@ -51,6 +53,7 @@ class Engine:
         scheduler: BatchScheduler,
         shared: SharedWeights,
         namespace: Namespace,
+        folder: Path,
         stream_tokens: int,
         on_step: StepObserver | None = None,
     ) -> None:
@@ -60,6 +63,8 @@ class Engine:
         self.scheduler = scheduler
         self.shared = shared
         self.namespace = namespace
+        self.folder = folder
+        """The model's; its tokenizer is for stop strings."""
         self.stream_tokens = stream_tokens
         self.on_step = on_step
         self.num_steps = self.num_drafted = self.num_accepted = self.num_near_ties = 0
@@ -89,6 +94,8 @@ class Engine:
     def _compute(self, works: list[Work]) -> StepResult:
         """Several forward passes at once where every chunk decodes and the runner can; else one forward pass."""
         scheduler, allowance = self.scheduler, self.scheduler.allow(works)
+        # A session shows the drafter every token, also those after a stop string.
+        stop_strings = any(work.active.stops is not None for work in works)
         if len(works) < len(scheduler.running):
             scheduler.draft(works, allowance)
             scheduler.add_contexts(works)
@@ -96,7 +103,7 @@ class Engine:
             num_steps = self.runner.burst_length(works)
             if num_steps > 1:
                 return self.settle_burst(works, self.runner.burst(works, num_steps))
-        elif isinstance(scheduler.drafter, OpensSessions) and self.runner.burst_length(works) > 1:
+        elif isinstance(scheduler.drafter, OpensSessions) and self.runner.burst_length(works) > 1 and not stop_strings:
             session = scheduler.drafter.open_session(draft_asks(works, allowance))
             # A waiting chunk can enter as soon as one ends.
             until_one_ends = bool(scheduler.waiting)
@@ -111,7 +118,8 @@ class Engine:
 
     def add(self, chunk: Chunk) -> None:
         """Queue a chunk. The drafter learns what earlier chunks of its response generated."""
-        active = activate(chunk, self.namespace, self.model.config.eos_token_ids)
+        decode = decoder(self.folder) if chunk.sampling.stop else None
+        active = activate(chunk, self.namespace, self.model.config.eos_token_ids, decode)
         if isinstance(self.scheduler.drafter, FollowsGroups):
             self.scheduler.drafter.register(chunk.group, chunk.request, active.tokens[: chunk.num_prompt_tokens])
         if self.scheduler.drafter is not None and active.num_response:
@@ -188,12 +196,14 @@ class Engine:
             tokens = [samples.tokens[index] for samples in steps][: active.num_room]
             stop = next((at for at, token in enumerate(tokens) if token in active.stop_ids), None)
             count = len(tokens) if stop is None else stop + 1
+            until = active.new_until_stop(tokens[:count])
+            count = count if until is None else until
             self._append(
                 active,
                 tokens[:count],
                 [samples.logprobs[index] for samples in steps[:count]],
                 [samples.raw_logprobs[index] for samples in steps[:count]],
-                stopped=stop is not None,
+                stopped=stop is not None or until is not None,
             )
             active.num_computed += count
             self._seal(active)
@@ -226,6 +236,8 @@ class Engine:
         num_nodes = len(work.tree.tokens) if work.tree else 0
         sampled = samples.tokens[first : first + 1 + num_nodes]
         way = walk(work.tree, sampled, active.num_room, active.stop_ids)
+        until = active.new_until_stop([sampled[row] for row in way.rows])
+        way = way if until is None else way.cut(until)
         tokens = self.scheduler.cache.block_size
         for depth, node in enumerate(way.nodes):
             position = len(active.tokens) + depth
@@ -268,7 +280,7 @@ class Engine:
         )
         active.append(tokens, logprobs, raw_logprobs)
         if stopped:
-            active.end, active.stop_token = ChunkEnd.STOP, tokens[-1]
+            active.end, active.stop_token = ChunkEnd.STOP, tokens[-1] if tokens[-1] in active.stop_ids else None
         elif active.num_remaining == 0:
             active.end = ChunkEnd.PARKED if active.is_parked else ChunkEnd.LIMIT
         if self.scheduler.drafter is not None and not observed:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +87,12 @@ class Tokenizer:
     ) -> list[int]:
         """Tokens of `chat_text`."""
         return self.encode(self.chat_text(messages, tools, variables))
+
+
+@functools.cache
+def decoder(folder: Path) -> Callable[[Sequence[int]], str]:
+    """Decodes tokens with the tokenizer of a model folder, special ones as their text."""
+    return functools.partial(Tokenizer(folder).decode, skip_special=False)
 
 
 def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

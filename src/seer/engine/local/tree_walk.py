@@ -28,7 +28,11 @@ class Walk:
     nodes: list[int]
     """Accepted nodes, in order."""
     stopped: bool
-    """The last emitted token is a stop token."""
+    """The last emitted token is a stop token, or completes a stop string."""
+
+    def cut(self, num_tokens: int) -> Walk:
+        """The walk ends with this many emitted tokens, by a stop string."""
+        return Walk(self.rows[:num_tokens], self.nodes[: num_tokens - 1], stopped=True)
 
 
 def walk(tree: DraftTree | None, sampled: Sequence[int], max_tokens: int, stop_ids: Collection[int]) -> Walk:

@@ -26,7 +26,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +42,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.staged_weights import stage
+from seer.engine.stop_strings import StopStrings
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
 from seer.engine.vllm.draft_link import DraftLink, publish
 from seer.engine.vllm.engine_arguments import engine_arguments
@@ -54,7 +55,7 @@ from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
 from seer.errors import InputError, InstanceError, NoProbability, SeerError
-from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease, TokenSpan
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -110,6 +111,11 @@ class _Active:
     is_parked: bool = False
     is_aborted: bool = False
     is_begun: bool = False
+    stops: StopStrings | None = None
+    is_stopped: bool = False
+    """Whether a stop string has ended it: what vLLM still sends is dropped."""
+    turn: list[int] = field(default_factory=list)
+    """Tokens of the present turn, where stop strings are looked for."""
 
 
 class ContextReady(NamedTuple):
@@ -206,6 +212,11 @@ class VllmInstance:
         """Start a chunk; refuses one that it could not finish."""
         self._refuse(chunk)
         active = _Active(chunk, f"{chunk.request}.{chunk.attempt}", max_tokens=chunk.max_tokens)
+        if chunk.sampling.stop:
+            from seer.engine.local.tokenizer import decoder
+
+            active.stops = StopStrings(decoder(self.folder.path), chunk.sampling.stop)
+            active.turn = chunk.token_ids()[chunk.num_prompt_tokens + chunk.num_given_tokens + chunk.turn_start :]
         self._active[chunk.request] = active
         active.task = asyncio.create_task(self._generate(active))
 
@@ -402,8 +413,11 @@ class VllmInstance:
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
         params = sampling_params(chunk, self.folder.eos_token_ids, facts, noise_by_position=self._noise_by_position)
         try:
-            async for output in self._started().generate(prompt, params, active.name):
-                self._take(active, output)
+            async with contextlib.aclosing(self._started().generate(prompt, params, active.name)) as outputs:
+                async for output in outputs:
+                    self._take(active, output)
+                    if active.is_stopped:
+                        break  # closing the outputs aborts the request
         except EngineDeadError as error:
             self._die(str(error) or "the engine process is dead")
         except NoProbability as error:
@@ -419,6 +433,10 @@ class VllmInstance:
         chunk, (completion,) = active.chunk, output.outputs
         span = token_span(chunk, active.num_reported, completion, self.vocab_size)
         end, stop, error = chunk_end(completion)
+        if active.stops is not None and span is not None:
+            span = _until_stop(active, active.stops, span)
+            if active.is_stopped:
+                end, stop, error = ChunkEnd.STOP, None, None
         num_tokens = len(span.ids) if span is not None else 0
         if end is ChunkEnd.LIMIT and active.is_parked and active.num_reported + num_tokens < active.max_tokens:
             end = ChunkEnd.PARKED
@@ -526,6 +544,19 @@ class VllmInstance:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _until_stop(active: _Active, stops: StopStrings, span: TokenSpan) -> TokenSpan:
+    """The tokens up to the end of a stop string, if they complete one."""
+    active.turn.extend(span.ids)
+    num_before = active.chunk.num_generated_tokens + active.num_reported
+    num_free = max(0, active.chunk.sampling.min_tokens - num_before)
+    until = stops.find(active.turn, len(span.ids), num_free)
+    if until is None:
+        return span
+    active.is_stopped = True
+    raw = span.raw_logprobs[:until] if span.raw_logprobs is not None else None
+    return TokenSpan(span.ids[:until], span.logprobs[:until], span.weights_version, raw)
 
 
 def _refuse_bad_weights(answers: list[str | None]) -> None:
