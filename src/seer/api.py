@@ -43,7 +43,7 @@ from seer.runs.arguments import (
 )
 from seer.runs.conversations import EnvironmentCalls
 from seer.runs.encoded_check import refuse_too_many
-from seer.runs.identity import RunIdentity, run_identity
+from seer.runs.identity import RunIdentity, run_identity, turns_identity
 from seer.runs.journal import Journal
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
@@ -266,7 +266,7 @@ class Rollout:
             refuse_impossible(options, encoded)  # first: opening a journal replaces what was there, and locks it
         book = None
         if journal is not None:
-            turns = None if environment is None else f"{max_context_tokens} {tools}"
+            turns = None if environment is None else turns_identity(max_context_tokens, tools)
             identity = self.identity(encoded, seed=seed, lengths=lengths, turns=turns)
             book = Journal.resume(journal, identity) if resume else Journal.create(journal, identity)
         self._run = run = Run(

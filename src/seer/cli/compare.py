@@ -26,6 +26,7 @@ from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
 from seer.config import RunConfig
 from seer.config.run import NATURAL_LENGTHS
+from seer.errors import ConfigError
 from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
     config = read_run(args)
+    if config.environment is not None:
+        raise ConfigError("seer compare has no environments", hint="leave environment out, or use seer rollout")
     return carry_out(config, args, lambda folder, located: _run_in(folder, located, args))
 
 

@@ -5,6 +5,7 @@ Rules
   1. A run is resumed in its own folder, over the prompts that were copied there. Its instances write their logs there.
   2. run.json names no file outside of that folder that is written to. Results that went to another place are written
      there again only if `--out` repeats it: the folder may come from somebody else.
+  3. For the same reason no code is run that run.json names: `--environment` is repeated.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from seer.errors import InputError
 from seer.runs.run_folder import RunFolder
 
 
-def read_resumed(path: Path, out: Path | None) -> RunConfig:
-    """The configuration of the run in a folder; `out` is what the command line says of its results."""
+def read_resumed(path: Path, out: Path | None, environment: str | None = None) -> RunConfig:
+    """The configuration of the run in a folder; `out` and `environment` are what the command line says."""
     folder = RunFolder.find(path)
     manifest = folder.read_facts()
     if manifest.config is None or manifest.command != "rollout":
@@ -31,6 +32,9 @@ def read_resumed(path: Path, out: Path | None) -> RunConfig:
             f"the results of {folder.path} go to another folder: {str(recorded.resolve())!r}",
             hint="repeat --out with the file that is meant",
         )
+    if config.environment != environment:
+        hint = f"repeat --environment {config.environment}" if config.environment else "leave --environment out"
+        raise InputError(f"the run in {folder.path} had the environment {config.environment!r}", hint=hint)
     hosting = replace(config.rollout.hosting, log_dir=None)  # None: the run's folder
     return replace(
         config,
@@ -41,9 +45,10 @@ def read_resumed(path: Path, out: Path | None) -> RunConfig:
     )
 
 
-def resume_command(folder: RunFolder, out: Path) -> str:
+def resume_command(folder: RunFolder, out: Path, environment: str | None = None) -> str:
     """What continues a run."""
     words = ["seer", "rollout", "--resume", str(folder.path)]
+    words += [] if environment is None else ["--environment", environment]
     return shlex.join(words if _is_inside(out, folder) else [*words, "--out", str(out)])
 
 

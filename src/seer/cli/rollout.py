@@ -36,6 +36,7 @@ from seer.runs.run_folder import RunFolder, machine
 if TYPE_CHECKING:
     from seer.api import Rollout
     from seer.cli.failures import Failures
+    from seer.environments.base import Environment
     from seer.runs.identity import RunIdentity
     from seer.runs.prompts import EncodedPrompt
     from seer.runs.results import ResultsFile
@@ -49,6 +50,7 @@ examples:
   seer rollout --preset one-gpu --model DIR --prompts p.jsonl
   seer rollout --preset one-gpu --prompts p.jsonl --dry-run > run.toml    look at everything, start nothing
   seer rollout --config run.toml --max-tokens 512                         options override the file
+  seer rollout --prompts p.jsonl --environment tools:calculator           the async function calculator of tools.py
   seer rollout --resume runs/20260101-120000
 
 a line of FILE.jsonl:
@@ -79,6 +81,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_key(parser, "--out", "out", type=Path, metavar="FILE.jsonl", help="results (results.jsonl in the run's folder)")
     verify = "score this share of the responses again during the run (none)"
     add_key(parser, "--verify", "verify", type=float, metavar="P", help=verify)
+    environment = "what responses talk to after each turn, as MODULE:NAME; a resumed run repeats it (nothing)"
+    add_key(parser, "--environment", "environment", metavar="MODULE:NAME", help=environment)
     parser.add_argument(
         "--resume",
         type=Path,
@@ -98,20 +102,25 @@ def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
     refuse_missing_packages(args)
     out = getattr(args, f"{CONFIG_PREFIX}out", None)
-    config = read_run(args) if args.resume is None else read_resumed(args.resume, out)
+    environment = getattr(args, f"{CONFIG_PREFIX}environment", None)
+    config = read_run(args) if args.resume is None else read_resumed(args.resume, out, environment)
     return carry_out(config, args, lambda folder, located: _run_in(folder, located, args))
 
 
 def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> int:
     """Run in a folder that no other driver writes to."""
     from seer.api import Rollout
+    from seer.cli.environment_option import load_environment
     from seer.cli.prompt_file import load_prompts
+    from seer.runs.identity import turns_identity
     from seer.runs.journal import Journal
     from seer.runs.results import ResultsFile
 
+    environment = load_environment(config.environment) if config.environment is not None else None
     rollout = Rollout(config.rollout)
     prompts = load_prompts(config, rollout.engine)
-    identity = rollout.identity(prompts, seed=config.seed)
+    turns = turns_identity(None, None) if environment is not None else None
+    identity = rollout.identity(prompts, seed=config.seed, turns=turns)
     out = config.out or folder.results
     is_new = args.resume is None
     _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
@@ -124,7 +133,9 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
             Journal.create(folder.journal, identity).close()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
         with status_of_failure(folder):
-            signal, failures = asyncio.run(_roll_out(rollout, prompts, config, folder, results, args=args))
+            signal, failures = asyncio.run(
+                _roll_out(rollout, prompts, config, folder, results, environment=environment, args=args)
+            )
     status = "finished" if signal is None else "interrupted"
     summary = rollout.summary
     numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
@@ -143,7 +154,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
         _print_json(folder, out, outcome)
     else:
         _print_summary(config, folder, out, outcome)
-    failures.report(hint=f"{resume_command(folder, out)} tries them again")
+    failures.report(hint=f"{resume_command(folder, out, config.environment)} tries them again")
     if signal is not None:
         return exit_code(signal)
     is_clean = verification is None or verification["is_clean"]
@@ -196,6 +207,7 @@ async def _roll_out(
     folder: RunFolder,
     results: ResultsFile,
     *,
+    environment: Environment | None,
     args: argparse.Namespace,
 ) -> tuple[int | None, Failures]:
     """Write results as they come; returns the signal that cut the run short, if one did, and the failures."""
@@ -224,6 +236,8 @@ async def _roll_out(
                     journal=folder.journal,
                     resume=True,  # its first line is there, also of a new run
                     verify=config.verify or 0.0,
+                    environment=environment,
+                    environment_deadline_s=config.environment_deadline_s,
                 )
                 async for group in groups:
                     results.write(group.responses)
@@ -276,4 +290,4 @@ def _print_summary(config: RunConfig, folder: RunFolder, out: Path, outcome: dic
     console.print(table)
     console.print(f"results  {out}\nrun      {folder.path}", highlight=False)
     if status == "interrupted":
-        console.print(f"continue with: {resume_command(folder, out)}", highlight=False)
+        console.print(f"continue with: {resume_command(folder, out, config.environment)}", highlight=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seer.config.rollout import RolloutConfig
 from seer.errors import ConfigError
-from seer.ranges import Count, Repeats, Responses, Seed, Share, check_fields
+from seer.ranges import Count, Repeats, Responses, Seconds, Seed, Share, check_fields
 from seer.scheduling.registry import parse_scheduler
 from seer.types import Sampling
 
@@ -59,6 +59,11 @@ class RunConfig:
     """Equal seeds give equal tokens."""
     verify: Share | None = None
     """Share of the responses to score again during the run. None: none."""
+    environment: str | None = None
+    """What responses talk to after each turn, as MODULE:NAME: an async function, or a class that is made without
+    arguments. None: nothing."""
+    environment_deadline_s: Seconds = 60.0
+    """Of each call of the environment."""
     out: Path | None = None
     """Results file. None: results.jsonl in the run's folder."""
     run_dir: Path | None = None

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seer.errors import InputError
 from seer.runs.journal_lines import JournalHeader, PastRequest
@@ -57,6 +58,11 @@ class RunIdentity:
                     f"which has {n} responses of at most {max_tokens} tokens",
                     hint="the journal cannot be trusted: start a new run",
                 )
+
+
+def turns_identity(max_context_tokens: int | None, tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """What is known of an environment that decides tokens."""
+    return f"{max_context_tokens} {tools}"
 
 
 def run_identity(

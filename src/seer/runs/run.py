@@ -433,8 +433,6 @@ def refuse_impossible(options: RunOptions, prompts: Sequence[EncodedPrompt]) -> 
         raise ConfigError(f"scheduler {spec.name!r} needs to know every length", hint="give forced lengths")
     if options.enough_groups is not None and options.lengths is not None:
         raise ConfigError("forced lengths and enough_groups cannot be combined", hint="leave one of them out")
-    if options.calls is not None and options.verifier is not None:
-        raise ConfigError("responses with an environment are not verified yet", hint="leave verify out")
     if options.calls is not None and options.lengths is not None:
         raise ConfigError("forced lengths and an environment cannot be combined", hint="leave one of them out")
     if options.lengths is not None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from seer.engine.local.model_config import read_config
 from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import InputError
 from seer.metrics.events import Ended, Queued
-from seer.runs.identity import run_identity
-from seer.runs.journal_lines import read_header
+from seer.runs.identity import run_identity, turns_identity
+from seer.runs.journal_lines import PastRequest, read_header, read_journal
 from seer.runs.prompts import EncodedPrompt, encode_for, read_prompts, refuse
 from seer.runs.results import read_responses
 from seer.runs.run import group_of
@@ -59,6 +59,7 @@ def read_recorded(folder: RunFolder, weights: Path | None) -> RecordedRun:
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         forced_lengths=_lengths_in_log(folder, manifest.options.instances) if manifest.forced_lengths else None,
+        has_turns=config.environment is not None,
     )
     return RecordedRun(
         folder=folder,
@@ -76,13 +77,34 @@ def check_recorded(run: RecordedRun) -> ResultsCheck:
     check = check_results(run.asked, read_responses(run.config.out or run.folder.results))
     if not run.folder.journal.exists():  # a comparison keeps none
         return check
+    if run.asked.has_turns:
+        _compare_with_journal(check, read_journal(run.folder.journal).past)
     header = read_header(run.folder.journal)
-    now = run_identity(run.prompts, engine="local", dtype=run.dtype, weights=run.model_dir, seed=run.config.seed)
+    turns = turns_identity(None, None) if run.asked.has_turns else None
+    now = run_identity(
+        run.prompts, engine="local", dtype=run.dtype, weights=run.model_dir, seed=run.config.seed, turns=turns
+    )
     if header.settings != now.settings:
         check.add("settings", "the prompts, their sampling or the seed are not those of the journal")
     if header.weights != now.weights and run.weights == run.model_dir:
         check.add("weights", f"{run.model_dir} has the hash {now.weights}, the journal {header.weights}")
     return check
+
+
+def _compare_with_journal(check: ResultsCheck, past: Mapping[tuple[int, int], PastRequest]) -> None:
+    """Drop responses that are not what the journal has: given tokens follow from no weights, nor does their end."""
+    kept = []
+    for response in check.sound:
+        noted = past.get((response.group, response.index), PastRequest())
+        tokens = [token for span in noted.spans for token in span.ids]
+        mask = [int(not span.is_given) for span in noted.spans for _ in span.ids]
+        if (response.token_ids, response.loss_mask) == (tokens, mask) and response.reward == noted.reward:
+            kept.append(response)
+        else:
+            what = f"{len(response.token_ids)} tokens and reward {response.reward}"
+            name = f"response {response.index} of prompt {response.prompt_id!r}"
+            check.add("journal", f"{name}: {what}; the journal has {len(tokens)} tokens and reward {noted.reward}")
+    check.sound = kept
 
 
 def score(run: RecordedRun, responses: Sequence[Response]) -> Verification:

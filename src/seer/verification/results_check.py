@@ -5,6 +5,7 @@ Invariants
   1. Each (prompt, index) that was asked for has exactly one response, and no other has one.
   2. Each response ended by itself, with the seed that follows from the run's, under one version of the weights.
   3. Its counts agree, its tokens are in the vocabulary, its end follows from its tokens, and so does its text.
+  4. With an environment, its turns and its mask agree with its tokens (turns_check.py). Without, it has none.
 
 What breaks one of them is a finding of one kind; a response counts once under each kind. Responses without a finding
 are `sound`: they can be scored.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from seer.buffer import request_seed
 from seer.engine.text_codec import TextCodec
 from seer.types import FinishReason, Group, Response
+from seer.verification.turns_check import end_of_turns, turn_problems
 
 KINDS = {
     "missing": "missing responses",
@@ -28,8 +30,11 @@ KINDS = {
     "weights_version": "of other versions",
     "counts": "counts disagree",
     "vocabulary": "unknown tokens",
+    "turns": "turns disagree",
+    "mask": "masks disagree",
     "end": "ends disagree",
     "text": "texts disagree",
+    "journal": "not as in journal",
     "settings": "other settings",
     "weights": "other weights",
 }
@@ -56,6 +61,8 @@ class Asked:
     eos_token_ids: frozenset[int]
     forced_lengths: Mapping[tuple[int, int], int] | None = None
     """Of each response, where end tokens were ignored."""
+    has_turns: bool = False
+    """Whether responses talked to an environment."""
 
 
 @dataclass(slots=True)
@@ -119,17 +126,28 @@ def _problems(asked: Asked, response: Response) -> Iterator[tuple[str, str]]:
     if bad is not None:
         yield "vocabulary", f"token {bad}, the vocabulary has {asked.vocab_size}"
         return
+    turns = list(_turn_problems(asked, response))
+    yield from turns
     if not response.is_complete:
         yield "unfinished", f"{response.finish_reason.value}, {response.error or 'no error was given'}"
-    else:
+    elif not turns:
         yield from _end_problems(asked, group, response)
     text = asked.codec.decode(response.token_ids) if asked.codec is not None else None
     if response.text != text:
         yield "text", f"{_short(response.text)}, the tokens give {_short(text)}"
 
 
+def _turn_problems(asked: Asked, response: Response) -> Iterator[tuple[str, str]]:
+    if asked.has_turns:
+        if len(response.logprobs) == len(response.token_ids):  # otherwise the counts say so
+            yield from turn_problems(response)
+    elif response.turns or response.loss_mask is not None or response.num_given_tokens:
+        yield "turns", f"{len(response.turns)} turns, the run had no environment"
+
+
 def _count_problems(group: Group, response: Response) -> Iterator[tuple[str, str]]:
-    counts = {"num_tokens": response.num_tokens, "log-probabilities": len(response.logprobs)}
+    all_tokens = response.num_tokens + response.num_given_tokens
+    counts = {"num_tokens": all_tokens, "log-probabilities": len(response.logprobs)}
     if response.raw_logprobs is not None:
         counts["raw log-probabilities"] = len(response.raw_logprobs)
     wrong = [f"{count} {name}" for name, count in counts.items() if count != len(response.token_ids)]
@@ -156,6 +174,8 @@ def _expected_end(asked: Asked, group: Group, response: Response) -> FinishReaso
         length = asked.forced_lengths.get((response.group, response.index))
         return FinishReason.STOP if len(tokens) == length else f"{len(tokens)} tokens, {length} were forced"
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else asked.eos_token_ids)}
+    if asked.has_turns:
+        return end_of_turns(response, sampling, stops)
     at = next((position for position, token in enumerate(tokens) if token in stops), None)
     if at is not None:
         last = len(tokens) - 1

@@ -5,6 +5,9 @@ A response is scored again by a plain forward pass: one sequence, all positions 
 drafts, none of the engine's kernels. At every position that gives the log-probability that should have been reported
 and, since the sampling noise of a position depends on the request's seed only, the token that should have been sampled.
 
+Of a response with turns only the generated tokens are scored, each after the whole conversation before it, given tokens
+included. A given token has no log-probability: one that is reported counts as a gap.
+
 A token that differs although it was within `NEAR_TIE` of the best candidate counts as a near tie, not as a mismatch:
 another order of summation may decide such a sample the other way.
 """
@@ -126,44 +129,63 @@ class ResponseToVerify:
 
 def verify(model: PlainModel, responses: Iterable[ResponseToVerify], *, dtype: str = "float32") -> Verification:
     """Score every response again and count what differs. `dtype` is what the engine computed in."""
-    num_responses = num_tokens = num_mismatches = num_near_ties = 0
-    gap = raw_gap = 0.0
+    count = _Count()
     for asked in responses:
-        response = asked.response
-        if not response.token_ids:
-            continue
-        ids = [*asked.prompt_token_ids, *response.token_ids]
-        start = len(asked.prompt_token_ids) - 1
-        logits = model.logits(ids[:-1], start)
-        stops = _stop_ids(model.config, asked)
-        num_responses += 1
-        for index, (token, row) in enumerate(zip(response.token_ids, logits, strict=True)):
-            cut = stops if index < asked.sampling.min_tokens else frozenset()
-            sample = SampleRow(asked.sampling, response.seed, start + 1 + index, cut)
-            ready = processed(row, sample)
-            greedy = asked.sampling.temperature == 0
-            noisy = ready if greedy else ready + gumbel(sample.seed, sample.position, len(row))
-            best = noisy.max()
-            if noisy[token] != best:
-                is_tie = float(best - noisy[token]) < NEAR_TIE
-                num_near_ties += is_tie
-                num_mismatches += not is_tie
-            expected = 0.0 if greedy else float(ready[token] - ready.logsumexp(0))
-            gap = max(gap, abs(expected - response.logprobs[index]))
-            if response.raw_logprobs is not None:
-                raw = float(row[token] - row.logsumexp(0))
-                raw_gap = max(raw_gap, abs(raw - response.raw_logprobs[index]))
-        num_tokens += len(response.token_ids)
+        if asked.response.token_ids:
+            _score(model, asked, count)
     return Verification(
-        num_responses=num_responses,
-        num_tokens=num_tokens,
-        num_mismatches=num_mismatches,
-        num_near_ties=num_near_ties,
-        max_logprob_gap=gap,
-        max_raw_logprob_gap=raw_gap,
+        num_responses=count.responses,
+        num_tokens=count.tokens,
+        num_mismatches=count.mismatches,
+        num_near_ties=count.near_ties,
+        max_logprob_gap=count.gap,
+        max_raw_logprob_gap=count.raw_gap,
         gap_limit=GAP_LIMITS[dtype],
         tokens_are_promised=dtype == "float32",
     )
+
+
+@dataclass(slots=True)
+class _Count:
+    responses: int = 0
+    tokens: int = 0
+    mismatches: int = 0
+    near_ties: int = 0
+    gap: float = 0.0
+    raw_gap: float = 0.0
+
+
+def _score(model: PlainModel, asked: ResponseToVerify, count: _Count) -> None:
+    response, sampling = asked.response, asked.sampling
+    start = len(asked.prompt_token_ids)
+    logits = model.logits([*asked.prompt_token_ids, *response.token_ids][:-1], start - 1)
+    raw_logprobs = response.raw_logprobs or [0.0] * len(response.token_ids)
+    stops, num_generated = _stop_ids(model.config, asked), 0
+    count.responses += 1
+    for index, (token, row) in enumerate(zip(response.token_ids, logits, strict=True)):
+        expected = raw = 0.0
+        if response.loss_mask is None or response.loss_mask[index]:
+            cut = stops if num_generated < sampling.min_tokens else frozenset()
+            sample = SampleRow(sampling, response.seed, start + index, cut)
+            expected = _scored(row, sample, token, count)
+            raw = float(row[token] - row.logsumexp(0)) if response.raw_logprobs is not None else 0.0
+            num_generated += 1
+        count.gap = max(count.gap, abs(expected - response.logprobs[index]))
+        count.raw_gap = max(count.raw_gap, abs(raw - raw_logprobs[index]))
+    count.tokens += num_generated
+
+
+def _scored(row: torch.Tensor, sample: SampleRow, token: int, count: _Count) -> float:
+    """Compare a token with the one that the seed gives; returns the log-probability that it should have."""
+    ready = processed(row, sample)
+    greedy = sample.sampling.temperature == 0
+    noisy = ready if greedy else ready + gumbel(sample.seed, sample.position, len(row))
+    best = noisy.max()
+    if noisy[token] != best:
+        is_tie = float(best - noisy[token]) < NEAR_TIE
+        count.near_ties += is_tie
+        count.mismatches += not is_tie
+    return 0.0 if greedy else float(ready[token] - ready.logsumexp(0))
 
 
 def add_up(parts: Sequence[Verification]) -> Verification:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the turns of a response against its tokens, without computing one.
+
+Invariants
+  1. Turns follow each other without a gap from the first token to the last, generated and given ones alternately. The
+     first is generated, and only the environment's last answer may be empty.
+  2. The loss mask is 1 for the tokens of generated turns and 0 for those of given ones; a given token has the
+     log-probability 0.
+  3. A generated turn ends at its first stop token, and the last one there or at a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from seer.types import FinishReason, Response, Sampling, Turn
+
+
+def turn_problems(response: Response) -> Iterator[tuple[str, str]]:
+    """Kind and description of what is wrong with turns and mask."""
+    wrong = _layout(response.turns, len(response.token_ids))
+    if wrong is not None:
+        yield "turns", wrong
+        return
+    expected = [int(turn.kind == "generated") for turn in response.turns for _ in range(turn.start, turn.end)]
+    if response.loss_mask != expected:
+        yield "mask", _first_difference(response.loss_mask or [], expected)
+    elif any(value for values in _logprobs(response) for value, own in zip(values, expected, strict=True) if not own):
+        yield "mask", "a given token has a log-probability"
+
+
+def end_of_turns(response: Response, sampling: Sampling, stops: set[int]) -> FinishReason | str:
+    """How a response with these turns ended, or why it cannot have ended there; its layout is right."""
+    generated = [turn for turn in response.turns if turn.kind == "generated"]
+    num_generated = 0
+    for turn in generated:
+        tokens = response.token_ids[turn.start : turn.end]
+        num_generated += len(tokens)
+        at = next((position for position, token in enumerate(tokens) if token in stops), None)
+        if at is not None and at < len(tokens) - 1:
+            return f"token {turn.start + at} is the end token {tokens[at]}, the turn goes on to {turn.end}"
+        if at is not None and num_generated <= sampling.min_tokens:
+            return f"a turn stops at {num_generated} generated tokens, min_tokens={sampling.min_tokens}"
+        if at is None and turn is not generated[-1] and not _may_stop_by_text(sampling):
+            return f"the turn of tokens {turn.start} to {turn.end} has no end token, and another follows"
+    return _last_end(response, sampling, stops, num_generated)
+
+
+def _last_end(response: Response, sampling: Sampling, stops: set[int], num_generated: int) -> FinishReason | str:
+    if num_generated > sampling.max_tokens:
+        return f"{num_generated} generated tokens, max_tokens={sampling.max_tokens}"
+    last = next(turn for turn in reversed(response.turns) if turn.kind == "generated")
+    if last is not response.turns[-1] and response.turns[-1].end > last.end:
+        return "the environment answered, and no turn follows"
+    has_stopped = response.token_ids[last.end - 1] in stops
+    is_length = response.finish_reason is FinishReason.LENGTH
+    if is_length or num_generated == sampling.max_tokens:
+        # Its limits, a full context, or an answer that did not fit: then the turn before it stopped by itself.
+        return response.finish_reason if has_stopped else FinishReason.LENGTH
+    if has_stopped or _may_stop_by_text(sampling):
+        return FinishReason.STOP
+    return f"{num_generated} generated tokens, the last turn has no end token, max_tokens={sampling.max_tokens}"
+
+
+def _layout(turns: Sequence[Turn], num_tokens: int) -> str | None:
+    at = 0
+    for number, turn in enumerate(turns):
+        kind = "given" if number % 2 else "generated"
+        is_empty = turn.end == turn.start and not (turn.kind == "given" and number == len(turns) - 1)
+        if turn.kind != kind or turn.start != at or turn.end < turn.start or is_empty:
+            return f"turn {number} is {turn.kind}, tokens {turn.start} to {turn.end}; expected {kind} from {at} on"
+        at = turn.end
+    return None if turns and at == num_tokens else f"the turns have {at} tokens, the response {num_tokens}"
+
+
+def _first_difference(found: Sequence[int], expected: Sequence[int]) -> str:
+    if len(found) != len(expected):
+        return f"a mask of {len(found)} for {len(expected)} tokens"
+    at = next(position for position, value in enumerate(expected) if found[position] != value)
+    return f"the mask of token {at} is {found[at]}, its turn is {'generated' if expected[at] else 'given'}"
+
+
+def _logprobs(response: Response) -> list[list[float]]:
+    return [response.logprobs] + ([response.raw_logprobs] if response.raw_logprobs is not None else [])
+
+
+def _may_stop_by_text(sampling: Sampling) -> bool:
+    """Whether a turn may end without an end token, by a string in its text."""
+    return bool(getattr(sampling, "stop", ()))
