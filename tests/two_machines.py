@@ -39,7 +39,7 @@ class Machine:
 
     def __init__(self, number: int, folder: Path) -> None:
         self.number = number
-        self.address = f"198.18.77.{number}"
+        self.address = address_of(number)
         self.folder = folder
         """Ray's own files; the paths of its sockets must be short."""
         self._holder = subprocess.Popen(
@@ -47,7 +47,6 @@ class Machine:
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n", "the namespaces were not made"
-        self._namespace = os.readlink(f"/proc/{self._holder.pid}/ns/net")
 
     @property
     def pid(self) -> int:
@@ -56,7 +55,7 @@ class Machine:
 
     def command(self, *words: str) -> list[str]:
         """A command as it must be run to run here."""
-        return ["nsenter", "-t", str(self.pid), "-m", "-n", f"--wd={os.getcwd()}", *words]
+        return in_namespaces(self.pid, *words)
 
     def run(self, *words: str) -> str:
         return subprocess.run(
@@ -65,14 +64,9 @@ class Machine:
 
     def start_ray(self, *, num_cpus: int, head: Machine | None = None) -> None:
         """Start a node here: the head of a cluster, or one that joins it."""
-        ray = [sys.executable, "-m", "ray.scripts.scripts"]
-        role = ["--head", f"--port={PORT}", "--include-dashboard=false"]
-        if head is not None:
-            role = [f"--address={head.address}:{PORT}"]
-        sizes = [f"--num-cpus={num_cpus}", "--object-store-memory=100000000"]
-        where = [f"--node-ip-address={self.address}", f"--temp-dir={self.folder}"]
+        head_number = head.number if head is not None else None
         done = subprocess.run(
-            self.command(*ray, "start", *role, *where, *sizes, "--disable-usage-stats"),
+            ray_start(self.pid, self.number, num_cpus=num_cpus, head=head_number, folder=self.folder),
             capture_output=True,
             text=True,
             check=False,
@@ -83,23 +77,11 @@ class Machine:
 
     def processes(self) -> dict[int, str]:
         """Every process here but the one that keeps the namespaces, with its command."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.readlink(entry / "ns/net") == self._namespace:
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        found.pop(self.pid, None)
-        return found
+        return processes_of(self.pid)
 
     def kill_all(self) -> None:
         """Lose power: every process here ends at once."""
-        last_s = time.monotonic() + DEADLINE_S
-        while alive := self.processes():
-            for pid in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            assert time.monotonic() < last_s, f"still there: {alive}"
-            time.sleep(0.05)
+        kill_processes(self.pid)
 
     def shared_memory(self) -> list[str]:
         """Files of Seer in this machine's /dev/shm."""
@@ -114,6 +96,48 @@ class Machine:
         self._holder.stdout.close()
 
 
+def address_of(number: int) -> str:
+    return f"198.18.77.{number}"
+
+
+def in_namespaces(holder: int, *words: str) -> list[str]:
+    """A command as it must be run to run where this process is."""
+    return ["nsenter", "-t", str(holder), "-m", "-n", f"--wd={os.getcwd()}", *words]
+
+
+def ray_start(holder: int, number: int, *, num_cpus: int, head: int | None, folder: Path | None = None) -> list[str]:
+    """The command that starts a Ray node on a machine: the head of a cluster, or one that joins `head`."""
+    role = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+    if head is not None:
+        role = [f"--address={address_of(head)}:{PORT}"]
+    sizes = [f"--num-cpus={num_cpus}", "--object-store-memory=100000000"]
+    where = [f"--node-ip-address={address_of(number)}", *([f"--temp-dir={folder}"] if folder is not None else [])]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+    return in_namespaces(holder, *ray, *role, *where, *sizes, "--disable-usage-stats")
+
+
+def processes_of(holder: int) -> dict[int, str]:
+    """Every process in the network namespace of this one but itself, with its command."""
+    namespace, found = os.readlink(f"/proc/{holder}/ns/net"), {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "ns/net") == namespace:
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    found.pop(holder, None)
+    return found
+
+
+def kill_processes(holder: int) -> None:
+    """End them all at once."""
+    last_s = time.monotonic() + DEADLINE_S
+    while alive := processes_of(holder):
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() < last_s, f"still there: {alive}"
+        time.sleep(0.05)
+
+
 def ray_environment() -> dict[str, str]:
     """Of Ray's processes and of drivers."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
@@ -121,8 +145,8 @@ def ray_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Both, with a cable between them and a Ray node of one CPU on each."""
+def two_machines(num_cpus: tuple[int, int] = (2, 1)) -> Iterator[tuple[Machine, Machine]]:
+    """Both, with a cable between them and a Ray node of so many CPUs on each."""
     home = Path(tempfile.mkdtemp(prefix="s2m"))
     machines: list[Machine] = []
     try:
@@ -135,8 +159,8 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
             machine.run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0")
             machine.run("ip", "link", "set", "eth0", "up")
             machine.run("ip", "route", "add", "default", "dev", "eth0")
-        one.start_ray(num_cpus=1)
-        two.start_ray(num_cpus=1, head=one)
+        one.start_ray(num_cpus=num_cpus[0])
+        two.start_ray(num_cpus=num_cpus[1], head=one)
         yield one, two
     finally:
         for machine in machines:

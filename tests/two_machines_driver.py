@@ -46,7 +46,7 @@ def a_rollout(model: str, ray: str | None, out: Path) -> Rollout:
     where: dict[str, Any] = {} if ray is None else {"ray": ray, "log_dir": out.parent / "logs"}
     return Rollout(
         model,
-        instances=2,
+        instances=2 if ray is None else 3,
         kv_blocks=512,
         max_num_seqs=8,
         chunk_tokens=16,
@@ -102,7 +102,8 @@ class Campaign:
             rollout.fleet.pool.transfer = MovingIsFree()
             await self._step("plain", None)
             assert rollout.summary is not None
-            seen["migrated_tokens"] = rollout.summary.migrated_tokens
+            names = ("migrations", "node_changes", "migrated_tokens", "loaded_bytes", "far_loaded_bytes")
+            seen |= {name: getattr(rollout.summary, name) for name in names}
             seen["nodes"] = [status.node for status in rollout.fleet.view()]
             await self._step("process stopped", lambda: os.kill(self._far_pid(), signal.SIGSTOP))
             await self._up()

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from seer.buffer import Request
 from seer.errors import ConfigError
+from seer.node_books import Node, NodeBooks
 from seer.types import InstanceLimits
 
 
@@ -35,7 +36,8 @@ class Promise(NamedTuple):
 class Fleet:
     """The KV blocks and in-flight requests promised on each instance."""
 
-    def __init__(self, limits: Sequence[InstanceLimits]) -> None:
+    def __init__(self, limits: Sequence[InstanceLimits], nodes: Sequence[Node] | None = None) -> None:
+        """`nodes` names the node of each instance; without it all are on one."""
         if not limits:
             raise ConfigError("a rollout needs at least one instance, got 0", hint="--instances 1 or more")
         self.block_size = limits[0].block_size
@@ -56,20 +58,22 @@ class Fleet:
         self._by_load: list[int] = []
         self._by_free: list[int] = []
         self._prompt_home: dict[int, int] = {}  # prompt -> instance that computed it last
-        self._enter(limits)
+        self.nodes = NodeBooks()
+        self._enter(limits, nodes or [None] * len(limits))
 
-    def add(self, limits: InstanceLimits) -> int:
+    def add(self, limits: InstanceLimits, node: Node = None) -> int:
         """Take a new instance in, which can be given work at once; returns its id."""
-        self._enter([limits])
+        self._enter([limits], [node])
         return len(self) - 1
 
-    def _enter(self, limits: Sequence[InstanceLimits]) -> None:
-        for one in limits:
+    def _enter(self, limits: Sequence[InstanceLimits], nodes: Sequence[Node]) -> None:
+        for one, node in zip(limits, nodes, strict=True):
             if one.block_size != self.block_size:
                 raise ConfigError(
                     f"instances with blocks of {self.block_size} and of {one.block_size} tokens cannot share KV",
                     hint="start all instances with one block size",
                 )
+            self.nodes.place(len(self.limits), node)
             self.limits.append(one)
             self.is_uniform &= one == self.limits[0]
             self._free.append(one.kv_blocks)
@@ -210,6 +214,7 @@ class Fleet:
 
     def give_back(self, request: Request) -> None:
         """The chunk has ended: its blocks are free again."""
+        self.nodes.left(request.id, self._promise[request.id].instance, request.num_tokens)
         self._give_back(request.id)
 
     def _give_back(self, request: int) -> None:
@@ -255,6 +260,10 @@ class Fleet:
         self._count(self.limits[instance], self._free[instance], 1)
         insort(self._by_load, self._in_flight[instance] * self._radix + instance)
         insort(self._by_free, self._free[instance] * self._radix + instance)
+
+    def near_tokens(self, request: Request, instance: int) -> int:
+        """Leading tokens of the request whose KV the instance's node holds; 0 where all are on one node."""
+        return self.nodes.near_tokens(request.id, instance)
 
     def prompt_home(self, request: Request) -> int | None:
         """An instance that computed this request's prompt, if it is alive."""

@@ -74,10 +74,13 @@ def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementCon
 
     An instance that had the KV of the request, or of its prompt, may have dropped it since. If it has not, it loads
     nothing. So all is priced as lacking, but for a prompt that another request uses there now. A request that has
-    generated nothing has no KV in the pool.
+    generated nothing has no KV in the pool. The KV of an instance that was removed is always loaded: it was saved for
+    that before the instance left.
     """
     if config.transfer is None or not request.num_generated:
         return False
+    if request.last_instance is not None and not fleet.alive(request.last_instance):
+        return True
     if config.pull_margin_tokens is not None:
         held = request.group.num_prompt_tokens if fleet.prompt_home(request) == instance else 0
         return request.num_tokens - held > config.pull_margin_tokens
@@ -90,5 +93,6 @@ def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementCon
         num_pooled_tokens=max(0, missing - request.num_fresh),
         bytes_per_token=costs.bytes_per_token,
         block_size=fleet.block_size,
+        num_near_tokens=max(0, fleet.near_tokens(request, instance) - held),
     )
-    return plan_transfer(gap, costs.move, costs.prefill).move_tokens > 0
+    return plan_transfer(gap, costs.move, costs.prefill, costs.near_move).move_tokens > 0

@@ -29,13 +29,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from seer.buffer import Request, RequestBuffer, RequestState
 from seer.context import Context
-from seer.engine.base import Instance
+from seer.engine.base import Instance, node_of
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
 from seer.fleet import Fleet
-from seer.metrics.events import Answered, Asked, Ended, EventSink, Extended, Queued, Started, Stopped, discard
+from seer.metrics.events import Answered, Asked, Ended, EventSink, Extended, Placed, Queued, Started, Stopped, discard
 from seer.prefetch import Prefetcher
 from seer.scheduling.base import Scheduler
 from seer.types import Attempt, ChunkEnd, ChunkOutput, Group, GroupResult, Lease, Restored
+
+FILL_S = 0.02
+FILL_STARTS = 64
+"""After this time the loop stops starting requests, to look at outputs and send what it has started: it looks at the
+clock every FILL_STARTS. In virtual time decisions take none."""
 
 
 class RolloutLoop:
@@ -59,7 +64,7 @@ class RolloutLoop:
         self.scheduler = scheduler
         self.context = context
         self.buffer = RequestBuffer(weights_version)
-        self.fleet = Fleet([instance.limits for instance in instances])
+        self.fleet = Fleet([instance.limits for instance in instances], [node_of(instance) for instance in instances])
         self._events = events
         self._max_failures = max_failures
         """A request fails for good after this many failed chunks."""
@@ -105,10 +110,11 @@ class RolloutLoop:
 
     async def serve(self) -> AsyncIterator[GroupResult]:
         """Work on what is admitted, now or later, until the loop is sealed and every request has ended."""
+        self._say_where(self.instances)
         while not (self._is_sealed and self.buffer.drained):
             self._renew_leases()
-            self._fill_instances()
-            outputs = await self._take_outputs()
+            is_filled = self._fill_instances()
+            outputs = await self._take_outputs(wait=is_filled)
             now_s = self._now_s()
             for output in outputs:
                 self._apply(output, now_s)
@@ -171,8 +177,9 @@ class RolloutLoop:
     def add_instance(self, instance: Instance) -> None:
         """A new instance takes work from now on; its id is the next one."""
         assert instance.id == len(self.instances), f"instance {instance.id} follows {len(self.instances) - 1}"
-        self.fleet.add(instance.limits)
+        self.fleet.add(instance.limits, node_of(instance))
         self.instances.append(instance)
+        self._say_where([instance])
         self._wake.set()
 
     def retire_instance(self, instance: int) -> None:
@@ -197,7 +204,9 @@ class RolloutLoop:
 
     def rejoin_instance(self, instance: int) -> None:
         """A lost instance is back, with empty KV memory."""
+        self.fleet.nodes.place(instance, node_of(self.instances[instance]))
         self.fleet.join(instance)
+        self._say_where([self.instances[instance]])
         self._wake.set()
 
     def admit(
@@ -252,6 +261,14 @@ class RolloutLoop:
         self._learn(request, now_s)
         self._wake.set()
 
+    def _say_where(self, instances: Sequence[Instance]) -> None:
+        """Events say where instances are if they are not all on the driver's machine."""
+        now_s = self._now_s()
+        for instance in instances:
+            node = node_of(instance)
+            if node is not None:
+                self._events(Placed(now_s, instance.id, node))
+
     def _hand_over(self, request: Request, now_s: float) -> None:
         assert self._on_turn is not None, f"{request} has turns, and nothing takes them"
         self._events(Asked(now_s, request.id, request.num_turns))
@@ -289,8 +306,9 @@ class RolloutLoop:
         for instance, attempts in parked.items():
             self.instances[instance].park(attempts)
 
-    def _fill_instances(self) -> None:
-        now_s = self._now_s()
+    def _fill_instances(self) -> bool:
+        """Start what fits. False if there was more than FILL_S allows: the rest follows after the outputs that wait."""
+        now_s, num_started = self._now_s(), 0
         while (plan := self.scheduler.next(self.fleet)) is not None:
             request = plan.request
             moved_from = request.last_instance
@@ -311,12 +329,16 @@ class RolloutLoop:
                 self.on_output(
                     ChunkOutput(request.id, chunk.attempt, plan.instance, 0, end=ChunkEnd.FAILED, error=str(error))
                 )
+            num_started += 1
+            if not num_started % FILL_STARTS and self._now_s() - now_s > FILL_S:
+                return False
         self._prefetcher.look_ahead(self.fleet)
         # While instances are lost, the others may be too small for those that wait.
         may_wait = not self.buffer.num_waiting or self._outputs or self.fleet.num_alive < len(self.fleet)
         assert self.buffer.num_in_flight or may_wait, (
             f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )
+        return True
 
     def _apply(self, output: ChunkOutput, now_s: float) -> None:
         request = self.buffer.apply(output, now_s)
@@ -358,6 +380,7 @@ class RolloutLoop:
     def _learn(self, request: Request, now_s: float) -> None:
         assert request.finish_reason is not None, f"{request} has not ended"
         self._cancelled.discard(request.id)
+        self.fleet.nodes.forget(request.id)
         if request.finish_reason.is_complete:
             self.context.observe_finished(request)
         self._events(Ended(now_s, request.id, request.num_generated, request.finish_reason.value))
@@ -370,8 +393,10 @@ class RolloutLoop:
         self._failures[request.id] = self._failures.get(request.id, 0) + 1
         return self._failures[request.id] >= self._max_failures
 
-    async def _take_outputs(self) -> list[ChunkOutput]:
-        if not self._are_due and not self.buffer.has_complete_groups:  # restored ones, for instance
+    async def _take_outputs(self, *, wait: bool) -> list[ChunkOutput]:
+        if not wait:
+            await asyncio.sleep(0)  # what was started is sent, and what has come is read
+        elif not self._are_due and not self.buffer.has_complete_groups:  # restored ones, for instance
             self._wake.clear()
             if self._stall_deadline_s is None or not (self.buffer.num_in_flight or self.buffer.num_waiting):
                 await self._wake.wait()

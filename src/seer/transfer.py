@@ -90,6 +90,9 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     block_size: int
     """Tokens per block: what is moved is whole blocks."""
 
+    num_near_tokens: int = 0
+    """Of the pooled ones, how many leading ones the instance's own node holds."""
+
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
     """How to fill a gap: move the leading tokens, compute the rest."""
@@ -99,11 +102,11 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     seconds: float
 
 
-def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
-    """Choose between computing all of the gap and moving what the pool holds of it.
+def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost, near_move: MoveCost | None = None) -> Transfer:
+    """Choose between computing all of the gap and moving what the pool holds of it, near parts at `near_move`.
 
-    No split in between can be better: in the number of moved tokens, moving costs a linear amount and computing the
-    rest a concave one (late tokens cost most), so the minimum is at one of the two ends.
+    With one cost of moving, no split in between can be better: in the number of moved tokens, moving costs a linear
+    amount and computing the rest a concave one (late tokens cost most), so the minimum is at one of the two ends.
     """
     pooled = min(gap.num_pooled_tokens, gap.num_tokens)
     pooled -= pooled % gap.block_size
@@ -111,7 +114,10 @@ def plan_transfer(gap: Gap, move: MoveCost, prefill: PrefillCost) -> Transfer:
     if pooled <= 0:
         return compute_all
     rest = gap.num_tokens - pooled
-    seconds = move.seconds(pooled * gap.bytes_per_token) + prefill.seconds(gap.first_token + pooled, rest)
+    near = min(gap.num_near_tokens, pooled)
+    seconds = (near_move or move).seconds(near * gap.bytes_per_token)
+    seconds += move.seconds((pooled - near) * gap.bytes_per_token)
+    seconds += prefill.seconds(gap.first_token + pooled, rest)
     move_pooled = Transfer(pooled, rest, seconds)
     return move_pooled if move_pooled.seconds <= compute_all.seconds else compute_all
 
@@ -125,6 +131,8 @@ class TransferCosts:
     """
 
     move: MoveCost = MoveCost(latency_s=1e-3, bandwidth_bytes_s=3e9)
+    near_move: MoveCost | None = None
+    """Inside a node, where instances are on several; None: as `move`."""
     prefill: PrefillCost = PrefillCost(fixed_s=0.0, per_token_s=1e-4)
     bytes_per_token: int = 64 << 10
     """KV bytes of a token: those of an 8B model with grouped-query attention, unless stated."""
@@ -153,27 +161,27 @@ class TransferEstimate:
 
     def __init__(self, costs: TransferCosts | None = None) -> None:
         self.costs = costs or TransferCosts()
-        self._given_move = self.costs.move
+        self.given = self.costs
+        """Before anything was measured."""
         self._num_unmoved = 0
-        self._moves: deque[tuple[int, float]] = deque(maxlen=self.MOVES_KEPT)
+        self._moves = _Moves(self.MOVES_KEPT, self.MIN_MOVES)
+        self._near_moves = _Moves(self.MOVES_KEPT, self.MIN_MOVES)
         self._prefill_tokens = self._prefill_s = 0.0
-        self._move: MoveCost | None = None
         self._prefill: PrefillCost | None = None
 
     def saw_move(self, num_bytes: int, seconds: float) -> None:
-        """`num_bytes` came from the pool in `seconds`."""
+        """`num_bytes` came from the pool in `seconds`; where instances are on several nodes, from another one."""
+        self._saw(self._moves, num_bytes, seconds)
+
+    def saw_near_move(self, num_bytes: int, seconds: float) -> None:
+        """`num_bytes` came from the memory of the instance's own node in `seconds`."""
+        self._saw(self._near_moves, num_bytes, seconds)
+
+    def _saw(self, moves: _Moves, num_bytes: int, seconds: float) -> None:
         if num_bytes <= 0 or seconds <= 0:
             return
         self._num_unmoved = 0
-        self._moves.append((num_bytes, seconds))
-        sizes = [size for size, _ in self._moves]
-        if len(sizes) < self.MIN_MOVES:
-            return
-        if len(set(sizes)) < 2:
-            total_s = sum(time_s for _, time_s in self._moves)
-            self._move = MoveCost(latency_s=0.0, bandwidth_bytes_s=sum(sizes) / total_s)
-        else:
-            self._move = fit_move_cost(sizes, [time_s for _, time_s in self._moves])
+        moves.add(num_bytes, seconds)
         self._compare()
 
     def saw_prefill(self, num_tokens: int, seconds: float) -> None:
@@ -186,13 +194,42 @@ class TransferEstimate:
             self._prefill = PrefillCost(fixed_s=0.0, per_token_s=self._prefill_s / self._prefill_tokens)
         self._num_unmoved += 1
         if self._num_unmoved == self.FORGET_AFTER:
-            self._moves.clear()
-            self._move = self._given_move
+            self._moves.forget(self.given.move)
+            self._near_moves.forget(self.given.near_move)
         self._compare()
 
     def _compare(self) -> None:
-        if self._move is not None and self._prefill is not None:
-            self.costs = dataclasses.replace(self.costs, move=self._move, prefill=self._prefill)
+        near = self._near_moves.cost
+        far = self._moves.cost or near  # until one is seen, a move between nodes is hoped to be as fast
+        if far is not None and self._prefill is not None:
+            near = near or self.given.near_move
+            self.costs = dataclasses.replace(self.costs, move=far, near_move=near, prefill=self._prefill)
+
+
+class _Moves:
+    """The recent transfers of one kind, and the cost fitted to them."""
+
+    def __init__(self, num_kept: int, num_needed: int) -> None:
+        self.cost: MoveCost | None = None
+        """None until enough were seen."""
+        self._seen: deque[tuple[int, float]] = deque(maxlen=num_kept)
+        self._num_needed = num_needed
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        """One more transfer."""
+        self._seen.append((num_bytes, seconds))
+        sizes, times_s = [size for size, _ in self._seen], [time_s for _, time_s in self._seen]
+        if len(sizes) < self._num_needed:
+            return
+        if len(set(sizes)) < 2:
+            self.cost = MoveCost(latency_s=0.0, bandwidth_bytes_s=sum(sizes) / sum(times_s))
+        else:
+            self.cost = fit_move_cost(sizes, times_s)
+
+    def forget(self, cost: MoveCost | None) -> None:
+        """Begin again with this cost."""
+        self._seen.clear()
+        self.cost = cost
 
 
 def fit_move_cost(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> MoveCost:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One suite over `local` and `mooncake`: what base.py promises. `NonePool` holds nothing, and has a test of its own.
+"""One suite over `local`, `mooncake` and a near tier over either: what base.py promises.
+
+`NonePool` holds nothing, and has a test of its own.
 
 `mooncake` needs the extra of that name and libibverbs; without them its cases are skipped and say so.
 """
@@ -7,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from seer.kvpool.keys import KeyArray, KVLayout, Namespace, block_keys
 from seer.kvpool.local import LocalPool
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
+from seer.kvpool.node_pool import NodePool
 from seer.kvpool.none import NonePool
 
 BLOCK_BYTES = 64 << 10
@@ -62,20 +66,29 @@ def mooncake_tcp(mooncake_servers: MooncakeServers) -> Iterator[MooncakePool]:
         yield opened
 
 
-@pytest.fixture(params=["local", "mooncake_shared", "mooncake_tcp"])
+@pytest.fixture(params=["local", "mooncake_shared", "mooncake_tcp", "near_over_local", "near_over_mooncake"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
     """A pool that holds blocks, empty at the start of each test."""
-    if request.param == "local":
-        with a_local_pool(tmp_path, block_bytes=BLOCK_BYTES, dram_blocks=32, ssd_blocks=128) as opened:
-            yield opened
-        return
-    client: MooncakePool = request.getfixturevalue(request.param)
-    client.remove_all()
-    yield client
+    kind = request.param.removeprefix("near_over_")
+    with contextlib.ExitStack() as stack:
+        opened: Pool
+        if kind == "local":
+            own = a_local_pool(tmp_path, block_bytes=BLOCK_BYTES, dram_blocks=32, ssd_blocks=128)
+            opened = stack.enter_context(own)
+        else:
+            client: MooncakePool = request.getfixturevalue("mooncake_shared" if kind == "mooncake" else kind)
+            client.remove_all()
+            opened = client
+        if kind != request.param:
+            near = stack.enter_context(a_local_pool(tmp_path, block_bytes=BLOCK_BYTES, dram_blocks=16, ssd_blocks=0))
+            opened = NodePool(near, opened)
+        yield opened
 
 
 def another_handle(pool: Pool) -> Pool:
     """The same pool as another instance would open it."""
+    if isinstance(pool, NodePool):
+        return NodePool(another_handle(pool.near), another_handle(pool.far))
     if isinstance(pool, LocalPool):
         return LocalPool.attach(pool.config.name, pool.config.dram_dir)
     assert isinstance(pool, MooncakePool)

@@ -123,7 +123,7 @@ def test_what_cannot_be_added_or_removed_is_refused_and_the_fleet_goes_on() -> N
     asyncio.run(scenario())
 
 
-def test_the_embedded_engine_loads_most_of_what_leaving_instances_computed(tmp_path: Path) -> None:
+def test_the_embedded_engine_loads_what_leaving_instances_computed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from seer.engine.local.tiny import make_tiny_model
 
@@ -148,5 +148,4 @@ def test_the_embedded_engine_loads_most_of_what_leaving_instances_computed(tmp_p
     expected, found = asyncio.run(scenario())
     assert found == expected
     recomputed = sum(event.num_recomputed for event in prefilled)
-    # Contexts of a few blocks are computed again where that is faster than loading them, by what either took so far.
-    assert recomputed <= 0.2 * sum(map(len, found.values()))
+    assert recomputed <= 0.01 * sum(map(len, found.values()))

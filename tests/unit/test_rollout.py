@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from builders import a_group, a_scheduler, limits
+from builders import a_group, a_scheduler, a_workload, limits, roll_out
 from seer.context import Context
 from seer.engine.base import InstanceView, OutputSink, Weights
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
-from seer.metrics.events import Event, Stopped
+from seer.metrics.events import Ended, Event, Stopped
 from seer.rollout import RolloutLoop
 from seer.scheduling.base import Renewal
 from seer.sim import virtual_time
@@ -287,3 +287,16 @@ def test_outputs_that_end_nothing_gather_and_an_end_brings_all_at_once() -> None
 
     virtual_time.run(play())
     assert taken_s == [3.0, 3.0, 3.0, 15.0, 20.0]
+
+
+def test_a_loop_that_starts_requests_in_pieces_rolls_out_the_same_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = a_workload([[30, 190, 60], [200, 150], [145]] * 4, instances=2, kv_tokens=256, chunk_tokens=64)
+    whole = roll_out(workload, "seer")
+    monkeypatch.setattr("seer.rollout.FILL_S", -1.0)
+    monkeypatch.setattr("seer.rollout.FILL_STARTS", 1)
+    pieces = roll_out(workload, "seer")
+    assert ended_tokens(pieces.events) == ended_tokens(whole.events)
+
+
+def ended_tokens(events: list[Event]) -> dict[int, int]:
+    return {event.request: event.num_generated for event in events if isinstance(event, Ended)}

@@ -34,8 +34,10 @@ __all__ = [
     "InstanceView",
     "ModelInstance",
     "OutputSink",
+    "PlacedInstance",
     "PrefetchingInstance",
     "Weights",
+    "node_of",
 ]
 
 OutputSink = Callable[[ChunkOutput], None]
@@ -128,6 +130,20 @@ class PrefetchingInstance(Protocol):
 
     def prefetch(self, chunk: Chunk) -> None:
         """A request with this context will probably run here next: bring its KV from SSD to DRAM. Only a hint."""
+
+
+@runtime_checkable
+class PlacedInstance(Protocol):
+    """An instance that may be on another machine than its driver."""
+
+    @property
+    def node_name(self) -> str | None:
+        """Names its node; instances with equal names share memory. None for the driver's own machine."""
+
+
+def node_of(instance: Instance) -> str | None:
+    """The name of its node; None for the driver's own machine."""
+    return instance.node_name if isinstance(instance, PlacedInstance) else None
 
 
 @runtime_checkable

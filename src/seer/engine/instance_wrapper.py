@@ -19,6 +19,7 @@ from seer.engine.base import (
     OutputSink,
     PrefetchingInstance,
     Weights,
+    node_of,
 )
 from seer.errors import SeerError
 from seer.types import Attempt, Chunk, Lease
@@ -48,6 +49,11 @@ class InstanceWrapper(Generic[InnerT]):
     def limits(self) -> InstanceLimits:
         """The wrapped instance's limits."""
         return self.inner.limits
+
+    @property
+    def node_name(self) -> str | None:
+        """The wrapped instance's node."""
+        return node_of(self.inner)
 
     async def start(self, sink: OutputSink) -> None:
         """Start the wrapped instance."""

@@ -61,5 +61,7 @@ def add_up(now_s: float, instance: int, steps: list[StepReport]) -> Stepped:
         load_s=sum(step.load_s for step in steps),
         overlapped_load_s=sum(step.overlapped_load_s for step in steps),
         loaded_bytes=sum(step.loaded_bytes for step in steps),
+        far_load_s=sum(step.far_load_s for step in steps),
+        far_loaded_bytes=sum(step.far_loaded_bytes for step in steps),
         num_preempted=sum(step.num_preempted for step in steps),
     )

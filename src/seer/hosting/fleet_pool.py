@@ -13,7 +13,8 @@ Invariants
   5. A pool that fails after it was opened never fails the run: the error is logged.
 
 A Mooncake store outlives the fleet, and its blocks belong to the processes that put them: the driver has no handle of
-it, and its eviction makes room. Keys carry the weights version, so old blocks are never read.
+it, and its eviction makes room. Keys carry the weights version, so old blocks are never read. Over several nodes, the
+driver has the near tier of each node freed by that node's agent.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class FleetPool:
         """A Mooncake store over the machines of a fleet, with so much memory of each at most."""
         settings = {"backend": "mooncake", "block_bytes": block_bytes, "deadline_s": DEADLINE_S}
         pool = cls(settings, bytes_per_token=num_ranks * block_bytes // block_size, is_ours=False)
-        pool.between_nodes = NodesPool(node_bytes)
+        pool.between_nodes = NodesPool(node_bytes, block_bytes=block_bytes)
         return pool
 
     def start(self) -> None:
@@ -158,16 +159,26 @@ class FleetPool:
         """Unpin the blocks of a request that has ended."""
         if self._handle is not None:
             self._handle.free(str(request))
+        elif self.between_nodes is not None:
+            self.between_nodes.free(request)
 
     def saw_steps(self, steps: Stepped) -> None:
         """Learn what moving and computing KV costs."""
-        self.transfer.saw_move(steps.loaded_bytes, steps.load_s + steps.overlapped_load_s)
+        near_bytes = steps.loaded_bytes - steps.far_loaded_bytes
+        near_s = steps.load_s + steps.overlapped_load_s - steps.far_load_s
+        if self.between_nodes is None:
+            self.transfer.saw_move(near_bytes, near_s)
+        else:
+            self.transfer.saw_move(steps.far_loaded_bytes, steps.far_load_s)
+            self.transfer.saw_near_move(near_bytes, near_s)
         if steps.num_prefill_tokens:
             share = steps.num_prefill_tokens / steps.num_batched_tokens
             self.transfer.saw_prefill(steps.num_prefill_tokens, steps.duration_s * share)
 
     def drop_weights_version(self, weights_version: int) -> None:
         """Drop the blocks of old weights."""
+        if self.between_nodes is not None:
+            self.between_nodes.drop_weights_version(weights_version)
         if self._handle is None:
             return
         try:

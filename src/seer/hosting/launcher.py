@@ -47,6 +47,10 @@ class Child(Protocol):
         """The address of its machine; None for the driver's own."""
 
     @property
+    def node_name(self) -> str | None:
+        """Tells machines apart: processes with equal names share memory. None for the driver's own."""
+
+    @property
     def clock(self) -> ClockOffset:
         """How its machine's clock differs from the driver's."""
 
@@ -87,6 +91,7 @@ class LocalChild:
     """A child process of this machine."""
 
     node: str | None = None
+    node_name: str | None = None
     clock = ClockOffset()
 
     def __init__(self, process: ChildProcess, channel: Channel[Up], spec: InstanceSpec) -> None:
@@ -157,6 +162,7 @@ class DialledChild:
         self.pid: int | None = None
         peer = self.channel.socket.getpeername()
         self.node: str | None = str(peer[0])
+        self.node_name = self.node
 
     async def localized(self, command: Command) -> Command:
         """Paths must be of storage that both machines share."""

@@ -130,6 +130,7 @@ class ProcessInstance:
         self._in_flight: dict[int, int] = {}  # request -> attempt
         self._unsent: list[Chunk] = []  # submitted since the event loop's last turn
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this instance has computed
+        self._groups: set[int] = set()  # that it ran members of and may draft for
         self._open_calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
         self._configuration: dict[type[Command], Command] = {}  # the newest of each kind; a restart repeats them
@@ -166,6 +167,8 @@ class ProcessInstance:
         if not self._in_flight:
             self._last_step_s = self._now_s()  # it was idle until now, which is no lack of progress
         self._in_flight[chunk.request] = chunk.attempt
+        if BeginRun in self._configuration:
+            self._groups.add(chunk.group)
         self._known_tokens[chunk.request] = chunk.num_context_tokens
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_chunks)  # with those that follow at once, in one frame
@@ -306,8 +309,21 @@ class ProcessInstance:
         """The address of its machine; None on the driver's own, and while there is no process."""
         return self._child.node if self._child is not None else None
 
+    @property
+    def node_name(self) -> str | None:
+        """Tells machines apart; None for the driver's own, and while there is no process."""
+        return self._child.node_name if self._child is not None else None
+
     def end_group(self, group: int) -> None:
-        """Have the child forget a group's drafts; a process that is down has forgotten them."""
+        """Have the child forget a group's drafts, if it has any; a process that is down has forgotten them.
+
+        Most instances of a large fleet never run a member of the group.
+        """
+        begun = self._configuration.get(BeginRun)
+        has_past = isinstance(begun, BeginRun) and group in begun.past
+        if group not in self._groups and not has_past:
+            return
+        self._groups.discard(group)
         if self._state is State.UP and self._channel is not None:
             self._channel.send(EndGroup(group))
 

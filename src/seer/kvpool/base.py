@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the global KV pool. Backends: `local` and `mooncake`; `NonePool` (none.py) is for tests.
+"""The protocol of the global KV pool. Backends: `local`, `mooncake`, and one over the other (node_pool.py); `NonePool`
+(none.py) is for tests.
 
 The pool holds blocks of KV bytes by key (see keys.py) so that any instance can continue any request. Calls
 are batched; the caller supplies every buffer. A `put`, `get` or `lookup` that fails is a miss, and a miss means that
@@ -10,7 +11,7 @@ was not dropped must not go unnoticed.
 Each hot call has two forms: a coroutine (`put`, `get`, `lookup`), which never blocks the event loop, and a synchronous
 twin with `_now` (`put_now`, ...), for an engine's own step loop.
 
-Invariants. tests/contract/test_pool_contract.py checks 1, 2, 4 and 5 over `local` and `mooncake`; tests/unit/kvpool
+Invariants. tests/contract/test_pool_contract.py checks 1, 2, 4 and 5 over all of them; tests/unit/kvpool
 and tests/property/test_pool_twin.py check 3 and 6.
   1. `get` fills a buffer with exactly the bytes that were put under that key, or reports False. When it
      reports False the buffer's content is undefined and must not be used.

@@ -126,6 +126,13 @@ class Dropped(_Event, frozen=True, gc=False):
     """From the start to the end of its requests, summed over them."""
 
 
+class Placed(_Event, frozen=True, gc=False):
+    """The instance is on this node from now on; none where all are on the driver's machine."""
+
+    instance: int
+    node: str
+
+
 class InstanceState(_Event, frozen=True, gc=False):
     """The state of an instance from now until its next such event."""
 
@@ -160,6 +167,10 @@ class Stepped(_Event, frozen=True, gc=False):
     """Spent on KV from the pool while steps ran."""
     loaded_bytes: int = 0
     """In either time."""
+    far_load_s: float = 0.0
+    """Of these times, spent on KV from other nodes."""
+    far_loaded_bytes: int = 0
+    """Of these bytes, from other nodes."""
     num_preempted: int = 0
     """For engines that count preemptions without naming the request; others emit `Preempted`."""
 
@@ -214,6 +225,7 @@ Event = (
     | Answered
     | Ended
     | Dropped
+    | Placed
     | InstanceState
     | Stepped
     | PoolErrors

@@ -18,6 +18,7 @@ from seer.metrics.events import (
     Event,
     Extended,
     InstanceState,
+    Placed,
     PoolErrors,
     Preempted,
     Prefilling,
@@ -64,6 +65,9 @@ class LiveCounts:
         """By the reason of their end."""
         self.prompt_tokens = 0
         self.migrations = 0
+        self.node_changes = 0
+        """Migrations to another node."""
+        self._node_of: dict[int, str] = {}
         self.per_instance: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """Sums by name, then by instance."""
         self.states: dict[int, InstanceState] = {}
@@ -84,6 +88,7 @@ class LiveCounts:
             Preempted: self._preempted,
             Stepped: self._stepped,
             InstanceState: self._state,
+            Placed: self._placed,
             PoolErrors: self._pool_errors,
         }
 
@@ -113,7 +118,12 @@ class LiveCounts:
             request.started_s = event.t_s
             self.queue_s.observe(event.t_s - request.queued_s)
         request.instance = event.instance
-        self.migrations += event.moved_from is not None and event.moved_from != event.instance
+        if event.moved_from is not None and event.moved_from != event.instance:
+            self.migrations += 1
+            self.node_changes += self._node_of.get(event.moved_from) != self._node_of.get(event.instance)
+
+    def _placed(self, event: Placed) -> None:
+        self._node_of[event.instance] = event.node
 
     def _extended(self, event: Extended) -> None:
         self._generated(event.request, event.instance, event.num_generated)
@@ -159,6 +169,7 @@ class LiveCounts:
         sums["accepted_tokens"][event.instance] += event.num_accepted
         sums["preemptions"][event.instance] += event.num_preempted
         sums["loaded_bytes"][event.instance] += event.loaded_bytes
+        sums["far_loaded_bytes"][event.instance] += event.far_loaded_bytes
         if event.num_steps:
             self.step_s[event.instance].observe(event.duration_s / event.num_steps, event.num_steps)
 

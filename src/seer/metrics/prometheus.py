@@ -22,6 +22,7 @@ SUMS = {
     "recomputed_tokens": "Of the prefilled tokens, those whose KV had been computed before.",
     "loaded_tokens": "Tokens whose KV came from the pool.",
     "loaded_bytes": "Bytes of KV from the pool.",
+    "far_loaded_bytes": "Of these, bytes from other nodes.",
     "batched_tokens": "Tokens that steps computed: prompts, one per decoding request, and drafts.",
     "steps": "Steps of the instance.",
     "preemptions": "Requests whose KV the instance dropped for lack of memory.",
@@ -78,6 +79,8 @@ class _Fleet(Collector):
         yield CounterMetricFamily("seer:prompt_tokens", "Tokens of prompts.", value=self._counts.prompt_tokens)
         moved = "Chunks that started on another instance than the request's last one."
         yield CounterMetricFamily("seer:migrations", moved, value=self._counts.migrations)
+        changed = "Of the migrations, those to another node."
+        yield CounterMetricFamily("seer:node_changes", changed, value=self._counts.node_changes)
 
     def _instances(self, sample: FleetSample) -> Iterator[Metric]:
         texts = {

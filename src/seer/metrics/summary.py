@@ -11,6 +11,8 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
     preemptions           `Preempted` events, and what `Stepped` counts
     recomputed_tokens     prefilled tokens whose KV had been computed before
     migrations            chunks started on another instance than the request's last one; migrated_tokens: KV pulled
+    node_changes          of the migrations, those to another node; loaded_bytes: KV from the pool as engines count it,
+                          far_loaded_bytes: of these, from other nodes
     idle_share            mean over instances of the time with nothing running, as a share of the makespan
     mean_accepted         tokens gained per request and step, weighted by request-steps' time share
     pool_failures         calls or blocks that the KV pool could not serve; pool_corrupt: blocks it found damaged;
@@ -32,6 +34,7 @@ from seer.metrics.events import (
     Ended,
     Event,
     InstanceState,
+    Placed,
     PoolErrors,
     PoolUsed,
     Preempted,
@@ -71,6 +74,9 @@ class Summary:
     pool_ssd_written_bytes: int = 0
     pool_ssd_read_bytes: int = 0
     pool_refused_blocks: int = 0
+    node_changes: int = 0
+    loaded_bytes: int = 0
+    far_loaded_bytes: int = 0
     dropped_groups: int = 0
     dropped_tokens: int = 0
     dropped_request_s: float = 0.0
@@ -100,6 +106,8 @@ class Summarizer:
         self._pool_failures = self._pool_corrupt = self._pool_recomputed = 0
         self._pool_used: list[PoolUsed] = []
         self._dropped: list[Dropped] = []
+        self._node_of: dict[int, str] = {}
+        self._node_changes = self._loaded_bytes = self._far_loaded_bytes = 0
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
@@ -107,7 +115,7 @@ class Summarizer:
         if type(event) is InstanceState:
             self._note_state(event)
         elif type(event) is Started:
-            self._migrations += event.moved_from is not None and event.moved_from != event.instance
+            self._note_start(event)
         elif type(event) is Prefilling:
             self._recomputed += event.num_recomputed
             self._migrated_tokens += event.num_loaded
@@ -129,7 +137,9 @@ class Summarizer:
             self._preemptions += 1
         elif type(event) is Stepped:
             self._preemptions += event.num_preempted
-        elif type(event) is PoolErrors or type(event) is PoolUsed or type(event) is Dropped:
+            self._loaded_bytes += event.loaded_bytes
+            self._far_loaded_bytes += event.far_loaded_bytes
+        else:
             self._note_rare(event)
 
     def summary(self) -> Summary:
@@ -167,21 +177,30 @@ class Summarizer:
             pool_ssd_written_bytes=sum(one.ssd_written_bytes for one in self._pool_used),
             pool_ssd_read_bytes=sum(one.ssd_read_bytes for one in self._pool_used),
             pool_refused_blocks=sum(one.num_refused for one in self._pool_used),
+            node_changes=self._node_changes,
+            loaded_bytes=self._loaded_bytes,
+            far_loaded_bytes=self._far_loaded_bytes,
             dropped_groups=len(self._dropped),
             dropped_tokens=sum(one.num_tokens for one in self._dropped),
             dropped_request_s=sum(one.request_s for one in self._dropped),
         )
 
-    def _note_rare(self, event: PoolErrors | PoolUsed | Dropped) -> None:
+    def _note_start(self, event: Started) -> None:
+        if event.moved_from is not None and event.moved_from != event.instance:
+            self._migrations += 1
+            self._node_changes += self._node_of.get(event.moved_from) != self._node_of.get(event.instance)
+
+    def _note_rare(self, event: Event) -> None:
         if isinstance(event, Dropped):
             self._dropped.append(event)
-            return
-        if isinstance(event, PoolUsed):
+        elif isinstance(event, PoolUsed):
             self._pool_used.append(event)
-            return
-        self._pool_failures += event.num_failed
-        self._pool_corrupt += event.num_corrupt
-        self._pool_recomputed += event.num_recomputed
+        elif isinstance(event, Placed):
+            self._node_of[event.instance] = event.node
+        elif isinstance(event, PoolErrors):
+            self._pool_failures += event.num_failed
+            self._pool_corrupt += event.num_corrupt
+            self._pool_recomputed += event.num_recomputed
 
     def _note_state(self, event: InstanceState) -> None:
         instance = event.instance

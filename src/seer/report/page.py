@@ -172,13 +172,25 @@ def _pool(run: RunData) -> str:
     corrupt = sum(one.num_corrupt for one in run.pool_errors)
     recomputed = sum(one.num_recomputed for one in run.pool_errors)
     moved = f"{run.num_loaded_tokens:,} tokens' KV loaded, {run.num_recomputed_tokens:,} tokens computed again"
-    moved += _ssd(run)
+    moved += _nodes(run) + _ssd(run)
     if not run.pool_errors:
         return f'<p class="soft">{moved}; the pool never failed.</p>'
     return (
         f"<p>{moved}.</p><p><b>The pool failed:</b> {failed:,} calls or blocks not served, {corrupt:,} damaged blocks "
         f"found and dropped; {recomputed:,} tokens computed again because of that. No response was affected.</p>"
     )
+
+
+def _nodes(run: RunData) -> str:
+    """How many moves stayed inside a node, where there were several."""
+    moves = [one for one in run.chunks if one.moved_from not in (None, one.instance)]
+    if len(set(run.node_of.values())) < 2 or not moves:
+        return ""
+    inside = sum(run.node_of.get(one.moved_from or 0) == run.node_of.get(one.instance) for one in moves)
+    loaded = sum(one.loaded_bytes for some in run.steps for one in some)
+    far = sum(one.far_loaded_bytes for some in run.steps for one in some)
+    crossed = f"{show_size(far)} of {show_size(loaded)} came from other nodes"
+    return f"; {inside:,} of {len(moves):,} moves stayed inside a node, {crossed}"
 
 
 def _ssd(run: RunData) -> str:

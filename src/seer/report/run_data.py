@@ -22,6 +22,7 @@ from seer.metrics.events import (
     Ended,
     Event,
     InstanceState,
+    Placed,
     PoolErrors,
     PoolUsed,
     Prefilling,
@@ -78,6 +79,8 @@ class RunData:
     """Whose KV came from the pool."""
     num_recomputed_tokens: int = 0
     """Whose KV had been computed before."""
+    node_of: dict[int, str] = field(default_factory=dict)
+    """Of each instance; empty where all were on the driver's machine."""
     pool_errors: list[PoolErrors] = field(default_factory=list)
     pool_used: list[PoolUsed] = field(default_factory=list)
     tool_waits: list[ToolWait] = field(default_factory=list)
@@ -131,6 +134,8 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
         elif isinstance(event, Prefilling):
             data.num_loaded_tokens += event.num_loaded
             data.num_recomputed_tokens += event.num_recomputed
+        elif isinstance(event, Placed):
+            data.node_of[event.instance] = event.node
         elif isinstance(event, PoolErrors):
             data.pool_errors.append(event)
         elif isinstance(event, PoolUsed):

@@ -11,7 +11,8 @@ Three differences from the paper, each measured in docs/design/0002-simulator.md
    pool a request that leaves would be computed again, so it gets chunks with their memory: half of its context, within
    128 to 1,536 tokens, or more while memory is plentiful.
 3. *Placement.* A step takes longer the fuller an instance is. A request is placed where the instance's longest request,
-   this one included, would end earliest: short requests share instances, long ones get emptier and faster ones.
+   this one included, would end earliest: short requests share instances, long ones get emptier and faster ones. On
+   several nodes, the instances of the node that holds a request's KV are always considered, and win near ties.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ IDLE_STEP_SHARE = 0.4
 it."""
 STAY_BONUS = 0.1
 """Share by which the instance that already holds the KV may end its longest request later and still be chosen."""
+NODE_BONUS = 0.05
+"""The same for another instance of the node that holds the KV: it comes from there through shared memory."""
 UNEVEN_SHARE = 0.25
 UNEVEN_REQUESTS = 2
 """An instance may run this share and this many requests more than the least loaded candidate. Otherwise short requests
@@ -158,8 +161,9 @@ class EarliestFinishPlacement(Divided):
         num_blocks, shared = fleet.blocks(num_tokens), self.shared_blocks(request, fleet)
         found = fleet.candidates(num_blocks - shared, CANDIDATES, num_tokens)
         home = request.last_instance
-        if home is not None and home not in found and fleet.has_room(home, num_blocks - shared, num_tokens):
-            found.append(home)
+        if home is not None:
+            near = fleet.nodes.members(home) if fleet.nodes.are_many else (home,)
+            found += [i for i in near if i not in found and fleet.has_room(i, num_blocks - shared, num_tokens)]
         reserve_tokens = RESERVE_TOKENS if self._has_pool else 0
         free, in_flight, size = fleet.free_blocks, fleet.in_flight, fleet.block_size
         return [
@@ -177,6 +181,7 @@ class EarliestFinishPlacement(Divided):
         """
         free_blocks, in_flight, limits = fleet.free_blocks, fleet.in_flight, fleet.limits
         most = min([in_flight[instance] for instance in candidates]) * (1.0 + UNEVEN_SHARE) + UNEVEN_REQUESTS
+        near = fleet.nodes.members(home) if home is not None and fleet.nodes.are_many else ()
         chosen, earliest = -1, math.inf
         for instance in candidates:
             if in_flight[instance] > most:
@@ -187,6 +192,8 @@ class EarliestFinishPlacement(Divided):
             ends *= IDLE_STEP_SHARE + (1.0 - IDLE_STEP_SHARE) * full
             if instance == home:
                 ends *= 1.0 - STAY_BONUS
+            elif instance in near:
+                ends *= 1.0 - NODE_BONUS
             if ends < earliest or (ends == earliest and instance < chosen):
                 chosen, earliest = instance, ends
         return chosen

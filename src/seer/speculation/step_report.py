@@ -29,6 +29,10 @@ class StepReport:
     """Time to load KV from the pool while steps ran."""
     loaded_bytes: int = 0
     """KV loaded in both times."""
+    far_load_s: float = 0.0
+    """Of both times, for KV from other nodes."""
+    far_loaded_bytes: int = 0
+    """Of these bytes, from other nodes."""
     has_captured: bool = False
     """A CUDA graph was captured during the step, so its duration does not represent other steps."""
     num_preempted: int = 0

@@ -279,6 +279,22 @@ def test_a_restart_repeats_the_newest_command_of_each_kind_also_one_that_came_wh
     assert (tmp_path / "notes").read_text().splitlines() == ["update_weights /weights 2", "begin_run run-3 {4: [[5]]}"]
 
 
+def test_an_instance_hears_of_the_end_of_groups_that_it_may_draft_for_and_of_no_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_noting", notes=str(tmp_path / "notes"))
+        instance = watched.instance
+        await instance.start(watched.take)
+        await instance.configure(BeginRun("run", "grouped", 0, {4: [[5]]}))
+        instance.submit(a_chunk())  # of group 0
+        for group in (0, 3, 4, 0):  # 4 has responses of an earlier epoch
+            instance.end_group(group)
+        await instance.close()
+
+    play(scenario())
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert notes == ["begin_run run {4: [[5]]}", "end_group 0", "end_group 4"]
+
+
 @pytest.mark.parametrize(("token", "logprob"), [(-1, -1.0), (50, -1.0), (7, math.nan), (7, -math.inf)])
 def test_a_token_that_the_model_cannot_have_sampled_is_not_accepted(token: int, logprob: float) -> None:
     async def scenario() -> None:

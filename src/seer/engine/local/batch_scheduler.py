@@ -32,6 +32,7 @@ from seer.engine.local.cache import KVCache
 from seer.engine.local.parking import restore, save
 from seer.errors import DraftError
 from seer.kvpool.base import Pool
+from seer.kvpool.node_pool import NO_FAR_READS, FarReads, take_far_reads
 
 HEADROOM_BLOCKS = 4
 """Blocks to be free for each running chunk, as far as its lease goes, when another one enters. Fewer would let chunks
@@ -50,6 +51,8 @@ class Loads:
 
     seconds: float = 0.0
     num_bytes: int = 0
+    far: FarReads = NO_FAR_READS
+    """Of these, from other nodes."""
     num_missed_tokens: int = 0
     """Tokens of continued requests whose KV the pool no longer had. They are computed again."""
 
@@ -220,6 +223,8 @@ class BatchScheduler:
     def take_loads(self) -> Loads:
         """Loads from the pool since the last call."""
         loads, self.loads = self.loads, Loads()
+        if loads.num_bytes and self.pool is not None:
+            loads.far = take_far_reads(self.pool)
         return loads
 
     def _max_reused(self, active: ActiveChunk) -> int:

@@ -371,5 +371,7 @@ def _report(
         num_accepted=done.num_accepted,
         load_s=loads.seconds,
         loaded_bytes=loads.num_bytes,
+        far_load_s=loads.far.seconds,
+        far_loaded_bytes=loads.far.num_bytes,
         has_captured=has_captured,
     )

@@ -9,6 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S = "seer_loaded_bytes", "seer_load_s", "seer_overlapped_load_s"
 """Names of the counts: bytes loaded, seconds a step waited for them, seconds of loads while steps ran."""
+FAR_BYTES, FAR_S = "seer_far_loaded_bytes", "seer_far_load_s"
+"""Of these, from other nodes."""
 
 
 @dataclass

@@ -33,10 +33,11 @@ import torch
 
 from seer.config import TransferOptions
 from seer.engine.vllm.connector_parts import KVParts
-from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
+from seer.engine.vllm.connector_stats import FAR_BYTES, FAR_S, LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import keys_of_part
+from seer.kvpool.node_pool import take_far_reads
 
 if TYPE_CHECKING:
     from seer.engine.vllm.connector_plan import LoadJob, SaveJob
@@ -197,7 +198,11 @@ class BlockTransfer:
             self._loaded.update(job.request_id for job in jobs)
 
     def _note_load(self, jobs: Sequence[LoadJob], kind: str, seconds: float) -> None:
+        far = take_far_reads(self._pool)
         with self._lock:
+            if far.num_bytes:
+                self._loads[FAR_BYTES] += far.num_bytes
+                self._loads[FAR_S] += min(far.seconds, seconds) / self._num_ranks  # readers overlap
             self._seconds["load_s"] += seconds
             self._loads[kind] += seconds / self._num_ranks  # vLLM adds the ranks' counts, which load at the same time
             self._loads[LOADED_BYTES] += self.block_bytes * sum(len(job.blocks) for job in jobs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import PerEngineStatLoggerAdapter, StatLoggerBase
 
-from seer.engine.vllm.connector_stats import LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
+from seer.engine.vllm.connector_stats import FAR_BYTES, FAR_S, LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
 from seer.engine.vllm.step_counting import BATCHED_TOKENS, DONE_S, EMITTED, PREFILL_TOKENS
 from seer.speculation.step_report import StepReport
 
@@ -61,7 +61,7 @@ class StepCounts:
             self.num_drafted += drafted
             self.num_accepted += accepted
         if self.on_step is not None:
-            for name in (LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S):
+            for name in (LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S, FAR_BYTES, FAR_S):
                 self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
         if iteration is not None:
             self.num_preemptions += iteration.num_preempted_reqs
@@ -87,6 +87,8 @@ class StepCounts:
                     load_s=loads[LOAD_S],
                     overlapped_load_s=loads[OVERLAPPED_LOAD_S],
                     loaded_bytes=int(loads[LOADED_BYTES]),
+                    far_load_s=loads[FAR_S],
+                    far_loaded_bytes=int(loads[FAR_BYTES]),
                     num_preempted=num_preempted,
                 )
             )

@@ -127,6 +127,11 @@ class RayChild:
         """The address of its node."""
         return self._node.address
 
+    @property
+    def node_name(self) -> str | None:
+        """Its node's id: two nodes may have one address."""
+        return self._node.id
+
     async def localized(self, command: Command) -> Command:
         """Weights that only the driver's machine has are first brought to the node, once for all its instances."""
         return await self._node.localized(command)

@@ -2,11 +2,11 @@
 """The actor of a fleet on one node: what its instances there share.
 
   weights   files that the driver streams here once, into this node's shared memory
-  pool      the node's part of a Mooncake store, started and watched
+  pool      the node's part of a Mooncake store, started and watched, and its near tier in shared memory
 
 Invariants
-  1. At most the newest weights are held; `close` removes them, and a process of its own if this one is killed
-     (janitor.py).
+  1. At most the newest weights are held; `close` removes them and the near tier, and a process of its own does if this
+     one is killed (janitor.py).
   2. The store ends with this actor, however that ends.
   3. An agent that does not hear its driver for the time of its lease frees everything and ends: on a node that is cut
      off, Ray does so only later, and without freeing shared memory.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,12 @@ from seer.engine.free_memory import free_memory_bytes
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
 from seer.hosting.launch import ChildProcess
 from seer.hosting.lease import Lease
+from seer.hosting.ray.near_tier import NearTier
 
 FREE_SHARE = 0.5
 """Of the node's free memory, for its part of the pool at most."""
+NEAR_SHARE = 0.5
+"""Of that, for the near tier. Both hold what the node saved last; the near one also what it read from others."""
 _JANITOR_DEADLINE_S = 10.0
 """It ends at once; only a busy node is slow."""
 
@@ -55,6 +59,7 @@ class NodeAgent:
         self._part: Path | None = None
         self._janitor: ChildProcess | None = None
         self._store: Any = None
+        self._near = NearTier()
 
     def sees(self, mark: FileMark) -> bool:
         """Whether this node opens the very same file under this path: it is the driver's own machine."""
@@ -66,8 +71,7 @@ class NodeAgent:
     def begin_weights(self, name: str, num_bytes: int) -> None:
         """Make room for a file; an earlier one is dropped, processes that have opened it keep it."""
         self._drop_weights()
-        if self._janitor is None:
-            self._janitor = ChildProcess("janitor", None, module="seer.hosting.ray.janitor", single_thread=True)
+        self._start_janitor()
         self._home = make_shared_folder("seer-weights", num_bytes)
         self._part = self._home / name
 
@@ -84,16 +88,22 @@ class NodeAgent:
         assert self._part is not None, "begin_weights comes first"
         return str(self._part)
 
-    def start_store(self, host: str, master_address: str, dram_bytes: int) -> str:
-        """Start this node's part of the store, or return the address of the one that runs."""
+    def start_store(self, host: str, master_address: str, dram_bytes: int, block_bytes: int) -> dict[str, Any]:
+        """Start this node's part of the pool if it does not run; returns how its instances open it."""
         from seer.kvpool.mooncake_keeper import MooncakeKeeper
         from seer.kvpool.mooncake_servers import MooncakeServersConfig
 
         if self._store is None:
             fitting = min(dram_bytes, int(FREE_SHARE * free_memory_bytes()))
+            self._start_janitor()
+            fitting -= self._near.start(int(NEAR_SHARE * fitting), block_bytes)
             config = MooncakeServersConfig(dram_bytes=fitting, host=host, master_address=master_address)
             self._store = MooncakeKeeper(config)
-        return str(self._store.servers.owner_address)
+        return {"owner_address": str(self._store.servers.owner_address)} | self._near.settings()
+
+    def tidy(self, requests: Sequence[int], weights_versions: Sequence[int]) -> None:
+        """Free the near tier's KV of requests that ended and of old weights."""
+        self._near.tidy(requests, weights_versions)
 
     def renew(self) -> int:
         """The driver is there; returns the process id of this actor."""
@@ -109,6 +119,7 @@ class NodeAgent:
         """Free everything on this node."""
         self._lease.end()
         self._drop_weights()
+        self._near.close()
         if self._store is not None:
             self._store.stop()
             self._store = None
@@ -117,6 +128,10 @@ class NodeAgent:
             asyncio.run(self._janitor.wait(_JANITOR_DEADLINE_S))
             self._janitor.close()
             self._janitor = None
+
+    def _start_janitor(self) -> None:
+        if self._janitor is None:
+            self._janitor = ChildProcess("janitor", None, module="seer.hosting.ray.janitor", single_thread=True)
 
     def _drop_weights(self) -> None:
         if self._home is not None:

@@ -30,6 +30,8 @@ PART_BYTES = 32 << 20
 """Of weights, in one call: what a node needs for them beside their own size."""
 RENEWALS_PER_LEASE = 4
 """A few may be late."""
+TIDY_S = 1.0
+"""Between two calls of every agent: their near tiers keep KV for this much longer than it is needed."""
 _CLOSE_DEADLINE_S = 10.0
 """A node that does not answer is left to Ray, which ends the actors of a driver that is gone."""
 
@@ -41,15 +43,15 @@ class Node:
         self.id = id
         self.address = address
         self.agent = agent
-        self.way_into_pool: dict[str, str] = {}
+        self.way_into_pool: dict[str, Any] = {}
         """Settings of the pool that are this node's own."""
         self._weights: dict[str, asyncio.Task[str]] = {}
 
     async def start_store(self, pool: NodesPool) -> None:
         """Start the node's part of the pool."""
-        self.way_into_pool = {
-            "owner_address": await self.agent.start_store.remote(self.address, pool.master_address, pool.node_bytes)
-        }
+        self.way_into_pool = await self.agent.start_store.remote(
+            self.address, pool.master_address, pool.node_bytes, pool.block_bytes
+        )
 
     def fitted(self, spec: InstanceSpec) -> InstanceSpec:
         """What an instance on this node must make: with the node's own way into the pool."""
@@ -96,7 +98,10 @@ class Nodes:
         self._pool = pool
         self._lease_s = lease_s
         self._nodes: dict[str, asyncio.Task[Node]] = {}
-        self._renewing = asyncio.create_task(self._renew())
+        self._ending: set[asyncio.Task[None]] = set()  # agents of nodes that were forgotten
+        self._tasks = [asyncio.create_task(self._renew())]
+        if pool is not None:
+            self._tasks.append(asyncio.create_task(self._tidy(pool)))
 
     async def get(self, id: str) -> Node:
         """The node, with its agent and its part of the pool running."""
@@ -133,28 +138,52 @@ class Nodes:
         if not gone.done():
             gone.cancel()
         elif not gone.cancelled() and gone.exception() is None:
-            self._end(gone.result())
+            ending = asyncio.create_task(self._close(gone.result()))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
         """End every agent, with what it holds."""
-        self._renewing.cancel()
+        for running in self._tasks:
+            running.cancel()
         tasks, self._nodes = list(self._nodes.values()), {}
         for task in tasks:
             task.cancel()  # of one that is being prepared; nothing happens to the others
         found = await asyncio.gather(*tasks, return_exceptions=True)
         nodes = [node for node in found if isinstance(node, Node)]
-        await asyncio.gather(*(_within(_CLOSE_DEADLINE_S, node.agent.close.remote) for node in nodes))
-        for node in nodes:
-            self._end(node)
+        await asyncio.gather(*map(self._close, nodes), *self._ending)
+
+    async def _close(self, node: Node) -> None:
+        """Have an agent free what it holds, if it can be reached, and end it."""
+        await _within(_CLOSE_DEADLINE_S, node.agent.close.remote)
+        self._end(node)
 
     async def _renew(self) -> None:
         """Let the agents hear from their driver, whatever becomes of the answers."""
         while True:
             await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
-            for task in self._nodes.values():
-                if task.done() and not task.cancelled() and task.exception() is None:
-                    with contextlib.suppress(Exception):  # the agent has ended
-                        task.result().agent.renew.remote()
+            for node in self._ready():
+                with contextlib.suppress(Exception):  # the agent has ended
+                    node.agent.renew.remote()
+
+    async def _tidy(self, pool: NodesPool) -> None:
+        """Let the near tiers free what is not needed any longer."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            unneeded = pool.take_unneeded()
+            if unneeded is None:
+                continue
+            for node in self._ready():
+                with contextlib.suppress(Exception):  # the agent has ended
+                    node.agent.tidy.remote(*unneeded)
+
+    def _ready(self) -> list[Node]:
+        """Nodes whose preparation has succeeded."""
+        return [
+            task.result()
+            for task in self._nodes.values()
+            if task.done() and not task.cancelled() and task.exception() is None
+        ]
 
     async def _prepare(self, id: str) -> Node:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV pool between nodes: a Mooncake store whose master runs beside the driver, with memory of every node in use.
 
-An instance attaches to the part on its own node through shared memory; KV that another node holds comes from there over
-the network. KV of a node that is lost is computed again.
+Each node has a near tier too, a local pool that its instances share (seer.kvpool.node_pool). An instance reads from
+there what its node holds; KV that only another node holds comes from there over the network. KV of a node that is lost
+is computed again.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from seer.kvpool.mooncake_keeper import MooncakeKeeper
 from seer.kvpool.mooncake_servers import MooncakeServersConfig
 
 
-class NodesPool:
-    """The master, and how much memory each node gives."""
+class Unneeded(NamedTuple):
+    """What the near tiers need not hold any longer."""
 
-    def __init__(self, node_bytes: int) -> None:
+    requests: list[int]
+    weights_versions: list[int]
+
+
+class NodesPool:
+    """The master, how much memory each node gives, and what has ended since the nodes last heard of it."""
+
+    def __init__(self, node_bytes: int, *, block_bytes: int) -> None:
         self.node_bytes = node_bytes
+        self.block_bytes = block_bytes
         self._keeper: MooncakeKeeper | None = None
+        self._unneeded = Unneeded([], [])
 
     @property
     def master_address(self) -> str:
@@ -29,6 +41,19 @@ class NodesPool:
         """Where the master says what the store holds."""
         assert self._keeper is not None, "the pool has not started"
         return self._keeper.servers.metrics_address
+
+    def free(self, request: int) -> None:
+        """The request has ended, wherever it ran."""
+        self._unneeded.requests.append(request)
+
+    def drop_weights_version(self, weights_version: int) -> None:
+        """No KV of this version is read any more."""
+        self._unneeded.weights_versions.append(weights_version)
+
+    def take_unneeded(self) -> Unneeded | None:
+        """For the nodes; None if nothing has ended since the last call."""
+        taken, self._unneeded = self._unneeded, Unneeded([], [])
+        return taken if any(taken) else None
 
     def start(self, host: str) -> None:
         """Start the master on this machine's address."""

@@ -7,6 +7,7 @@ The parts are started by the agents of `seer.hosting.ray`, one actor per machine
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from seer.config import HostingConfig
 from seer.hosting.ray.cluster import AUTO, RayCluster
@@ -28,7 +29,7 @@ class MachineStores:
         await asyncio.to_thread(self._pool.start, self._cluster.host)
         self._nodes = Nodes(self._cluster, self._pool, lease_s=HostingConfig().lease_deadline_s)
 
-    async def way_in(self, node: str) -> dict[str, str]:
+    async def way_in(self, node: str) -> dict[str, Any]:
         """Settings of the pool for a server on this node, whose part is started if it is not there."""
         assert self._nodes is not None, "the store has not started"
         return (await self._nodes.get(node)).way_into_pool
