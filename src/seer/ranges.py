@@ -54,6 +54,8 @@ Repeats = Annotated[int, Meta(ge=1, le=100_000)]
 SimulatedInstances = Annotated[int, Meta(ge=1, le=65_536)]
 SimulatedGpus = Annotated[int, Meta(ge=1, le=4096)]
 """Of one instance."""
+Gigabits = Annotated[float, Meta(gt=0, le=1e6)]
+"""Per second, of a network card."""
 Seconds = Annotated[float, Meta(gt=0, le=YEAR_S)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=YEAR_S)]
 Share = Annotated[float, Meta(gt=0, le=1)]

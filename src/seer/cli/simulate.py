@@ -24,7 +24,7 @@ from seer.cli.simulate_iterations import run_iterations
 from seer.cli.simulate_table import Row, describe, make_row, print_means, print_table
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
-from seer.ranges import Count, LogSpread, Probability, Responses, Seconds, SimulatedGpus, SimulatedInstances
+from seer.ranges import Count, Gigabits, LogSpread, Probability, Responses, Seconds, SimulatedGpus, SimulatedInstances
 from seer.report.simulation_folder import SimulationFolder
 from seer.scheduling.registry import NAMES as SCHEDULER_NAMES
 from seer.scheduling.registry import parse_scheduler
@@ -32,6 +32,7 @@ from seer.sim.catalog import AGENTS, WorkloadOptions, load_workload
 from seer.sim.catalog import NAMES as WORKLOAD_NAMES
 from seer.sim.cluster import SimulationResult, simulate
 from seer.sim.costs import GPUS, MODELS
+from seer.sim.network import NetworkShape
 from seer.sim.replay import run_metadata
 from seer.sim.turns import WAYS, WhileWaiting
 from seer.sim.workloads import Workload
@@ -52,6 +53,7 @@ examples:
   seer simulate qwen2-vl-72b --seeds 0..7           means over eight sets of lengths, with their range
   seer simulate moonlight --schedulers verl-sync,verl-sync+sd,seer --group-size 16
   seer simulate moonlight --schedulers verl-sync,seer --iterations 10
+  seer simulate moonlight --schedulers seer --nodes 64 --nic-gbps 100
   seer simulate trace:lengths.json --model llama-8b --gpu h200 --instances 4
   seer simulate synthetic --groups 200 --mean 3000 --max 32768 --correlation 0.9 --out runs/long-tail
   seer simulate agent-swe --schedulers verl,seer    agents: KV of waiting requests held, recomputed, parked
@@ -86,6 +88,18 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--group-size", type=NumberOption(Responses), metavar="G", help="responses per prompt")
     parser.add_argument("--instances", type=NumberOption(SimulatedInstances), metavar="N", help="number of instances")
+    parser.add_argument(
+        "--nodes",
+        type=NumberOption(SimulatedInstances),
+        metavar="N",
+        help="nodes of 8 GPUs, filled with instances; the paper's workloads get as many more prompts",
+    )
+    parser.add_argument(
+        "--nic-gbps",
+        type=NumberOption(Gigabits),
+        metavar="X",
+        help="Gbit/s of each node's network card, shared by the KV that moves there (each transfer has 400 per GPU)",
+    )
     parser.add_argument(
         "--chunk-tokens",
         type=NumberOption(Count),
@@ -187,6 +201,8 @@ def run(args: argparse.Namespace) -> int:
     seeds = parse_seeds(args.seeds)
     if args.out is not None and len(seeds) > 1:
         raise ConfigError(f"--out with {len(seeds)} seeds", hint="--out keeps the events of one: --seeds 0")
+    if args.iterations is not None and (args.nodes is not None or args.nic_gbps is not None):
+        raise ConfigError("--iterations simulates no network", hint="leave --nodes and --nic-gbps out")
     workloads = {seed: _workload(args, seed) for seed in seeds}
     if args.iterations is not None:
         return run_iterations(args, schedulers, seeds)
@@ -217,6 +233,7 @@ def _workload(args: argparse.Namespace, seed: int) -> Workload:
             seed=seed,
             group_size=args.group_size,
             instances=args.instances,
+            nodes=args.nodes,
             chunk_tokens=args.chunk_tokens,
             model=args.model,
             gpu=args.gpu,
@@ -288,6 +305,7 @@ def _simulate_all(
                     scheduler,
                     speculation=args.speculation,
                     while_waiting=way,
+                    network=None if args.nic_gbps is None else NetworkShape(nic_bytes_s=args.nic_gbps * 1e9 / 8),
                     events=events,
                     progress=lambda done, total, bar=bar: bars.update(bar, completed=done),  # type: ignore[misc]
                 )

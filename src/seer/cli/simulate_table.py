@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from seer.machine.sizes import show_size
 from seer.sim.cluster import SimulationResult
 from seer.sim.intervals import mean_of
+from seer.sim.network import NetworkUse
 from seer.sim.workloads import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One scheduler's result, in the order and with the names that `--json` prints."""
 
@@ -48,9 +51,19 @@ class Row:
     gpus_per_instance: int
     instances: int
     speculation: str
+    node_changes: int | None = None
+    """Migrations to another node; this and the following where the network is simulated."""
+    near_bytes: int | None = None
+    """KV that moved inside nodes."""
+    far_bytes: int | None = None
+    saved_bytes: int | None = None
+    busiest_card_share: float | None = None
+    """Of the time, in which the busiest network card was at work, in one direction."""
+    load_slowdown: float | None = None
+    """Time of the loads from other nodes over the time they would take alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnsRow(Row):
     """The result of a workload with turns."""
 
@@ -107,6 +120,7 @@ def make_row(
         gpus_per_instance=workload.cost.num_gpus,
         instances=workload.num_instances,
         speculation=speculation,
+        **(_network_columns(summary.node_changes, result.network) if result.network is not None else {}),
     )
     return row if result.while_waiting is None else _with_turns(row, workload, result.while_waiting)
 
@@ -122,6 +136,17 @@ def _with_turns(row: Row, workload: Workload, while_waiting: str) -> TurnsRow:
         tool_wait_s=round(sum(sum(one.tool_s) for one in workload.turns), 3),
         recomputed_share=round(row.recomputed_tokens / (workload.num_requests * workload.prompt_tokens + given), 6),
     )
+
+
+def _network_columns(node_changes: int, use: NetworkUse) -> dict[str, Any]:
+    return {
+        "node_changes": node_changes,
+        "near_bytes": round(use.near_bytes),
+        "far_bytes": round(use.far_bytes),
+        "saved_bytes": round(use.saved_bytes),
+        "busiest_card_share": round(max(use.busiest_read_share, use.busiest_save_share), 6),
+        "load_slowdown": round(use.load_s / use.alone_s, 6) if use.alone_s else None,
+    }
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -178,6 +203,21 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
             "-" if row.simulator_wall_s is None else f"{row.simulator_wall_s:.1f} s",
         )
     console.print(table)
+    for row in rows:
+        if row.far_bytes is not None:
+            console.print(_network_line(row), highlight=False, soft_wrap=True)
+
+
+def _network_line(row: Row) -> str:
+    """What the network carried."""
+    inside = 1.0 - (row.node_changes or 0) / max(1, row.migrations)
+    near, far, saved = (show_size(num_bytes or 0) for num_bytes in (row.near_bytes, row.far_bytes, row.saved_bytes))
+    slower = "" if row.load_slowdown is None else f", loads took {row.load_slowdown:.2f} times as long as alone"
+    return (
+        f"{_name(row)}: {inside:.0%} of the moves stayed inside a node; {near} of KV moved there, {far} came from "
+        f"other nodes, {saved} went to them; the busiest card worked {row.busiest_card_share or 0:.0%} of the time"
+        f"{slower}"
+    )
 
 
 def print_means(console: Console, rows: Sequence[Row]) -> None:

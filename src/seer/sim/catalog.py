@@ -30,7 +30,7 @@ from seer.sim.agent_workloads import AGENT_SWE, AGENT_TOOLS, DEFAULTS, recorded_
 from seer.sim.costs import GPUS, MODELS, InstanceCost
 from seer.sim.recorded import read_lengths
 from seer.sim.turns import TurnModel, plan_turns
-from seer.sim.workloads import PAPER, LengthModel, Workload, paper_workload
+from seer.sim.workloads import PAPER, LengthModel, Workload, instances_on, paper_workload
 
 TRACE_PREFIX = "trace:"
 SYNTHETIC = "synthetic"
@@ -49,6 +49,8 @@ class WorkloadOptions:
     """Responses per group. Traces: the first ones of each group, default all. Synthetic: 8."""
     instances: SimulatedInstances | None = None
     """Traces and synthetic: 8; agent-swe: 1; agent-tools: 2."""
+    nodes: SimulatedInstances | None = None
+    """Of eight GPUs: fills them with instances. The paper's workloads grow with them."""
     chunk_tokens: Count | None = None
     """The paper's workloads: 8,192. Others: an eighth of the maximum, between 256 and 8,192."""
     model: str | None = None
@@ -110,6 +112,8 @@ def load_workload(name: str, options: WorkloadOptions | None = None) -> Workload
     options = options or WorkloadOptions()
     if name not in AGENTS:
         _refuse(name, options, _TOOLS, f"its responses have no turns; use {' or '.join(AGENTS)}")
+    if options.nodes is not None and options.instances is not None:
+        raise ConfigError("--nodes and --instances both say how many instances there are", hint="give one of them")
     if name in PAPER:
         workload = _paper(name, options)
     elif name == AGENT_SWE:
@@ -128,7 +132,13 @@ def load_workload(name: str, options: WorkloadOptions | None = None) -> Workload
 
 def _paper(name: str, options: WorkloadOptions) -> Workload:
     _refuse(name, options, (*_CLUSTER, *_SHAPE), "it is the paper's own; use synthetic or trace:FILE")
-    workload = paper_workload(name, seed=options.seed, group_size=options.group_size, num_instances=options.instances)
+    workload = paper_workload(
+        name,
+        seed=options.seed,
+        group_size=options.group_size,
+        num_instances=options.instances,
+        num_nodes=options.nodes,
+    )
     return workload if options.chunk_tokens is None else replace(workload, chunk_tokens=options.chunk_tokens)
 
 
@@ -256,10 +266,16 @@ def _on_stated_cluster(
             gpu=_named("GPU", _or(options.gpu, "h200"), GPUS),
             num_gpus=num_gpus,
         ),
-        num_instances=_or(options.instances, 8),
+        num_instances=_num_instances(options, num_gpus),
         # The longest response takes about as many chunks as in the paper's workloads (5 to 12 of 8,192 tokens).
         chunk_tokens=_or(options.chunk_tokens, min(8192, max(256, maximum // 8))),
     )
+
+
+def _num_instances(options: WorkloadOptions, num_gpus: int) -> int:
+    if options.nodes is not None:
+        return instances_on(options.nodes, num_gpus)
+    return _or(options.instances, 8)
 
 
 def _refuse(name: str, options: WorkloadOptions, unused: tuple[str, ...], why: str) -> None:

@@ -21,6 +21,7 @@ from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_sc
 from seer.sim import virtual_time
 from seer.sim.conversations import Conversations
 from seer.sim.instance import SimulatedInstance
+from seer.sim.network import ClusterNetwork, NetworkShape, NetworkUse
 from seer.sim.pool_tiers import PoolTiers
 from seer.sim.speculation import PAPER_TABLE_2, AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.turns import WhileWaiting
@@ -46,6 +47,8 @@ class SimulationResult:
     """What happened to the KV of requests that waited for their tools; None without turns."""
     length_hints: Mapping[str, int]
     """What the rollout learned about its prompts, for a later one."""
+    network: NetworkUse | None = None
+    """What the network carried, where there was one."""
 
 
 def simulate(
@@ -60,6 +63,7 @@ def simulate(
     length_hints: Mapping[str, int] | None = None,
     pool: PoolTiers | None = None,
     while_waiting: WhileWaiting = "park",
+    network: NetworkShape | None = None,
     events: EventSink | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -68,6 +72,7 @@ def simulate(
     `drafts` and `budget_rule` take the place of the scheduler's own.
     `pool` bounds the pool's DRAM and puts an SSD below it; without it DRAM holds everything.
     `while_waiting` is what happens to the KV of requests that wait for their tools.
+    `network` puts the instances on nodes whose cards the transfers share; without it each has its own full bandwidth.
     `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
     """
     workload.check()
@@ -85,9 +90,11 @@ def simulate(
     model = None if speculation == "off" else _speculation(workload, mode, budget_rule or rule_of(mode), curve)
     if model is not None and model.plain is not None:
         workload = replace(workload, cost=replace(workload.cost, draft_pass_s=model.plain.pass_s))
-    transfer = TransferEstimate(workload.cost.transfer_costs()) if while_waiting == "park" else None
+    nodes = None if network is None else ClusterNetwork(network, workload.cost, workload.num_instances)
+    estimate = TransferEstimate(workload.cost.transfer_costs()) if nodes is None else nodes.estimate
     settings = settings or SchedulerSettings(
-        chunk_tokens=workload.chunk_tokens, placement=PlacementConfig(transfer=transfer)
+        chunk_tokens=workload.chunk_tokens,
+        placement=PlacementConfig(transfer=estimate if while_waiting == "park" else None),
     )
     context = Context(length_hints)
     flat = [length for row in workload.lengths for length in row]
@@ -96,7 +103,7 @@ def simulate(
     talks = Conversations(workload, while_waiting) if workload.turns else None
 
     async def rollout() -> None:
-        instances = _make_instances(workload, flat, model, emit, pool=pool, talks=talks)
+        instances = _make_instances(workload, flat, model, emit, pool=pool, talks=talks, network=nodes)
         loop = RolloutLoop(instances, chosen, context, events=emit, on_turn=talks.on_turn if talks else None)
         for instance in instances:
             await instance.start(loop.on_output)
@@ -110,14 +117,16 @@ def simulate(
             await instance.close()
 
     virtual_time.run(rollout())
+    summary = summarizer.summary()
     return SimulationResult(
         workload=workload,
         scheduler=scheduler,
         off_policy=spec.off_policy,
-        summary=summarizer.summary(),
+        summary=summary,
         while_waiting=while_waiting if talks else None,
         wall_s=time.perf_counter() - began_s,
         length_hints=context.as_length_hints({group.id: group for group in workload.groups()}),
+        network=None if nodes is None else nodes.use(summary.makespan_s),
     )
 
 
@@ -139,6 +148,7 @@ def _make_instances(
     *,
     pool: PoolTiers | None,
     talks: Conversations | None,
+    network: ClusterNetwork | None,
 ) -> list[SimulatedInstance]:
     progress = GroupProgress()  # siblings on all instances serve as references
     return [
@@ -152,6 +162,7 @@ def _make_instances(
             events=emit,
             pool=pool,
             turn_end=talks.turn_end if talks else None,
+            network=network,
         )
         for id in range(workload.num_instances)
     ]

@@ -33,6 +33,7 @@ from seer.sim.costs import InstanceCost, StepTime
 from seer.sim.decode_batch import ChunkRun, DecodeBatch
 from seer.sim.draft_depths import DraftDepths
 from seer.sim.kv_memory import KVMemory
+from seer.sim.network import ClusterNetwork
 from seer.sim.pool_tiers import PoolTiers
 from seer.sim.prefill_queue import PrefillQueue
 from seer.sim.speculation import GroupProgress, SpeculationModel
@@ -61,9 +62,11 @@ class SimulatedInstance:
         events: EventSink = discard,
         sample_state: bool = True,
         pool: PoolTiers | None = None,
+        network: ClusterNetwork | None = None,
         turn_end: Callable[[Chunk], int] | None = None,
     ) -> None:
-        """Without `pool`, the pool's DRAM holds everything. `turn_end` says how many tokens a request with turns has
+        """Without `pool`, the pool's DRAM holds everything. Without `network`, every transfer has the bandwidth of the
+        instance's own cards. `turn_end` says how many tokens a request with turns has
         generated at the end of the present one.
         """
         self._id = id
@@ -71,6 +74,7 @@ class SimulatedInstance:
         self._limits = limits
         self._true_length = true_length
         self._pool = pool
+        self._network = network
         self._turn_end = turn_end
         self._progress = progress or GroupProgress()
         self._events = events
@@ -107,6 +111,11 @@ class SimulatedInstance:
         """KV blocks, sequence slots and context length."""
         return self._limits
 
+    @property
+    def node_name(self) -> str | None:
+        """Its node, where there is a network between them."""
+        return self._network.node_name(self._id) if self._network is not None else None
+
     async def start(self, sink: OutputSink) -> None:
         """Outputs go to `sink` from now on."""
         self._sink = sink
@@ -129,8 +138,12 @@ class SimulatedInstance:
         self._progress.started(chunk.group)
         from_ssd_s = self._from_ssd_s(chunk)
         if chunk.load_kv and from_ssd_s is not None:
-            missing = max(0, chunk.num_context_tokens - chunk.num_fresh_tokens - self.cached_prefix_tokens(chunk))
+            held = self.cached_prefix_tokens(chunk)
+            missing = max(0, chunk.num_context_tokens - chunk.num_fresh_tokens - held)
             run.ready_s = self._loop.time() + from_ssd_s + self._cost.transfer_s(missing)
+            if self._network is not None:
+                run.ready_s = math.inf
+                self._network.load(chunk, self._id, held, missing, lambda: self._arrived(run))
             heapq.heappush(self._loading, (run.ready_s, chunk.request, run))
         else:
             self._waiting.append(run)
@@ -167,6 +180,17 @@ class SimulatedInstance:
         """The pool reads the request's KV from its SSD, unless it rests here."""
         if self._pool is not None and self._loop is not None and not self._memory.resting(chunk.request):
             self._pool.prefetch(chunk.request, self._loop.time())
+
+    def _arrived(self, run: ChunkRun) -> None:
+        """Its KV has come over the network; nothing happens if it was removed since."""
+        loading = [entry for entry in self._loading if entry[2] is not run]
+        if len(loading) == len(self._loading):
+            return
+        assert self._loop is not None, "KV arrives after start"
+        run.ready_s = self._loop.time()
+        self._loading = [*loading, (run.ready_s, run.chunk.request, run)]
+        heapq.heapify(self._loading)
+        self._replan_soon()
 
     def _from_ssd_s(self, chunk: Chunk) -> float | None:
         """Seconds until the KV that this instance lacks is in the pool's DRAM; None if the pool has dropped it."""
@@ -310,6 +334,8 @@ class SimulatedInstance:
             loaded, missing = missing - fresh, fresh
             run.ready_s = 0.0  # if it is preempted later, its KV is computed, not loaded
         run.prefill = missing
+        if missing and self._network is not None:
+            self._network.computed(int(run.context) - missing, missing)
         begun = chunk.num_generated_tokens > 0 or run.produced > 0
         recomputed = missing - fresh if begun else 0
         self._events(Prefilling(self._at_s, chunk.request, self._id, missing, recomputed, loaded))
@@ -385,14 +411,23 @@ class SimulatedInstance:
             if not run.is_last or run.chunk.has_turns:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
                 self._save(run.chunk, run.target)
-            elif self._pool is not None:
-                self._pool.free(run.chunk.request)
+            else:
+                self._free(run.chunk.request)
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
 
     def _save(self, chunk: Chunk, produced: int) -> None:
         """The chunk has ended and its request goes on: the pool holds its KV."""
         if self._pool is not None:
             self._pool.save(chunk.request, chunk.num_context_tokens + produced)
+        if self._network is not None:
+            self._network.save(chunk.request, self._id, chunk.num_context_tokens + produced, produced)
+
+    def _free(self, request: int) -> None:
+        """The request has ended."""
+        if self._pool is not None:
+            self._pool.free(request)
+        if self._network is not None:
+            self._network.free(request)
 
     def _set_step_time(self) -> None:
         """Set the cost of the coming steps; start a piece of prefill if none is in progress."""

@@ -31,6 +31,19 @@ BLOCK_SIZE = 64
 """Tokens per KV block of simulated instances. The simulator counts tokens; only the scheduler's promises are blocks."""
 
 
+GPUS_PER_NODE = 8
+
+
+def instances_on(num_nodes: int, num_gpus: int) -> int:
+    """Instances of so many GPUs that fill these nodes."""
+    if num_nodes * GPUS_PER_NODE < num_gpus:
+        raise ConfigError(
+            f"{num_nodes} nodes of {GPUS_PER_NODE} GPUs hold no instance of {num_gpus} GPUs",
+            hint=f"--nodes {-(-num_gpus // GPUS_PER_NODE)} or more",
+        )
+    return num_nodes * GPUS_PER_NODE // num_gpus
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthModel:
     """Log-normal response lengths, correlated within a group, cut at a maximum."""
@@ -219,17 +232,28 @@ PAPER: dict[str, _PaperWorkload] = {
 
 
 def paper_workload(
-    name: str, *, seed: int = 0, group_size: int | None = None, num_instances: int | None = None, shrink: int = 1
+    name: str,
+    *,
+    seed: int = 0,
+    group_size: int | None = None,
+    num_instances: int | None = None,
+    shrink: int = 1,
+    num_nodes: int | None = None,
 ) -> Workload:
     """One of the paper's three. Another group size keeps the number of requests, as in the paper's figure 7.
 
-    `shrink` divides instances and groups alike, for a quick look: an instance has as much to do as before.
+    `shrink` divides instances and groups alike, for a quick look: an instance has as much to do as before. `num_nodes`
+    multiplies both, to fill so many nodes.
     """
     spec = PAPER[name]
     size = group_size if group_size is not None else spec.group_size
     if size < 1:
         raise ConfigError(f"group size {size}", hint="--group-size 1 or more")
-    num_groups = max(1, spec.num_groups * spec.group_size // size // shrink)
+    default_instances, num_requests = spec.num_instances // shrink, spec.num_groups * spec.group_size // shrink
+    if num_nodes is not None:
+        default_instances = instances_on(num_nodes, spec.num_gpus)
+        num_requests = spec.num_groups * spec.group_size * default_instances // spec.num_instances
+    num_groups = max(1, num_requests // size)
     lengths = spec.lengths.sample(num_groups, size, seed)
     cost = InstanceCost(
         model=MODELS[spec.model],
@@ -247,6 +271,6 @@ def paper_workload(
         max_tokens=spec.lengths.maximum,
         prompt_tokens=spec.prompt_tokens,
         cost=cost,
-        num_instances=num_instances if num_instances is not None else spec.num_instances // shrink,
+        num_instances=num_instances if num_instances is not None else default_instances,
         drafts=spec.drafts,
     )
