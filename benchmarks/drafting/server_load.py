@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load on a draft server: two clients and one server on loopback, in three processes. Rate, lag and memory.
+"""Load on draft servers: two clients and one server, or several shards, on loopback. Rate, lag, memory, cores.
 
 Each client observes half of the offered tokens, in steps of 10 ms over its running requests, and drafts for
 all of them after each step. Lag is the time from `observe` in one process until the other's index holds the
 token, on the system's monotonic clock. It is found by polling a few streams every 2 ms; polling adds to it.
 
-    python benchmarks/drafting/server_load.py [--seconds 60] [--rate 200000] [--kill]
+    python benchmarks/drafting/server_load.py [--seconds 60] [--rate 200000] [--shards 8] [--kill]
 """
 
 import argparse
 import json
 import multiprocessing as mp
+import os
 import signal
 import subprocess
 import sys
@@ -36,7 +37,11 @@ STEP_S = 0.01
 GROUPS = 32
 REQUESTS = 128  # running per client, four of each group
 WATCHED = 8
-ADDRESS = "tcp://127.0.0.1:15757"
+FIRST_PORT = 15757
+
+
+def address(shard: int) -> str:
+    return f"tcp://127.0.0.1:{FIRST_PORT + shard}"
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,14 @@ class Load:
     seconds: float
     rate: float
     keys: Path
+    shards: int
 
 
 def drive(me: int, load: Load, begin: float, out: Connection) -> None:
     """One client: observes, drafts, and watches streams of the other."""
     seconds = load.seconds
-    client = DraftClient(ClientConfig(servers=(ADDRESS,), keys=read_client_keys(load.keys)))
+    servers = tuple(map(address, range(load.shards)))
+    client = DraftClient(ClientConfig(servers=servers, keys=read_client_keys(load.keys)))
     rng = np.random.default_rng(me)
     keys = [(item % GROUPS, 1000 * me + item) for item in range(REQUESTS)]
     other = [(item % GROUPS, 1000 * (1 - me) + item) for item in range(0, REQUESTS, REQUESTS // WATCHED)]
@@ -89,7 +96,8 @@ def drive(me: int, load: Load, begin: float, out: Connection) -> None:
     stopping.set()
     watcher.join()
     client.close()
-    out.send({"noted": noted, "seen": seen, "steps_s": steps_s, "flushed": flushed, "tokens": length * REQUESTS})
+    tokens, cpu_s = length * REQUESTS, time.process_time()
+    out.send({"noted": noted, "seen": seen, "steps_s": steps_s, "flushed": flushed, "tokens": tokens, "cpu_s": cpu_s})
 
 
 def lags(noted: list[tuple[float, int]], seen: list[tuple[float, list[int]]]) -> np.ndarray:
@@ -105,12 +113,12 @@ def lags(noted: list[tuple[float, int]], seen: list[tuple[float, list[int]]]) ->
     return np.concatenate(result)
 
 
-def start_server(keys: Path) -> subprocess.Popen[str]:
+def start_server(keys: Path, shard: int) -> subprocess.Popen[str]:
     code = (
         "import argparse, sys; from seer.cli import draft_server; p = argparse.ArgumentParser();"
         "draft_server.register(p.add_subparsers()); a = p.parse_args(sys.argv[1:]); sys.exit(a.run(a))"
     )
-    command = [sys.executable, "-c", code, "draft-server", "--address", ADDRESS, "--keys", str(keys)]
+    command = [sys.executable, "-c", code, "draft-server", "--address", address(shard), "--keys", str(keys)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None, "a pipe was asked for"
     server.stdout.readline()
@@ -124,11 +132,17 @@ def resident_bytes(pid: int) -> int:
     raise ValueError("no resident size")
 
 
-def status(keys: Path) -> Status:
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def status(keys: Path, shard: int) -> Status:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         read_client_keys(keys).secure(socket)
-        socket.connect(ADDRESS)
+        socket.connect(address(shard))
         socket.send(encode(Ask(1)))
         assert socket.poll(5000), "the server does not answer"
         reply = decode(socket.recv())
@@ -136,17 +150,18 @@ def status(keys: Path) -> Status:
         return reply
 
 
-def measure(seconds: float, rate: float, *, kill: bool) -> dict[str, Any]:
+def measure(seconds: float, rate: float, *, kill: bool, shards: int = 1) -> dict[str, Any]:
     """Run the load with new keys."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Load(seconds, rate, Path(folder) / "keys"), kill)
+        return run(Load(seconds, rate, Path(folder) / "keys", shards), kill)
 
 
 def run(load: Load, kill: bool) -> dict[str, Any]:
     seconds, keys = load.seconds, load.keys
     write_keys(keys)
-    server = start_server(keys)
-    empty = resident_bytes(server.pid)
+    servers = [start_server(keys, shard) for shard in range(load.shards)]
+    empty = sum(resident_bytes(server.pid) for server in servers)
+    started_cpu_s = sum(cpu_s(server.pid) for server in servers)
     begin = time.monotonic() + 1.5
     context = mp.get_context("spawn")
     pipes, clients = [], []
@@ -158,19 +173,22 @@ def run(load: Load, kill: bool) -> dict[str, Any]:
     try:
         if kill:
             time.sleep(max(begin + seconds / 2 - time.monotonic(), 0))
-            server.kill()
-            server.wait()
-            server = start_server(keys)
+            servers[0].kill()
+            servers[0].wait()
+            servers[0] = start_server(keys, 0)
         results = []
         for pipe in pipes:
             assert pipe.poll(seconds + 60), "a client hangs"
             results.append(pipe.recv())
-        held = status(keys)
-        memory = resident_bytes(server.pid) - empty
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0, "the server did not stop cleanly"
+        held_tokens = sum(status(keys, shard).tokens for shard in range(load.shards))
+        memory = sum(resident_bytes(server.pid) for server in servers) - empty
+        servers_cpu_s = sum(cpu_s(server.pid) for server in servers) - started_cpu_s
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+        assert [server.wait(10) for server in servers] == [0] * load.shards, "a server did not stop cleanly"
     finally:
-        server.kill()
+        for server in servers:
+            server.kill()
         for client in clients:
             client.join(10)
             client.kill()
@@ -180,14 +198,16 @@ def run(load: Load, kill: bool) -> dict[str, Any]:
     return {
         "tokens_per_s": tokens / seconds,
         "tokens": tokens,
-        "tokens_on_server": held.tokens,
+        "tokens_on_server": held_tokens,
         "all_shipped": all(result["flushed"] for result in results),
         "lag_p50_ms": float(np.percentile(lag, 50)) * 1e3,
         "lag_p99_ms": float(np.percentile(lag, 99)) * 1e3,
         "lag_max_ms": float(lag.max()) * 1e3,
         "step_p50_ms": float(np.percentile(steps, 50)) * 1e3,
         "step_p99_ms": float(np.percentile(steps, 99)) * 1e3,
-        "server_bytes_per_token": memory / held.tokens,
+        "server_bytes_per_token": memory / held_tokens,
+        "server_tokens_per_core_s": tokens / servers_cpu_s,
+        "client_tokens_per_core_s": tokens / sum(result["cpu_s"] for result in results),
     }
 
 
@@ -195,6 +215,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=200_000.0)
-    parser.add_argument("--kill", action="store_true", help="kill and restart the server half-way")
+    parser.add_argument("--shards", type=int, default=1, help="servers that share the groups")
+    parser.add_argument("--kill", action="store_true", help="kill and restart the first server half-way")
     args = parser.parse_args()
-    print(json.dumps({"stamp": take_stamp(args)} | measure(args.seconds, args.rate, kill=args.kill), indent=2))
+    found = measure(args.seconds, args.rate, kill=args.kill, shards=args.shards)
+    print(json.dumps({"stamp": take_stamp(args)} | found, indent=2))
