@@ -35,6 +35,7 @@ from seer.config import VllmSpeculation
 from seer.speculation.step_report import StepReport
 from seer.types import Chunk, ChunkOutput, Sampling, TokenSpan
 from stamp import print_stamp
+from turns import await_turn, end_turn
 
 MOONLIGHT: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
@@ -204,9 +205,12 @@ async def measure(folder: Path, out: dict[str, Any], args: argparse.Namespace) -
         await bench.instance.start(bench.take)
         out["start_s"] = args.limit_s - (ends_s - time.monotonic())
         try:
+            print(f"started in {out['start_s']:.0f} s", flush=True)
+            await asyncio.to_thread(await_turn, args.go, ends_s - time.monotonic())
             await bench.instance.begin_run("moonlight", "grouped" if args.draft_tokens else "none", 0)
             await measure_all(bench, out, args, ends_s)
         finally:
+            end_turn(args.go)
             await bench.instance.close()
 
 
@@ -242,6 +246,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=64, help="tokens of a KV block; a CPU takes 16 alone")
     parser.add_argument("--kv-bytes", type=int, default=24 << 30)
     parser.add_argument("--pool-bytes", type=int, default=16 << 30)
+    parser.add_argument("--go", type=Path, help="measure when this file is there, then remove it")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start nothing new after this time")
     args = parser.parse_args()
     args.max_model_len = 8192 - 16
