@@ -5,7 +5,10 @@ SEER_FAULT_ROUNDS says how many rounds there are in all; a few by default, 1,000
 round follow from SEER_FAULT_SEED and the round's number. Without it the seed is random; it is printed, and a failure
 names it: the same seed and number of rounds strike in the same way again.
 
+SEER_FAULT_SECONDS bounds each test: after that time no round is begun.
+
 SEER_FAULT_REPORT names a file to which each test appends lines of JSON with its counts so far; the last one counts.
+tests/crash/campaign.py runs many such tests side by side and adds their reports up.
 """
 
 from __future__ import annotations
@@ -14,17 +17,20 @@ import json
 import os
 import random
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from campaign_leftovers import leftovers
 from seer import FinishReason, GroupResult
 from seer.metrics.events import Event, Started, Stopped
 
 ROUNDS = int(os.environ.get("SEER_FAULT_ROUNDS", "6"))
 SEED = int(os.environ.get("SEER_FAULT_SEED", "0")) or secrets.randbelow(2**32)
+SECONDS = float(os.environ.get("SEER_FAULT_SECONDS", "inf"))
 REPORT = os.environ.get("SEER_FAULT_REPORT")
 Tokens = dict[tuple[int, int], list[int]]
 
@@ -47,15 +53,21 @@ class Tally:
     differences: int = 0
     leftovers: int = 0
     instances_lost: int = 0
+    start_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         print(f"\nSEER_FAULT_SEED={SEED} SEER_FAULT_ROUNDS={ROUNDS}", flush=True)
+
+    def goes_on(self, num_rounds: int) -> bool:
+        """Whether one more of so many rounds is to be begun."""
+        return self.rounds < num_rounds and time.monotonic() - self.start_s < SECONDS
 
     def compare(self, tokens: Mapping[Any, list[int]], expected: Mapping[Any, list[int]], strikes: list[str]) -> None:
         """Compare a round with the undisturbed one and count it."""
         differing = [key for key in {*tokens, *expected} if tokens.get(key) != expected.get(key)]
         self.differences += len(differing)
         assert not differing, f"{self.story(strikes)}: {len(differing)} responses differ, the first is {differing[0]}"
+        print(f"{self.test} {self.rounds}: {', '.join(strikes) or 'nothing'}", flush=True)
         self.rounds += 1
         self.strikes.update(strikes)
         self.responses += len(tokens)
@@ -74,17 +86,22 @@ class Tally:
 
     def save(self) -> None:
         """Print the counts so far and add them to the report."""
-        line = json.dumps(vars(self) | {"strikes": dict(self.strikes.most_common())})
+        counts = {name: value for name, value in vars(self).items() if name != "start_s"}
+        seconds = round(time.monotonic() - self.start_s, 1)
+        line = json.dumps(counts | {"seconds": seconds, "strikes": dict(self.strikes.most_common())})
         print(f"\n{line}", flush=True)
         if REPORT:
             with open(REPORT, "a") as report:
                 report.write(f"{line}\n")
 
-    def check_leftovers(self, files: Iterable[Path], pids: Iterable[int | None]) -> None:
-        """Nothing of a fleet is left after it was closed."""
-        left = [path for path in files if path.exists()] + [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    def check_leftovers(self, files: Iterable[Path] = (), *, all_files: bool = True) -> None:
+        """Nothing is left after a fleet was closed or a command ended: no process, and none of these files.
+
+        `all_files`: nor any other, where that can be told.
+        """
+        left = [str(path) for path in files if path.exists()] + leftovers(with_files=all_files)
         self.leftovers += len(left)
-        assert not left, f"left by the fleet: {left}"
+        assert not left, f"{self.test}, round {self.rounds}: left behind: {left}"
 
     def story(self, strikes: list[str]) -> str:
         """What was done to the round at hand, for the message of an assertion."""
