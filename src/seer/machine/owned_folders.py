@@ -4,21 +4,25 @@
 They lie in this user's private folder (private_files.py). Beside each lies a lock file that its owner holds
 (file_lock.py).
 
+Shared memory and semaphores that are named after a folder (owned_segments.py) are removed with it.
+
 Invariant: a folder is removed only while the lock of its owner is free or this process's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import secrets
 import shutil
+import stat
 from pathlib import Path
 
 from seer.errors import InputError
 from seer.machine.file_lock import FileLock
-from seer.machine.private_files import folder, make_private, remove
+from seer.machine.private_files import SHARED_MEMORY, folder, make_private, remove
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +60,22 @@ def disown(path: Path) -> None:
         lock.release(remove_file=False)
 
 
+def _remove_segments(path: Path) -> None:
+    """Remove the shared memory and semaphores that are named after a folder."""
+    owner = path.name.rpartition("-")[2]
+    for pattern in (f"psm_{owner}_*", f"sem.mp-{owner}-*"):
+        for segment in SHARED_MEMORY.glob(pattern):
+            with contextlib.suppress(OSError):
+                status = segment.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    segment.unlink()
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder that `make_folder` made, here or in the process that left it to this one."""
     shutil.rmtree(path, ignore_errors=True)
+    if _FOLDER.fullmatch(path.name):
+        _remove_segments(path)
     lock = _held.pop(path, None)
     if lock is not None:
         lock.release()
@@ -83,6 +100,7 @@ def remove_orphans(home: Path) -> list[Path]:
         if path.is_dir() and not path.is_symlink():
             log.warning("removing %s: its process is gone", path)
             shutil.rmtree(path, ignore_errors=True)
+            _remove_segments(path)
             gone.append(path)
         lock.release()
     return gone

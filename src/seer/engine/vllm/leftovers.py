@@ -3,7 +3,8 @@
 
 On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`. Once both have
 mapped them, the names are not needed: the system frees a segment without a name when its last process ends, however it
-ends. Sockets go into a folder of this process, which the next process removes if this one is killed.
+ends. Sockets go into a folder of this process, which the next process removes if this one is killed. Segments are named
+after that folder and go with it, so that also a kill during the start leaves nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ import tempfile
 from pathlib import Path
 
 from seer.machine import owned_folders
+from seer.machine.owned_segments import name_segments_after
 
+_KIND = "vllm-sockets"
+_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Where vLLM makes its sockets; its processes inherit it."""
 _PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 """The names that Python's `multiprocessing` gives."""
 
@@ -28,6 +33,14 @@ def unname_segments(pid: int) -> None:
 
 def place_sockets() -> Path:
     """Have vLLM make its sockets in a new folder; the caller removes it. Before the engine starts."""
-    folder = owned_folders.make_folder("vllm-sockets", tempfile.gettempdir())
-    os.environ["VLLM_RPC_BASE_PATH"] = str(folder)
+    folder = owned_folders.make_folder(_KIND, tempfile.gettempdir())
+    os.environ[_SOCKETS] = str(folder)
+    name_segments_after(folder)
     return folder
+
+
+def name_segments() -> None:
+    """In a process that vLLM started: segments are named after the folder of the engine's sockets, if it is ours."""
+    folder = Path(os.environ.get(_SOCKETS, ""))
+    if folder.name.startswith(f"{_KIND}-"):
+        name_segments_after(folder)
