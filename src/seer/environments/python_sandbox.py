@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seer.errors import ConfigError, SeerError
+from seer.ranges import Count, NumBytes, Seconds, check_fields
 
 _INSIDE = Path(__file__).with_name("sandbox_main.py")
 _NO_SANDBOX = 3
@@ -41,11 +42,15 @@ class ToolError(SeerError):
 class SandboxLimits:
     """What one call may use."""
 
-    time_s: float = 5.0
-    memory_bytes: int = 512 << 20
-    max_output_bytes: int = 16 << 10
-    max_processes: int = 16
+    time_s: Seconds = 5.0
+    memory_bytes: NumBytes = 512 << 20
+    max_output_bytes: NumBytes = 16 << 10
+    max_processes: Count = 16
     """Calls that run at once; more wait for a place, and their time counts from when they have one."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no limit."""
+        check_fields(self)
 
 
 class PythonSandbox:

@@ -69,7 +69,7 @@ def find_code(text: str) -> str | None:
 def _argument(call: str) -> str | None:
     try:
         value: Any = json.loads(call)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     arguments = value.get("arguments") if isinstance(value, dict) else None
     code = arguments.get("code") if isinstance(arguments, dict) else None

@@ -30,6 +30,10 @@ REFUSED = (
     *(101, 310, 311, 434, 438),  # ptrace, process_vm_readv, process_vm_writev, pidfd_open, pidfd_getfd
     *(155, 161, 165, 166, 167, 169, 175, 246, 248, 272, 298, 308, 313, 321, 425),  # roots, mounts, modules, keys, bpf
     *(302, 188, 189, 190, 197, 198, 199),  # prlimit64, extended attributes
+    *(29, 64, 68, 240, 241),  # shmget, semget, msgget, mq_open, mq_unlink: what they make outlives the process
+    *(141, 142, 144, 203, 251, 314, 256, 279, 440),  # priorities, cores and memory of other processes
+    *(304, 428, 429, 430, 431, 432, 433, 442),  # open_by_handle_at, and newer ways to mount
+    *(159, 163, 164, 168, 170, 171, 172, 173, 179, 227, 305, 320, 323),  # what root may do to the machine
 )
 
 

@@ -2,13 +2,17 @@
 """Bodies of requests: read up to a limit, and decoded into a typed structure or refused with field, value and limit.
 
 Invariants
-  1. No more than `max_bytes` of a body are kept, whatever its headers say.
-  2. A field that the structure does not have is refused: one that is ignored would look as if it had worked.
+  1. No more than `max_bytes` of a body are kept, whatever its headers say, and of all bodies that are being read no
+     more than MAX_UNREAD_BODIES times as much.
+  2. A body of which nothing comes for `idle_s` is given up.
+  3. A field that the structure does not have is refused: one that is ignored would look as if it had worked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,27 +25,55 @@ T = TypeVar("T")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 MAX_SHOWN_CHARS = 60
+MAX_UNREAD_BODIES = 8
+"""Of the largest size, at once. Clients that send no more than they may never meet it."""
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as what it is
     """The client has closed the connection; no client is left to answer."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; Refusal 413 if it is too large."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
-    parts, num_bytes = [], 0
-    try:
-        async for part in request.stream():
-            num_bytes += len(part)
-            if num_bytes > max_bytes:
-                raise _too_large(max_bytes)
-            parts.append(part)
-    except ClientDisconnect:
-        raise ClientGone from None
-    return b"".join(parts)
+class Bodies:
+    """Reads the bodies of requests, within one amount of memory for all of them."""
+
+    def __init__(self, max_bytes: int, idle_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._idle_s = idle_s
+        self._num_held = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body; Refusal 413 if it is too large, 408 if it does not come, 429 if too many are being read."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async for part in self._parts(request):
+                num_bytes += len(part)
+                self._num_held += len(part)
+                if num_bytes > self._max_bytes:
+                    raise _too_large(self._max_bytes)
+                if self._num_held > MAX_UNREAD_BODIES * self._max_bytes:
+                    raise Refusal(429, "too many bodies are being read at once", hint="send fewer requests at once")
+                parts.append(part)
+        finally:
+            self._num_held -= num_bytes
+        return b"".join(parts)
+
+    async def _parts(self, request: Request) -> AsyncGenerator[bytes, None]:
+        stream = request.stream()
+        try:
+            while True:
+                async with asyncio.timeout(self._idle_s):
+                    part = await anext(stream)
+                yield part
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Refusal(408, f"nothing of the body came for {self._idle_s:g} s") from None
+        except ClientDisconnect:
+            raise ClientGone from None
 
 
 def decode(body: bytes, kind: type[T]) -> T:

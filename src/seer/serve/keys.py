@@ -20,6 +20,8 @@ import base64
 import contextlib
 import hmac
 import ipaddress
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,6 +33,8 @@ from seer.serve.refusals import Refusal
 
 MIN_KEY_CHARS = 16
 """Shorter keys can be guessed."""
+MAX_KEY_FILE_BYTES = 4096
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ANY = "0.0.0.0"
 """By which TRL calls a local server."""
 
@@ -67,11 +71,22 @@ class Keys:
 
 
 def read_key(path: Path) -> str:
-    """The key in a file; white space around it is not part of it."""
+    """The key in a file that only its owner can read; white space around it is not part of it."""
     try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the key file {path} cannot be read: {error}") from None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a writer does not wait
+        with os.fdopen(descriptor, "rb") as file:
+            status, content = os.fstat(descriptor), file.read(MAX_KEY_FILE_BYTES + 1) or b""
+        key = content.decode("ascii").strip()
+    except OSError as error:
+        raise InputError(f"the key file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:  # whose text would show a part of the key
+        raise InputError(f"the key file {path} has characters that no header can carry", hint="ASCII only") from None
+    if not stat.S_ISREG(status.st_mode) or len(content) > MAX_KEY_FILE_BYTES:
+        raise InputError(f"{path} is no file with a key", hint=f"a regular file of up to {MAX_KEY_FILE_BYTES} bytes")
+    if status.st_mode & _OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
+        raise InputError(f"{path} has mode {mode:04o}: other users can read it", hint=f"chmod 600 {path}")
+    return key
 
 
 def _given_key(headers: Headers) -> str:
@@ -86,7 +101,13 @@ def _given_key(headers: Headers) -> str:
 
 def _refuse_other_origin(headers: Headers) -> None:
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
+    if origin is None:
+        return
+    try:
+        place = urlsplit(origin).netloc
+    except ValueError:  # no address at all
+        place = None
+    if place != headers.get("host", ""):
         raise Refusal(403, f"pages of {origin[:100]} may not call this server")
 
 

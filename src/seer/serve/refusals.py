@@ -21,6 +21,7 @@ _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
@@ -67,7 +68,7 @@ def error_response(refusal: Refusal) -> Response:
         headers["retry-after"] = str(RETRY_AFTER_S)
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = 'Bearer, Basic realm="seer"'
-    if refusal.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if refusal.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
         headers["connection"] = "close"  # the rest of the body is not read
     return json_response(error_body(refusal), refusal.status, headers)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from seer.machine.memory import total_memory_bytes
 from seer.serve.backend import Backend
-from seer.serve.bodies import decode, read_body
+from seer.serve.bodies import Bodies, decode
 from seer.serve.choice import Ask
 from seer.serve.gate import Gate
 from seer.serve.generation import Generation
@@ -38,6 +38,7 @@ class Service:
     groups: GroupNames
     generations: set[Generation] = field(default_factory=set)
     """Those that run."""
+    bodies: Bodies = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     weights: WeightUpdates = field(init=False)
     group: WeightGroup = field(init=False)
@@ -45,6 +46,7 @@ class Service:
 
     def __post_init__(self) -> None:
         """Make what needs the others."""
+        self.bodies = Bodies(self.settings.limits.max_body_bytes, self.settings.limits.body_idle_s)
         self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_all)
         self.weights = WeightUpdates(self.backend, self.gate, self.lifecycle, self.settings)
         self.group = WeightGroup(backend=self.settings.weight_backend, max_bytes=total_memory_bytes())
@@ -75,7 +77,7 @@ class Service:
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body of a request as a structure."""
-        return decode(await read_body(request, self.settings.limits.max_body_bytes), kind)
+        return decode(await self.bodies.read(request), kind)
 
     async def whole(self, request: Request, generation: Generation, reply: Callable[[Generation], object]) -> Response:
         """Generate and answer with what `reply` makes of it; a client that leaves cancels its responses."""

@@ -14,10 +14,12 @@ from seer.serve.keys import Keys, is_loopback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much the server takes on. Each limit has its own answer: 400, 413 or 429."""
+    """How much the server takes on. Each limit has its own answer: 400, 408, 413 or 429."""
 
     max_body_bytes: NumBytes = 64 << 20
     """A TRL batch of 1,024 prompts of 8,192 token ids is about 50 MB."""
+    body_idle_s: Seconds = 60.0
+    """A body of which nothing comes for this long is given up."""
     max_in_flight: Count = 4096
     """Responses that wait or run; beyond them requests are answered with 429."""
     max_prompts: Count = 4096

@@ -6,24 +6,35 @@
 
 from __future__ import annotations
 
-import re
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from seer.machine.json_files import UNREADABLE
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def split_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
     """The text before the first call, and the calls; text with a call that is no JSON stays text."""
-    found = list(_CALL.finditer(text))
-    calls = [_call(one.group(1)) for one in found]
+    found = list(_bodies(text))
+    calls = [_call(body) for _, body in found]
     if not calls or None in calls:
         return text, []
-    return text[: found[0].start()].strip() or None, [call for call in calls if call is not None]
+    return text[: found[0][0]].strip() or None, [call for call in calls if call is not None]
+
+
+def _bodies(text: str) -> Iterator[tuple[int, str]]:
+    """Where each call begins, and what is between its tags. One pass: a response may be thousands of opening tags."""
+    at = text.find(_OPEN)
+    while at >= 0:
+        end = text.find(_CLOSE, at)
+        if end < 0:
+            return
+        yield at, text[at + len(_OPEN) : end]
+        at = text.find(_OPEN, end)
 
 
 def _call(text: str) -> dict[str, Any] | None:

@@ -10,11 +10,13 @@ import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seer.environments.python_sandbox import PythonSandbox, SandboxLimits, ToolError
 from seer.environments.python_tool import find_code
+from seer.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the filter is of Linux on x86-64"
@@ -104,6 +106,46 @@ def test_it_can_neither_make_processes_nor_reach_the_network_nor_change_files(co
     assert "Error" in printed, printed
     assert mark.read_text() == "kept"
     assert os.listdir(tmp_path) == ["mark"]
+
+
+NUMBERS = {
+    "shmget": 29,
+    "semget": 64,
+    "msgget": 68,
+    "mq_open": 240,
+    "setpriority": 141,
+    "sched_setaffinity": 203,
+    "open_by_handle_at": 304,
+    "fsopen": 430,
+    "open_tree": 428,
+    "settimeofday": 164,
+    "clock_settime": 227,
+    "sethostname": 170,
+    "ioperm": 173,
+    "kexec_file_load": 320,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_would_outlive_it_or_touch_others_is_refused(name: str) -> None:
+    """With arguments that do nothing where a call is allowed: all zero is an error of another kind."""
+    call = f"libc.syscall({NUMBERS[name]}, 0, 0, 0, 0, 0)"
+    printed = run(f"import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nprint({call}, ctypes.get_errno())")
+    assert printed == "-1 1\n", printed
+
+
+@pytest.mark.parametrize(
+    "limits", [{"time_s": float("nan")}, {"time_s": -1.0}, {"memory_bytes": 0}, {"max_processes": 0}, {"time_s": "5"}]
+)
+def test_limits_that_are_none_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        SandboxLimits(**limits)
+
+
+def test_text_that_is_no_call_is_no_code() -> None:
+    assert find_code("<tool_call>" + "[" * 100_000) is None
+    assert find_code("<tool_call>" * 100_000) is None
+    assert find_code('<tool_call>{"arguments": {"code": "1"}}</tool_call>') == "1"
 
 
 def test_memory_is_limited_and_threads_and_reading_are_allowed() -> None:
