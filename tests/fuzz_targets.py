@@ -218,7 +218,39 @@ def serve_bodies(data: bytes, folder: Path) -> None:
             pass
 
 
+def serve_headers(data: bytes, folder: Path) -> None:
+    """Headers of a request to `seer serve`: keys, origins, names of hosts and sessions."""
+    from starlette.requests import Request
+
+    from seer.serve.groups import GroupNames
+    from seer.serve.keys import Keys
+    from seer.serve.refusals import Refusal, error_response
+    from seer.serve.sessions import session_of
+
+    lines = [line.partition(b":") for line in data.split(b"\n")]
+    request = Request({"type": "http", "headers": [(name.lower(), value) for name, _, value in lines]})
+    for keys in (Keys(), Keys(api="a" * 16), Keys(api="a" * 16, admin="b" * 16)):
+        for is_admin in (False, True):
+            try:
+                keys.check(request.headers, is_admin=is_admin)
+            except Refusal as refusal:
+                error_response(refusal)
+    GroupNames().name([1], session=session_of(request))
+
+
+def response_text(data: bytes, folder: Path) -> None:
+    """What a model wrote, as the readers of tool calls and code see it."""
+    from seer.environments.python_tool import find_code
+    from seer.serve.tool_calls import split_tool_calls
+
+    text = data.decode(errors="replace")
+    find_code(text)
+    split_tool_calls(text)
+
+
 TARGETS: dict[str, Target] = {
+    "serve_headers": serve_headers,
+    "response_text": response_text,
     "serve_bodies": serve_bodies,
     "draft_wire": draft_wire,
     "host_channel": host_channel,
