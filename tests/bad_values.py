@@ -26,6 +26,8 @@ def bad_values(kind: Any) -> Iterator[Any]:
     meta = next((one for one in map(_meta, options) if one is not None), None)
     if meta is not None and meta.pattern is not None:
         yield from ("", "../up", "a/b", "a\0b", "x" * 65, "a b", 5, True, ["a"], {"a": 1})
+    elif meta is not None and meta.min_length is not None:
+        yield from ("", "x" * (meta.max_length + 1 if meta.max_length else 1), 5, True, ["a"], {"a": 1}, math.nan)
     elif meta is not None:
         yield from _outside(meta, float in accepted)
         yield from (value for value in NOT_A_NUMBER if not (isinstance(value, list) and list in map(_origin, options)))

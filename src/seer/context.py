@@ -9,6 +9,8 @@ one.
 `spread` says how far an estimate may be off: how many times as long as the first of its group to finish a response may
 be, as this iteration has shown.
 
+`turns` is what conversations have shown: turns, tokens of a turn, and how long tools take (seer.turn_estimates).
+
 `service` counts the tokens granted to a group, for the guard against starvation.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seer.buffer import Request
+from seer.turn_estimates import TurnEstimates
 from seer.types import Group
 
 SPREADS = (6.0, 10.0, 16.0)
@@ -55,6 +58,7 @@ class Context:
         self._longest_finished: dict[int, int] = {}
         self._finished: dict[int, tuple[int, int]] = {}  # group -> its finished responses, length of the first
         self._spread = Spread()
+        self.turns = TurnEstimates()
         self._service: dict[int, int] = {}
 
     def expected_tokens(self, group: Group) -> int:
@@ -88,6 +92,8 @@ class Context:
         num, first = self._finished.get(group, (0, max(1, request.num_generated)))
         self._finished[group] = num + 1, first
         longest = self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
+        if request.turns:
+            self.turns.observe_finished(request)
         if num + 1 == request.group.num_requests > 1:
             self._spread.observe(longest / first)
 
@@ -104,6 +110,7 @@ class Context:
         """No more requests of it come."""
         self._longest_finished.pop(family, None)
         self._finished.pop(family, None)
+        self.turns.forget(family)
         self._service.pop(family, None)
 
     def as_length_hints(self, groups: Mapping[int, Group]) -> dict[str, int]:

@@ -32,7 +32,7 @@ class EstimatedRank:
         self._shown: dict[int, Rank] = {}  # request -> its rank in the heap
         self._fresh: dict[int, list[tuple[int, Request]]] = {}  # group -> heap by index of requests not started
         self._begun: dict[int, dict[int, Request]] = {}  # group -> waiting requests that have started, all in the heap
-        self._expected: dict[int, int] = {}  # group -> its estimate when one of its requests last finished
+        self._expected: dict[int, object] = {}  # group -> its estimates when one of its requests last finished
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue new requests."""
@@ -102,7 +102,7 @@ class EstimatedRank:
     def finished(self, request: Request) -> None:
         """Rank its waiting siblings again if their estimate has changed."""
         group = request.group.family
-        expected = self._context.expected_tokens(request.group)
+        expected = self._context.expected_tokens(request.group), self._context.turns.of(request.group)
         if self._expected.get(group) == expected:
             return
         self._expected[group] = expected

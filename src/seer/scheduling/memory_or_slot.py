@@ -17,6 +17,9 @@ finish is its shortest, and with heavy tails any group can contain a very long o
 * *There is no pool.* The KV of a paused request would be computed again, so the request that has generated most runs
   first.
 
+What a request needs is the time that it takes, counted in tokens. So the tools that it will still wait for count too
+(`TurnEstimates.remaining_wait_tokens`): a conversation with many calls ahead starts before one with few.
+
 In each order the last tie-break puts the first request of every group before the second of any, so that every group's
 length is known soon.
 """
@@ -128,15 +131,16 @@ class MemoryOrSlotOrdering:
     def _may_need_tokens(self, request: Request) -> float:
         context, group, num_generated = self._context, request.group, request.num_generated
         if context.has_length_hint(group):
-            return expected_remaining_tokens(context, request)
+            return expected_remaining_tokens(context, request) + context.turns.remaining_wait_tokens(request)
         reach: float = request.max_tokens
         longest = context.longest_finished(group)
         if longest is not None:
             reach = min(reach, max(self._spread * longest, (1.0 + OVERRUN) * num_generated))
-        return reach - num_generated
+        return reach - num_generated + context.turns.remaining_wait_tokens(request)
 
     def _longest_expected(self, request: Request) -> Rank:
-        return rank_by_remaining(request, expected_remaining_tokens(self._context, request), LEVEL_RATIO)
+        remaining = expected_remaining_tokens(self._context, request)
+        return rank_by_remaining(request, remaining + self._context.turns.remaining_wait_tokens(request), LEVEL_RATIO)
 
     def _begun_first(self, request: Request) -> Rank:
         return (-request.num_generated, -self._context.expected_tokens(request.group), request.index, request.id)
