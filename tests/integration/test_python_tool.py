@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ pytest.importorskip("transformers")
 from chat_models import SPECIAL, TEMPLATES, make_tokenizer
 from seer import Conversation, End, FinishReason, HostingConfig, Response, Rollout, Sampling
 from seer.engine.local.tiny import make_tiny_model
+from seer.environments import sandbox_main
 from seer.environments.base import Answer
 from seer.environments.python_sandbox import PythonSandbox, SandboxLimits
 from seer.environments.python_tool import PYTHON_TOOL
@@ -23,13 +25,28 @@ from seer.environments.python_tool import PYTHON_TOOL
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the sandbox is of Linux on x86-64"
 )
+INSIDE = Path(sandbox_main.__file__)
 CODES = [
     ("print(6 * 7)", None),
     ("while True: pass", "longer than 1 s"),
     ("import os; os.abort()", "died of signal"),
     ("import sys\nfor _ in range(1 << 20): sys.stdout.write('x' * 1024)", "more than 4,096 bytes"),
     ("import os; os.fork()", None),
+    ("import os\ntry:\n    os.fork()\nexcept OSError:\n    os.abort()", "died of signal"),
+    ("x = 'x' * (1 << 40)", None),
 ]
+
+
+def sandboxes() -> list[str]:
+    """Processes of this machine that run a tool's code on our behalf, their forks included."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                command = (process / "cmdline").read_bytes().decode()
+                if str(INSIDE) in command:
+                    found.append(command)
+    return found
 
 
 def test_tools_that_hang_crash_print_a_gigabyte_or_fork_end_their_own_response(tmp_path: Path) -> None:
@@ -54,6 +71,7 @@ def test_tools_that_hang_crash_print_a_gigabyte_or_fork_end_their_own_response(t
             return {group.group: list(group.responses) async for group in run}
 
     found = asyncio.run(scenario())
+    assert not sandboxes(), "a tool's process was left behind"
     for group, (_, reason) in enumerate(CODES):
         for response in found[group]:
             if reason is None:

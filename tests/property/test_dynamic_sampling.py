@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faults import KillOnce
-from seer import GroupResult, HostingConfig, Prompt, Response, Rollout, Sampling
+from seer import (
+    Conversation,
+    End,
+    FinishReason,
+    GroupResult,
+    HostingConfig,
+    Prompt,
+    Reply,
+    Response,
+    Rollout,
+    Sampling,
+)
+from seer.environments.base import Answer
 from seer.errors import ConfigError, InputError
-from seer.metrics.events import Dropped, Event, Queued, Started
+from seer.metrics.events import Dropped, Ended, Event, Queued, Started, Stopped
 from seer.runs.group_supply import GroupSupply
 from seer.runs.prompts import EncodedPrompt
 
@@ -122,6 +137,83 @@ def test_enough_groups_are_kept_under_random_rewards_and_faults(seed: int) -> No
             assert rollout.fleet.num_lost <= 1
 
     asyncio.run(scenario())
+
+
+class KillSometimes:
+    """Kills a random instance that is up whenever one of the drawn numbers of chunks has ended."""
+
+    def __init__(self, rollout: Rollout, dice: random.Random) -> None:
+        self._rollout, self._dice = rollout, dice
+        self._when = {dice.randrange(2, 60) for _ in range(dice.randint(1, 3))}
+        self._num_stopped = 0
+        self.num_kills = 0
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Stopped):
+            return
+        self._num_stopped += 1
+        up = [one for one in self._rollout.fleet.instances if one.is_up]
+        if self._num_stopped in self._when and up:
+            victim = self._dice.choice(up)
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
+            self.num_kills += 1
+
+
+def test_enough_groups_are_kept_while_tools_fail_and_instances_die_again_and_again() -> None:
+    """Twelve random runs on one fleet: random group sizes, numbers of groups, rewards, tool failures and kills."""
+    hosting = replace(QUICK, max_restarts=1000, restart_pause_s=0.0)
+
+    async def one(rollout: Rollout, seed: int) -> int:
+        dice = random.Random(seed)
+        n, enough, fails = dice.randint(2, 4), dice.randint(1, 6), dice.choice((0.0, 0.2))
+
+        async def environment(conversation: Conversation) -> Answer:
+            own = random.Random(f"{seed} {conversation.prompt_id} {conversation.index} {conversation.turn}")
+            if own.random() < fails:
+                raise RuntimeError("the tool is down")
+            if conversation.turn == 2 or conversation.finish_reason is FinishReason.LENGTH:
+                return End(reward=float(own.random() < 0.4))
+            return Reply(token_ids=[5, 6])
+
+        kills, events = KillSometimes(rollout, dice), []
+
+        def both(event: Event) -> None:
+            events.append(event)
+            kills(event)
+
+        run = rollout.run(
+            endless(), n=n, sampling=SAMPLING, environment=environment, keep=differ, enough_groups=enough, events=both
+        )
+        kept = [group async for group in run]
+        check_choice(kept, events, rollout, enough)
+        return kills.num_kills
+
+    async def scenario() -> int:
+        settings = {"engine": "fake", "engine_settings": {"step_s": 0.0005}, "hosting": hosting}
+        async with Rollout("none", instances=3, **settings) as rollout:
+            return sum([await one(rollout, seed) for seed in range(12)])
+
+    assert asyncio.run(scenario()) >= 8, "faults were meant to happen"
+
+
+def check_choice(kept: list[GroupResult], events: list[Event], rollout: Rollout, enough: int) -> None:
+    """The number that was asked for, each prompt once, and all that was not kept counted."""
+    queued = [(event.group, event.index) for event in events if isinstance(event, Queued)]
+    dropped = [event for event in events if isinstance(event, Dropped)]
+    assert len(kept) == enough == len({group.prompt_id for group in kept})
+    assert all(map(differ, kept))
+    assert len(queued) == len(set(queued))
+    assert sorted({group for group, _ in queued}) == sorted([g.group for g in kept] + [one.group for one in dropped])
+    ended = {event.request: event.num_generated for event in events if isinstance(event, Ended)}
+    group_of = {event.request: event.group for event in events if isinstance(event, Queued)}
+    for one in dropped:
+        assert one.num_tokens == sum(tokens for request, tokens in ended.items() if group_of[request] == one.group)
+    summary = rollout.summary
+    assert summary is not None
+    assert summary.dropped_groups == len(dropped)
+    assert summary.dropped_tokens == sum(one.num_tokens for one in dropped)
+    assert (summary.dropped_request_s > 0) == bool(dropped)
 
 
 def run(**options: Any) -> tuple[list[GroupResult], list[Event]]:

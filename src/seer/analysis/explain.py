@@ -4,7 +4,7 @@
 Each instance has the whole makespan T to spend. Every second of it counts under exactly one heading:
 
     decode        step time of tokens that became part of a response
-    prefill       step time of prompt tokens that had to be computed once
+    prefill       step time of prompt tokens, and of tokens that tools gave, that had to be computed once
     recompute     step time of prefilled tokens beyond that: KV that was lost or missing after a move, and prompts that
                   siblings computed a second time, on another instance or before the first was done
     migration     time that steps waited for KV from the pool
@@ -12,7 +12,8 @@ Each instance has the whole makespan T to spend. Every second of it counts under
     overhead      requests running, but neither step nor transfer measured: scheduling, messages
     tail          nothing running, while at most the last tenth of the requests was left
     imbalance     nothing running before that, though another instance ran something
-    queueing      nothing running on any instance before the tail
+    tools         nothing running on any instance before the tail, while requests waited for their tools
+    queueing      nothing running on any instance before the tail, otherwise
 
 A step's time is split among its batched tokens in equal parts. The numbers are means over the instances, so they add up
 to T. Where an instance reports no steps (`Stepped`), all of its running time counts as `decode`.
@@ -31,10 +32,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from seer.metrics.events import Ended, Event, InstanceState, Queued, Stepped
+from seer.metrics.events import Answered, Asked, Ended, Event, InstanceState, Queued, Stepped
 from seer.metrics.summary import TAIL_SHARE
 
-HEADINGS = ("decode", "prefill", "recompute", "migration", "speculation", "overhead", "imbalance", "tail", "queueing")
+HEADINGS = (
+    "decode",
+    "prefill",
+    "recompute",
+    "migration",
+    "speculation",
+    "overhead",
+    "imbalance",
+    "tail",
+    "tools",
+    "queueing",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +93,39 @@ class _Instance:
     steps: list[Stepped] = field(default_factory=list)
 
 
+class _Tools:
+    """When requests waited for their tools, and what these gave."""
+
+    def __init__(self) -> None:
+        self.num_given = 0
+        self.stretches: list[tuple[float, float]] = []
+        """In which at least one request waited."""
+        self._waiting: set[int] = set()
+        self._since_s = 0.0
+
+    def note(self, event: Asked | Answered | Ended) -> None:
+        """Take one event into account."""
+        if isinstance(event, Asked):
+            self._since_s = self._since_s if self._waiting else event.t_s
+            self._waiting.add(event.request)
+            return
+        self.num_given += event.num_tokens if isinstance(event, Answered) else 0
+        if event.request in self._waiting:
+            self._waiting.remove(event.request)
+            if not self._waiting:
+                self.stretches.append((self._since_s, event.t_s))
+
+
 def explain(events: Iterable[Event], *, num_instances: int, max_num_seqs: int) -> Explanation | None:
     """Split a run's time; None if nothing ended."""
     instances = [_Instance() for _ in range(num_instances)]
     prompt_of: dict[int, int] = {}
     ends: list[tuple[float, int]] = []
+    tools = _Tools()
     first_s = math.inf
     for event in events:
+        if isinstance(event, Asked | Answered | Ended):
+            tools.note(event)
         if isinstance(event, Queued):
             first_s = min(first_s, event.t_s)
             prompt_of[event.group] = event.num_prompt_tokens
@@ -109,8 +147,8 @@ def explain(events: Iterable[Event], *, num_instances: int, max_num_seqs: int) -
     makespan_s = last_s - first_s
     steps = [step for one in instances for step in one.steps]
     seconds = dict.fromkeys(HEADINGS, 0.0)
-    _split_idle(seconds, instances, tail_from_s)
-    _split_busy(seconds, instances, makespan_s, sum(prompt_of.values()))
+    _split_idle(seconds, instances, tail_from_s, tools.stretches)
+    _split_busy(seconds, instances, makespan_s, sum(prompt_of.values()) + tools.num_given)
     fit = fit_steps(steps)
     lengths = [length for _, length in ends if length]
     return Explanation(
@@ -133,9 +171,15 @@ def _note_state(one: _Instance, event: InstanceState) -> None:
     one.running = event.num_running
 
 
-def _split_idle(seconds: dict[str, float], instances: Sequence[_Instance], tail_from_s: float) -> None:
-    """Split idle time: in the tail, while another instance ran something, or while none did."""
-    edges = sorted({edge for one in instances for stretch in one.idle for edge in stretch} | {tail_from_s})
+def _split_idle(
+    seconds: dict[str, float],
+    instances: Sequence[_Instance],
+    tail_from_s: float,
+    tools: Sequence[tuple[float, float]],
+) -> None:
+    """Split idle time: in the tail, while another instance ran something, while tools did, or while none did."""
+    stretches = [*tools, *(stretch for one in instances for stretch in one.idle)]
+    edges = sorted({edge for stretch in stretches for edge in stretch} | {tail_from_s})
     for a, b in pairwise(edges):
         num_idle = sum(any(x <= a and b <= y for x, y in one.idle) for one in instances)
         if not num_idle:
@@ -144,6 +188,8 @@ def _split_idle(seconds: dict[str, float], instances: Sequence[_Instance], tail_
             heading = "tail"
         elif num_idle < len(instances):
             heading = "imbalance"
+        elif any(x <= a and b <= y for x, y in tools):
+            heading = "tools"
         else:
             heading = "queueing"
         seconds[heading] += num_idle * (b - a)

@@ -8,25 +8,40 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from seer.metrics.events import Answered, Asked, Ended, Event
+from seer.types import FinishReason
 
 
 class ToolWait(NamedTuple):
     """One call of an environment."""
 
     request: int
+    turn: int
+    """Turns that the model had ended, from 1."""
     from_s: float
     to_s: float
+    end: str
+    """`answered`, or the finish reason of the response that it ended."""
+    num_tokens: int
+    """That it gave."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the response failed for it."""
+        return self.end == FinishReason.FAILED.value
 
 
-def tool_waits(events: Sequence[Event]) -> list[ToolWait]:
-    """All waits that ended, in the order of their ends."""
-    since_s: dict[int, float] = {}
+def tool_waits(events: Sequence[Event], first_s: float = 0.0) -> list[ToolWait]:
+    """All waits that ended, in the order of their ends, in seconds since `first_s`."""
+    asked: dict[int, Asked] = {}
     waits: list[ToolWait] = []
     for event in events:
         if isinstance(event, Asked):
-            since_s[event.request] = event.t_s
-        elif isinstance(event, Answered | Ended) and event.request in since_s:
-            waits.append(ToolWait(event.request, since_s.pop(event.request), event.t_s))
+            asked[event.request] = event
+        elif isinstance(event, Answered | Ended) and event.request in asked:
+            since = asked.pop(event.request)
+            is_answer = isinstance(event, Answered)
+            end, num_tokens = ("answered", event.num_tokens) if is_answer else (event.finish_reason, 0)
+            waits.append(ToolWait(event.request, since.turn, since.t_s - first_s, event.t_s - first_s, end, num_tokens))
     return waits
 
 
@@ -37,6 +52,11 @@ def most_at_once(waits: Sequence[ToolWait]) -> int:
         now += change
         most = max(most, now)
     return most
+
+
+def total_s(waits: Sequence[ToolWait]) -> float:
+    """Seconds waited, summed over requests."""
+    return sum(one.to_s - one.from_s for one in waits)
 
 
 def median_s(waits: Sequence[ToolWait]) -> float:

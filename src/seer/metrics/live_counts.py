@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from seer.metrics.events import (
     Answered,
     Asked,
+    Dropped,
     Ended,
     Event,
     Extended,
@@ -42,14 +43,15 @@ class OpenRequest:
     instance: int | None = None
     """That runs it; None while it waits."""
     num_generated: int = 0
-    is_at_tool: bool = False
+    asked_s: float | None = None
+    """Since when it waits for its tool."""
 
     @property
     def state(self) -> str:
         """`running`; `at_tool` between two turns; `parked` if it has run and waits; otherwise `queued`."""
         if self.instance is not None:
             return "running"
-        if self.is_at_tool:
+        if self.asked_s is not None:
             return "at_tool"
         return "queued" if self.started_s is None else "parked"
 
@@ -72,6 +74,13 @@ class LiveCounts:
         """Sums by name, then by instance."""
         self.states: dict[int, InstanceState] = {}
         """The newest one of each instance."""
+        self.turns = 0
+        """Of the model, after which an environment was asked."""
+        self.tool_failures = 0
+        """Responses that ended as failed while they waited for their tools."""
+        self.dropped_groups = self.dropped_tokens = 0
+        """Groups that were whole and not kept, and what was generated for them."""
+        self.tool_s = Histogram(SECONDS)
         self.queue_s = Histogram(SECONDS)
         self.latency_s = Histogram(SECONDS)
         self.response_tokens = Histogram(TOKENS)
@@ -83,6 +92,7 @@ class LiveCounts:
             Stopped: self._stopped,
             Asked: self._at_tool,
             Answered: self._at_tool,
+            Dropped: self._dropped,
             Ended: self._ended,
             Prefilling: self._prefilling,
             Preempted: self._preempted,
@@ -141,11 +151,22 @@ class LiveCounts:
         if request is not None:
             self.latency_s.observe(event.t_s - request.queued_s)
             self.response_tokens.observe(event.num_generated)
+            if request.asked_s is not None:
+                self.tool_s.observe(event.t_s - request.asked_s)
+                self.tool_failures += event.finish_reason == "failed"
 
     def _at_tool(self, event: Asked | Answered) -> None:
         request = self.open.get(event.request)
-        if request is not None:
-            request.is_at_tool = isinstance(event, Asked)
+        self.turns += isinstance(event, Asked)
+        if request is None:
+            return
+        if request.asked_s is not None:
+            self.tool_s.observe(event.t_s - request.asked_s)
+        request.asked_s = event.t_s if isinstance(event, Asked) else None
+
+    def _dropped(self, event: Dropped) -> None:
+        self.dropped_groups += 1
+        self.dropped_tokens += event.num_tokens
 
     def _generated(self, request: int, instance: int, num_generated: int) -> None:
         known = self.open.get(request)

@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from seer.metrics.events import Ended, Event, Queued, Started, Stopped
+from seer.metrics.events import Answered, Asked, Ended, Event, Queued, Started, Stopped
 from seer.metrics.live_counts import LiveCounts
 
 MAX_SPANS = 4000
 """More bars than a screen has rows of pixels for."""
+TOOLS = -1
+"""In place of an instance: the request waits for its tool, and holds none."""
 
 
 @dataclass(slots=True)
 class Span:
-    """One chunk on an instance."""
+    """One chunk on an instance, or one wait for a tool."""
 
     id: int
     instance: int
@@ -60,10 +62,12 @@ class LiveTimeline:
         if isinstance(event, Queued):
             self._groups.setdefault(event.group, _Lengths()).num_open += 1
             self._group_of[event.request] = event.group
-        elif isinstance(event, Started):
+        elif isinstance(event, Started | Asked):
             self._start(event)
         elif isinstance(event, Stopped):
             self._stop(event.request, event.t_s, event.reason)
+        elif isinstance(event, Answered):
+            self._stop(event.request, event.t_s, "answered")
         elif isinstance(event, Ended):
             self._stop(event.request, event.t_s, event.finish_reason)
             self._end(event)
@@ -94,11 +98,12 @@ class LiveTimeline:
         ]
         return sum(left), max(left, default=0)
 
-    def _start(self, event: Started) -> None:
+    def _start(self, event: Started | Asked) -> None:
         request = self._counts.open.get(event.request)
         if request is None:
             return
-        span = Span(self._num_spans, event.instance, event.request, request.group, request.index, event.t_s)
+        instance = event.instance if isinstance(event, Started) else TOOLS
+        span = Span(self._num_spans, instance, event.request, request.group, request.index, event.t_s)
         self._num_spans += 1
         self._running[event.request] = span
 

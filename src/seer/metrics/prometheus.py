@@ -81,6 +81,19 @@ class _Fleet(Collector):
         yield CounterMetricFamily("seer:migrations", moved, value=self._counts.migrations)
         changed = "Of the migrations, those to another node."
         yield CounterMetricFamily("seer:node_changes", changed, value=self._counts.node_changes)
+        yield from self._turns_and_waste()
+
+    def _turns_and_waste(self) -> Iterator[Metric]:
+        counts = self._counts
+        yield CounterMetricFamily("seer:turns", "Turns after which an environment was asked.", value=counts.turns)
+        failures = "Responses that failed for their environment."
+        yield CounterMetricFamily("seer:tool_failures", failures, value=counts.tool_failures)
+        yield CounterMetricFamily(
+            "seer:dropped_groups", "Groups that were whole and not kept.", value=counts.dropped_groups
+        )
+        yield CounterMetricFamily(
+            "seer:dropped_tokens", "Tokens generated for groups that were not kept.", value=counts.dropped_tokens
+        )
 
     def _instances(self, sample: FleetSample) -> Iterator[Metric]:
         texts = {
@@ -116,6 +129,7 @@ class _Fleet(Collector):
             "seer:request_queue_time_seconds", "From a request's arrival to its first chunk.", counts.queue_s
         )
         yield _histogram("seer:e2e_request_latency_seconds", "From a request's arrival to its end.", counts.latency_s)
+        yield _histogram("seer:tool_wait_seconds", "From a turn's end to its environment's answer.", counts.tool_s)
         yield _histogram("seer:request_generation_tokens", "Lengths of responses.", counts.response_tokens)
         steps = HistogramMetricFamily("seer:step_time_seconds", "Times of steps.", labels=["instance"])
         for instance, one in sorted(counts.step_s.items()):

@@ -19,6 +19,8 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
                           pool_recomputed_tokens: computed again because of either
     pool_ssd_*_bytes      KV written to the pool's SSD tier, and read from it; pool_refused_blocks: KV blocks that
                           found no room in the pool
+    num_turns             turns of the model after which an environment was asked; tool_wait_s: seconds from `Asked` to
+                          `Answered` or `Ended`, summed over requests; tool_failures: waits that ended with `failed`
     dropped_*             groups that were whole and not kept; their generated tokens, and the seconds from start to end
                           of their requests, which the other numbers count too
 """
@@ -30,6 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seer.metrics.events import (
+    Answered,
+    Asked,
     Dropped,
     Ended,
     Event,
@@ -77,6 +81,9 @@ class Summary:
     node_changes: int = 0
     loaded_bytes: int = 0
     far_loaded_bytes: int = 0
+    num_turns: int = 0
+    tool_wait_s: float = 0.0
+    tool_failures: int = 0
     dropped_groups: int = 0
     dropped_tokens: int = 0
     dropped_request_s: float = 0.0
@@ -108,6 +115,9 @@ class Summarizer:
         self._dropped: list[Dropped] = []
         self._node_of: dict[int, str] = {}
         self._node_changes = self._loaded_bytes = self._far_loaded_bytes = 0
+        self._asked_s: dict[int, float] = {}
+        self._num_turns = self._tool_failures = 0
+        self._tool_wait_s = 0.0
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
@@ -120,16 +130,7 @@ class Summarizer:
             self._recomputed += event.num_recomputed
             self._migrated_tokens += event.num_loaded
         elif type(event) is Ended:
-            group = self._group_of.get(event.request)
-            if event.finish_reason == FinishReason.CANCELLED.value:
-                self._cancelled_tokens += event.num_generated
-                if group is not None:
-                    self._cut_groups.add(group)
-            else:
-                self._ends_s.append(event.t_s)
-                self._num_tokens += event.num_generated
-                if group is not None:
-                    self._group_ends_s[group] = event.t_s
+            self._note_end(event)
         elif type(event) is Queued:
             self._first_s = min(self._first_s, event.t_s)
             self._group_of[event.request] = event.group
@@ -139,6 +140,8 @@ class Summarizer:
             self._preemptions += event.num_preempted
             self._loaded_bytes += event.loaded_bytes
             self._far_loaded_bytes += event.far_loaded_bytes
+        elif type(event) is Asked or type(event) is Answered:
+            self._note_turn(event)
         else:
             self._note_rare(event)
 
@@ -180,6 +183,9 @@ class Summarizer:
             node_changes=self._node_changes,
             loaded_bytes=self._loaded_bytes,
             far_loaded_bytes=self._far_loaded_bytes,
+            num_turns=self._num_turns,
+            tool_wait_s=self._tool_wait_s,
+            tool_failures=self._tool_failures,
             dropped_groups=len(self._dropped),
             dropped_tokens=sum(one.num_tokens for one in self._dropped),
             dropped_request_s=sum(one.request_s for one in self._dropped),
@@ -189,6 +195,28 @@ class Summarizer:
         if event.moved_from is not None and event.moved_from != event.instance:
             self._migrations += 1
             self._node_changes += self._node_of.get(event.moved_from) != self._node_of.get(event.instance)
+
+    def _note_end(self, event: Ended) -> None:
+        group = self._group_of.get(event.request)
+        if event.request in self._asked_s:
+            self._tool_failures += event.finish_reason == FinishReason.FAILED.value
+            self._tool_wait_s += event.t_s - self._asked_s.pop(event.request)
+        if event.finish_reason == FinishReason.CANCELLED.value:
+            self._cancelled_tokens += event.num_generated
+            if group is not None:
+                self._cut_groups.add(group)
+        else:
+            self._ends_s.append(event.t_s)
+            self._num_tokens += event.num_generated
+            if group is not None:
+                self._group_ends_s[group] = event.t_s
+
+    def _note_turn(self, event: Asked | Answered) -> None:
+        if isinstance(event, Asked):
+            self._num_turns += 1
+            self._asked_s[event.request] = event.t_s
+        else:
+            self._tool_wait_s += event.t_s - self._asked_s.pop(event.request, event.t_s)
 
     def _note_rare(self, event: Event) -> None:
         if isinstance(event, Dropped):

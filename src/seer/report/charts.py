@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from html import escape
 
 from seer.analysis.explain import HEADINGS
+from seer.analysis.tool_waits import ToolWait
 from seer.report.run_data import RunData
 from seer.report.svg import BOTTOM, TOP, Frame, bar, chart, colour, steps
 
 WIDTH = 1080
 TRACK_HEIGHT = 9
+TOOL_TRACK_HEIGHT = 3
+"""At least: hundreds may wait for their tools at once."""
 SPLIT_COLOURS = {
     "decode": "#3b6fb6",
     "prefill": "#4aa3a2",
@@ -21,6 +24,7 @@ SPLIT_COLOURS = {
     "overhead": "#8a6d5b",
     "imbalance": "#d9a26b",
     "tail": "#c8503c",
+    "tools": "#5f7fa0",
     "queueing": "#9aa0a6",
 }
 
@@ -62,6 +66,37 @@ def timeline(run: RunData, x_max: float) -> str:
             body.append(bar((frame.x(begins), y + 0.5, width, TRACK_HEIGHT - 1.5), colour(group), title, outline))
         parts.append(chart(frame, "".join(body), f"timeline of instance {instance}"))
     return "".join(parts)
+
+
+def tools(run: RunData, x_max: float) -> str:
+    """Requests that wait for their tools, a track for each: they hold no instance."""
+    tracks = _tracks(run.tool_waits)
+    num_tracks = 1 + max(tracks)
+    height = max(TOOL_TRACK_HEIGHT, TRACK_HEIGHT - num_tracks // 40)
+    frame = Frame(WIDTH, num_tracks * height + TOP + BOTTOM, x_max, num_tracks)
+    body = [_tail_shade(frame, run), frame.axes("s", "tools")]
+    for one, track in zip(run.tool_waits, tracks, strict=True):
+        group = run.group_of.get(one.request, 0)
+        title = (
+            f"prompt {group}, response {run.index_of.get(one.request)} waits for its tool after turn {one.turn}: "
+            f"{one.from_s:.2f} to {one.to_s:.2f} s, {one.num_tokens} tokens given, {one.end}"
+        )
+        fill, look = ("#c8503c", "") if one.has_failed else (colour(group), 'opacity="0.45"')
+        width = frame.x(one.to_s) - frame.x(one.from_s)
+        body.append(bar((frame.x(one.from_s), TOP + track * height, width, height - 1.0), fill, title, look))
+    return chart(frame, "".join(body), "requests that wait for their tools")
+
+
+def _tracks(waits: Sequence[ToolWait]) -> list[int]:
+    """For each wait the lowest track that is free when it begins."""
+    free_s: list[float] = []
+    found = [0] * len(waits)
+    for number in sorted(range(len(waits)), key=lambda number: waits[number].from_s):
+        one = waits[number]
+        track = next((track for track, until_s in enumerate(free_s) if until_s <= one.from_s), len(free_s))
+        free_s[track : track + 1] = [one.to_s]
+        found[number] = track
+    return found
 
 
 def _tail_shade(frame: Frame, run: RunData) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from seer.analysis.tool_waits import median_s, most_at_once
+from seer.analysis.tool_waits import median_s, most_at_once, total_s
 from seer.machine.sizes import show_size
 from seer.report import charts
 from seer.report.run_data import RunData, read_run
@@ -46,7 +46,8 @@ SPLIT_NOTE = (
 )
 TIMELINE_NOTE = (
     "A bar is a chunk, a colour is a prompt; thin grey is waiting or prefill; red outlines: the last tenth "
-    "of the responses, and the shaded time is the tail. Rest the mouse on a bar for details."
+    "of the responses, and the shaded time is the tail. Pale bars below the instances are requests that wait for their "
+    "tools, on no instance; a red one failed. Rest the mouse on a bar for details."
 )
 
 COLUMNS = (
@@ -110,6 +111,7 @@ def render(
         "<h2>Timeline</h2>",
         f'<p class="soft">{TIMELINE_NOTE}</p>',
         charts.timeline(run, run.makespan_s * 1.01),
+        charts.tools(run, run.makespan_s * 1.01) if run.tool_waits else "",
         "<h2>Running requests</h2>",
         charts.line_legend([f"instance {i}" for i in range(run.num_instances)]),
         charts.running(run, run.makespan_s * 1.01),
@@ -154,8 +156,16 @@ def _cards(run: RunData) -> str:
         if leases.kv_use is not None:
             shown.append(("KV memory in use while requests wait", f"{leases.kv_use:.0%}"))
     if run.tool_waits:
-        calls = f"{len(run.tool_waits):,}, {median_s(run.tool_waits):.2f} s, {most_at_once(run.tool_waits):,}"
-        shown.append(("waits for tools, their median, the most at once", calls))
+        waits = run.tool_waits
+        shown.append(("turns that waited for tools", f"{len(waits):,}"))
+        shown.append(("waited for tools, all together; median", f"{total_s(waits):,.1f} s; {median_s(waits):.2f} s"))
+        shown.append(("waited for tools at once, at most", f"{most_at_once(waits):,}"))
+        shown.append(("tool failures", f"{sum(one.has_failed for one in waits):,}"))
+    if run.dropped:
+        wasted = (
+            f"{sum(one.num_tokens for one in run.dropped):,} tokens, {sum(one.request_s for one in run.dropped):,.1f} s"
+        )
+        shown.append((f"wasted on {len(run.dropped):,} groups that were dropped", wasted))
     verification = run.manifest.verification
     if verification is not None:
         verdict = "clean" if verification.is_clean else "NOT CLEAN"
@@ -233,11 +243,12 @@ def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
         chunks = [one for one in run.chunks if one.request == request]
         first_s = min((one.from_s for one in chunks), default=0.0)
         moves = sum(one.moved_from not in (None, one.instance) for one in chunks)
-        rested_s = end_s - first_s - sum(one.to_s - one.from_s for one in chunks)
+        at_tools_s = total_s([one for one in run.tool_waits if one.request == request])
+        rested_s = end_s - first_s - sum(one.to_s - one.from_s for one in chunks) - at_tools_s
         rows.append(
             f"<tr><td>prompt {run.group_of[request]}, response {run.index_of[request]}</td>"
             f"<td>{num_tokens}</td><td>{escape(finish_reason)}</td><td>{first_s:.1f}</td><td>{end_s:.1f}</td><td>{len(chunks)}</td>"
-            f"<td>{moves}</td><td>{max(0.0, rested_s):.1f}</td></tr>"
+            f"<td>{moves}</td><td>{max(0.0, rested_s):.1f}</td><td>{at_tools_s:.1f}</td></tr>"
         )
     names = (
         "response",
@@ -248,6 +259,7 @@ def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
         "chunks",
         "moves",
         "rested between chunks s",
+        "waited for tools s",
     )
     head = "".join(f"<th>{name}</th>" for name in names)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

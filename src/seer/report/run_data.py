@@ -19,6 +19,7 @@ from seer.analysis.tool_waits import ToolWait, tool_waits
 from seer.errors import InputError
 from seer.metrics.events import (
     Decoding,
+    Dropped,
     Ended,
     Event,
     InstanceState,
@@ -84,6 +85,8 @@ class RunData:
     pool_errors: list[PoolErrors] = field(default_factory=list)
     pool_used: list[PoolUsed] = field(default_factory=list)
     tool_waits: list[ToolWait] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    """Groups that were whole and not kept."""
 
 
 def read_run(folder: RunFolder) -> RunData:
@@ -106,7 +109,7 @@ def read_run(folder: RunFolder) -> RunData:
     if math.isnan(first_s):
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
-    data.tool_waits = tool_waits(events)
+    data.tool_waits = tool_waits(events, first_s)
     data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.max_num_seqs)
     leases = report_leases(events, kv_tokens=data.kv_tokens)
     data.leases = leases if leases.num_extended else None
@@ -140,6 +143,8 @@ def _gather(data: RunData, events: Sequence[Event], first_s: float) -> None:
             data.pool_errors.append(event)
         elif isinstance(event, PoolUsed):
             data.pool_used.append(event)
+        elif isinstance(event, Dropped):
+            data.dropped.append(event)
     data.states = [[_shifted(one, first_s) for one in states] for states in data.states]
     data.steps = [[_shifted(one, first_s) for one in steps] for steps in data.steps]
     bars.end_open(max((event.t_s for event in events), default=first_s) - first_s)

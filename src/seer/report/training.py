@@ -58,6 +58,9 @@ class RolloutLine(TypedDict):
     tail_s: NotRequired[float]
     num_known: NotRequired[int]
     reward_errors: NotRequired[int]
+    num_turns: NotRequired[int]
+    tool_wait_s: NotRequired[float]
+    tool_failures: NotRequired[int]
     on_policy: NotRequired[OnPolicyLine | None]
 
 

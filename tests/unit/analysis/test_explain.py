@@ -2,7 +2,7 @@
 import pytest
 
 from seer.analysis.explain import StepFit, explain, fit_steps, oracle_makespan_s
-from seer.metrics.events import Ended, Event, InstanceState, Queued, Stepped
+from seer.metrics.events import Answered, Asked, Ended, Event, InstanceState, Queued, Stepped
 
 
 def a_state(t_s: float, instance: int, running: int) -> InstanceState:
@@ -107,3 +107,17 @@ def test_the_oracle_estimate_of_schedules_one_can_do_in_the_head(
     lengths: list[int], instances: int, running: int, steps_s: float
 ) -> None:
     assert oracle_makespan_s(lengths, instances, running, StepFit(1.0, 0.0)) == pytest.approx(steps_s, abs=1.01)
+
+
+def test_idle_instances_that_wait_for_tools_alone_are_counted_as_such_and_given_tokens_are_no_recomputation() -> None:
+    events: list[Event] = [Queued(0.0, r, r, 0, 10) for r in range(10)]
+    events += [a_state(0.0, 0, 10), some_steps(2.0, 0, 10, 200, prefill=100), a_state(2.0, 0, 0)]
+    events += [Asked(2.0, 0, 1), Asked(2.5, 1, 1), Answered(3.0, 0, 40, 1), Answered(4.0, 1, 60, 1)]
+    events += [a_state(5.0, 0, 10), some_steps(6.0, 0, 10, 100, prefill=100), a_state(6.0, 0, 0)]
+    events += [Ended(6.0, r, 10, "stop") for r in range(10)]
+    found = explain(events, num_instances=1, max_num_seqs=10)
+    assert found is not None
+    assert found.seconds["tools"] == pytest.approx(2.0)  # from 2 to 4
+    assert found.seconds["queueing"] == pytest.approx(1.0)  # answered at 4, started at 5
+    assert found.seconds["recompute"] == 0
+    assert sum(found.seconds.values()) == pytest.approx(6.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from seer.analysis.tool_waits import ToolWait, median_s, most_at_once, tool_waits
+from seer.analysis.tool_waits import ToolWait, median_s, most_at_once, tool_waits, total_s
 from seer.metrics.events import Answered, Asked, Ended, Event, Queued, Started, Stopped
 from seer.metrics.perfetto import TOOLS, write_trace
 
@@ -29,9 +29,16 @@ EVENTS: list[Event] = [
 
 def test_a_wait_lasts_from_its_question_to_its_answer_or_end() -> None:
     waits = tool_waits(EVENTS)
-    assert waits == [ToolWait(0, 1.0, 4.0), ToolWait(1, 2.0, 6.0)]
-    assert (median_s(waits), most_at_once(waits)) == (3.5, 2)
-    assert (median_s([]), most_at_once([])) == (0.0, 0)
+    assert waits == [ToolWait(0, 1, 1.0, 4.0, "answered", 12), ToolWait(1, 1, 2.0, 6.0, "stop", 0)]
+    assert (median_s(waits), most_at_once(waits), total_s(waits)) == (3.5, 2, 7.0)
+    assert (median_s([]), most_at_once([]), total_s([])) == (0.0, 0, 0)
+    assert tool_waits(EVENTS, first_s=0.5)[0][2:4] == (0.5, 3.5)
+
+
+def test_a_wait_that_ends_in_failure_is_one_that_failed() -> None:
+    failed = tool_waits([*EVENTS[:-3], Ended(6.0, 1, 8, "failed")])[-1]
+    assert (failed.has_failed, failed.request) == (True, 1)
+    assert not any(one.has_failed for one in tool_waits(EVENTS))
 
 
 def test_a_trace_shows_waits_as_slices_of_their_own(tmp_path: Path) -> None:

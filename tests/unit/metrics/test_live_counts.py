@@ -6,7 +6,7 @@ from __future__ import annotations
 from seer.metrics.events import Answered, Asked, Ended, Event, Extended, Queued, Started, Stepped, Stopped
 from seer.metrics.histograms import Histogram
 from seer.metrics.live_counts import LiveCounts
-from seer.metrics.live_timeline import MAX_SPANS, LiveTimeline
+from seer.metrics.live_timeline import MAX_SPANS, TOOLS, LiveTimeline
 
 
 def play(*events: Event) -> tuple[LiveCounts, LiveTimeline]:
@@ -50,6 +50,10 @@ def test_between_turns_a_request_is_at_its_tool() -> None:
     ]
     assert play(*turn[:-1])[0].requests_by_state() == {"at_tool": 1}
     assert play(*turn)[0].requests_by_state() == {"parked": 1}
+    rows = [span.as_row() for span in play(*turn)[1].spans()]
+    assert rows == [[0, 0, 1, 0, 2.0, 4.0, "stop"], [1, TOOLS, 1, 0, 4.0, 5.0, "answered"]]
+    failed = play(*turn[:-1], Ended(6.0, 7, 60, "failed"))[1].spans()
+    assert (failed[-1].instance, failed[-1].end_s, failed[-1].reason) == (TOOLS, 6.0, "failed")
 
 
 def test_a_count_that_goes_back_after_a_loss_adds_nothing_twice() -> None:

@@ -4,6 +4,8 @@
 import pytest
 
 from seer.metrics.events import (
+    Answered,
+    Asked,
     Ended,
     InstanceState,
     PoolErrors,
@@ -116,3 +118,15 @@ def test_a_group_with_a_cancelled_request_never_completes() -> None:
     only_cut(Ended(1.0, 0, 100, "stop"))
     only_cut(Ended(1.0, 1, 100, "cancelled"))
     assert only_cut.summary().group_last_s is None
+
+
+def test_turns_are_counted_with_their_waits_and_failures() -> None:
+    summarizer = Summarizer(1)
+    for request in range(2):
+        summarizer(Queued(0.0, request, 0, request, 10))
+    for event in (Asked(1.0, 0, 1), Answered(3.0, 0, 20, 1), Asked(4.0, 0, 2), Ended(4.5, 0, 30, "stop")):
+        summarizer(event)
+    for event in (Asked(2.0, 1, 1), Ended(5.0, 1, 8, "failed")):
+        summarizer(event)
+    summary = summarizer.summary()
+    assert (summary.num_turns, summary.tool_wait_s, summary.tool_failures) == (3, 5.5, 1)

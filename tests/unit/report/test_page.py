@@ -7,7 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from seer.metrics.events import Ended, Event, Extended, PoolErrors, PoolUsed, Prefilling, Queued, Started, Stopped
+from seer.metrics.events import (
+    Answered,
+    Asked,
+    Dropped,
+    Ended,
+    Event,
+    Extended,
+    PoolErrors,
+    PoolUsed,
+    Prefilling,
+    Queued,
+    Started,
+    Stopped,
+)
 from seer.metrics.jsonl import EventLog
 from seer.report.page import render
 from seer.report.run_data import read_run
@@ -77,3 +90,38 @@ def test_leases_are_shown_where_some_were_extended(tmp_path: Path) -> None:
     assert "<b>1, 1</b><span>leases extended, chunks parked</span>" in page
     assert "<b>0.0 ms</b><span>gap of an extension (p99)</span>" in page
     assert "leases extended" not in a_page(tmp_path / "other")
+
+
+def test_waiting_for_a_tool_is_seen_in_lanes_and_in_numbers(tmp_path: Path) -> None:
+    turns: list[Event] = [
+        Queued(2.0, 1, 1, 0, 10),
+        Queued(2.0, 2, 1, 1, 10),
+        *(Started(2.0, request, 0, 16, None, False) for request in (1, 2)),
+        *(Stopped(2.5, request, 0, 9, "stop") for request in (1, 2)),
+        *(Asked(2.5, request, 1) for request in (1, 2)),
+        Ended(3.0, 2, 9, "failed"),
+        Answered(4.0, 1, 33, 1),
+        Started(4.0, 1, 1, 16, 0, True),
+        Stopped(4.5, 1, 1, 12, "stop"),
+        Asked(4.5, 1, 2),
+        Ended(5.0, 1, 12, "stop"),
+    ]
+    page = a_page(tmp_path, *turns)
+    assert "<b>3</b><span>turns that waited for tools</span>" in page
+    assert "<b>2.5 s; 0.50 s</b><span>waited for tools, all together; median</span>" in page
+    assert "<b>2</b><span>waited for tools at once, at most</span>" in page
+    assert "<b>1</b><span>tool failures</span>" in page
+    assert "response 0 waits for its tool after turn 1: 2.50 to 4.00 s, 33 tokens given, answered" in page
+    assert (
+        "requests that wait for their tools</title>" in page
+        or 'aria-label="requests that wait for their tools"' in page
+    )
+    other = a_page(tmp_path / "other")
+    assert "tool failures" not in other
+    assert "waits for its tool after" not in other
+
+
+def test_the_waste_of_dropped_groups_is_reported(tmp_path: Path) -> None:
+    page = a_page(tmp_path, Dropped(2.0, 0, 1, 30, 1.25), Dropped(2.0, 1, 1, 70, 2.0))
+    assert "<b>100 tokens, 3.2 s</b><span>wasted on 2 groups that were dropped</span>" in page
+    assert "wasted on" not in a_page(tmp_path / "other")
