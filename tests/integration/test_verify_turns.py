@@ -39,7 +39,9 @@ def talked_copy(talked: RecordedRun, tmp_path: Path) -> RecordedRun:
 def verified(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     code = main(["verify", str(run.path), "--share", "1", "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert printed.out, printed.err
+    found: dict[str, Any] = json.loads(printed.out)
     return code, found
 
 

@@ -11,7 +11,8 @@ Invariants
   3. A journal is used only by a run with the same identity (identity.py): settings that decide tokens, and weights.
      The scheduler, the number of instances and everything else that does not change tokens may differ.
   4. A journal has one writer at a time: it is locked (run_lock.py) before it is read or written, until it is closed.
-  5. A resumed journal is as it was until the first new line is written, so a resume that is refused changes nothing.
+  5. The end of a response is in the file once, also if the run was resumed after it.
+  6. A resumed journal is as it was until the first new line is written, so a resume that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Journal:
         self._past = content.past
         self._num_spans = {key: len(one.spans) for key, one in content.past.items()}
         self._num_tokens = {key: one.num_tokens for key, one in content.past.items()}
+        self._ended = {key for key, one in content.past.items() if one.finish_reason is not None}
         self._checksums = content.checksums
         self._torn_at = content.torn_at
         self._has_failed = False
@@ -99,7 +101,8 @@ class Journal:
         reason = request.finish_reason
         finish_reason = reason if reason is not None and reason.is_complete else None
         is_at_tool = request.state is RequestState.AT_TOOL
-        if self._has_failed or (not fresh and finish_reason is None and not is_at_tool):
+        has_news = fresh or finish_reason is not None or is_at_tool
+        if self._has_failed or not has_news or key in self._ended:  # a restored response ends once more for its run
             return
         offset = self._num_tokens.get(key, 0)
         line = JournalLine(
@@ -111,6 +114,8 @@ class Journal:
             request.response.reward if request.response is not None else None,
         )
         self._append(self._checksums.sealed(line))
+        if finish_reason is not None:
+            self._ended.add(key)
         self._num_spans[key] = len(request.spans)
         self._num_tokens[key] = offset + sum(len(span.ids) for span in fresh)
 
