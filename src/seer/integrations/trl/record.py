@@ -25,7 +25,7 @@ from seer.integrations.trl.on_policy import OnPolicyNumbers
 from seer.integrations.trl.rollout_settings import RolloutSettings
 from seer.metrics.summary import Summary
 from seer.runs.run_folder import RunFolder, machine
-from seer.types import GroupResult
+from seer.types import FinishReason, GroupResult, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,19 @@ class RolloutLine:
     """Prompts whose lengths an earlier epoch had shown."""
     reward_errors: int
     on_policy: OnPolicyNumbers | None
+    num_turns: int = 0
+    """Of the model; 0 without an environment."""
+    tool_wait_s: float = 0.0
+    """Seconds that responses waited for the environment, summed over them."""
+    tool_failures: int = 0
+    """Responses that failed."""
 
     @classmethod
     def of(cls, settings: RolloutSettings, call: int, found: Sequence[GroupResult], **measured: Any) -> RolloutLine:
         """The line of a rollout that is over."""
         responses = [response for group in found for response in group.responses]
         num_tokens = sum(response.num_tokens for response in responses)
+        turns = [turn for response in responses for turn in response.turns]
         return cls(
             step=settings.step,
             mode=settings.mode,
@@ -71,8 +78,17 @@ class RolloutLine:
             mean_tokens=num_tokens / len(responses),
             longest_tokens=max(response.num_tokens for response in responses),
             reward_errors=sum(response.reward_error is not None for response in responses),
+            num_turns=sum(turn.kind == "generated" for turn in turns),
+            tool_wait_s=sum(_seconds(turn) for turn in turns if turn.kind == "given"),
+            tool_failures=sum(
+                response.finish_reason is FinishReason.FAILED for response in responses if response.turns
+            ),
             **measured,
         )
+
+
+def _seconds(turn: Turn) -> float:
+    return turn.ended_s - turn.began_s if turn.began_s is not None and turn.ended_s is not None else 0.0
 
 
 def log_metrics(trainer: Any, line: RolloutLine) -> None:
@@ -87,6 +103,10 @@ def log_metrics(trainer: Any, line: RolloutLine) -> None:
         metrics["seer/loop_s"].append(line.since_last_s)
     if line.reward_errors:
         metrics["seer/reward_errors"].append(float(line.reward_errors))
+    if line.num_turns:
+        metrics["seer/turns_mean"].append(line.num_turns / line.num_responses)
+        metrics["seer/tool_wait_s"].append(line.tool_wait_s)
+        metrics["seer/tool_failures"].append(float(line.tool_failures))
     if line.on_policy is not None:
         metrics["seer/on_policy/mean_ratio"].append(line.on_policy.mean_ratio)
         metrics["seer/on_policy/mean_gap"].append(line.on_policy.mean_gap)

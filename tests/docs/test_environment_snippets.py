@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environments that the docs show run as they stand there, on a tiny model in the place of SmolLM2."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import platform
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from chat_models import SPECIAL, TEMPLATES, make_tokenizer
+from markdown_pages import ROOT, Block, code_blocks
+from seer.engine.local.tiny import make_tiny_model
+
+MODEL = 'Rollout("smollm2", instances=2)'
+BLOCKS = [block for block in code_blocks(ROOT / "docs" / "environments.md") if MODEL in block.text]
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the sandbox is of Linux on x86-64"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random bytes with SmolLM2's chat template."""
+    end = SPECIAL.index("<|im_end|>")
+    folder = make_tiny_model(
+        tmp_path_factory.mktemp("docs") / "tiny", vocab_size=264, eos_token_id=end, max_position_embeddings=4096
+    )
+    template, eos = TEMPLATES["chatml"]
+    make_tokenizer(folder, template, eos=eos)
+    return folder
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
+def test_the_example_runs_and_prints_every_group(block: Block, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "reasoning_gym" in block.text:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what its imports say
+            pytest.importorskip("reasoning_gym")
+    text = block.text.replace(MODEL, f"Rollout({str(model)!r}, instances=1, kv_blocks=1024)")
+    code = compile(text, block.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    names: dict[str, Any] = {}
+    asyncio.run(eval(code, names))
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_examples_are_found() -> None:
+    assert len(BLOCKS) == 4
