@@ -52,7 +52,7 @@ MAX_CHUNK_TOKENS = 8192
 MIN_CHUNK_TOKENS = 128
 """Each chunk's end costs its request a few steps: a round trip to the driver, and the last block's KV again."""
 GATHER_S = 0.01
-"""The loop applies outputs that end no chunk this often at most: short next to what is left of a lease that runs low."""
+"""The loop applies outputs that end no chunk this often at most: short next to what a lease that runs low has left."""
 
 Lengths = Sequence[Sequence[int]]
 """Of each response, by group and index."""

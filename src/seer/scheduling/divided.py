@@ -94,7 +94,7 @@ class Divided:
             return None
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = end_with_a_block(request, max_tokens, fleet.block_size)
+            max_tokens = self.cut(request, max_tokens, fleet.block_size)
         max_tokens = min(max_tokens, request.remaining_limit)
         where = self.place(request, max_tokens, fleet)
         if where is None:
@@ -134,6 +134,10 @@ class Divided:
         """Tokens that the request may generate before it returns."""
         return self._chunk_tokens
 
+    def cut(self, request: Request, max_tokens: int, block_size: int) -> int:
+        """Fewer tokens, so that the chunk ends well within its blocks."""
+        return end_with_a_block(request, max_tokens, block_size)
+
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
         """The instance it runs on; None if it fits nowhere."""
         return place(request, max_tokens, fleet, self._placement)
@@ -145,5 +149,16 @@ def end_with_a_block(request: Request, max_tokens: int, block_size: int) -> int:
     Only whole blocks are kept between chunks. The last token's KV is computed by the step that samples its successor in
     any case. So the next chunk computes no KV again.
     """
-    excess = (request.num_tokens + max_tokens - 1) % block_size
+    return _shortened(max_tokens, (request.num_tokens + max_tokens - 1) % block_size)
+
+
+def fill_last_block(request: Request, max_tokens: int, block_size: int) -> int:
+    """Fewer tokens, so that at the lease's end the last of its reserved blocks is full.
+
+    A lease is extended or parked before its end, so where it would end matters only for the memory that it reserves.
+    """
+    return _shortened(max_tokens, (request.num_tokens + max_tokens) % block_size)
+
+
+def _shortened(max_tokens: int, excess: int) -> int:
     return max_tokens - excess if 2 * excess <= max_tokens else max_tokens  # a much shorter chunk would cost more

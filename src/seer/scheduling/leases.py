@@ -27,9 +27,9 @@ LEASE_TOKENS = 64
 """Shortest lease: twice `LOW_LEASE_TOKENS`."""
 LEASES_AT_MOST = 256
 """A response of full length has about so many leases: where responses are long, short leases only cost messages."""
-CONTEXT_PER_LEASE = 10
-"""Context tokens per token of a lease while memory is scarce: about a twentieth of the reserved memory is unused.
-Shorter leases cost messages, longer ones throughput: up to 1% of it at 6."""
+CONTEXT_PER_LEASE = 20
+"""Context tokens per token of a lease while memory is scarce: of long contexts about a fortieth of the reserved memory
+is unused. Shorter leases cost messages, longer ones throughput: up to 1% of it at 6."""
 RESERVE_TOKENS = 8
 """Free memory per running request that a new one must leave: otherwise it would push out one that just started."""
 UNEVEN_SHARE, UNEVEN_REQUESTS = 0.25, 3

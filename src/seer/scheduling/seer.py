@@ -26,7 +26,7 @@ from seer.context import Context
 from seer.fleet import Fleet
 from seer.placement import Place, PlacementConfig, loads_kv
 from seer.scheduling.base import Assignment, Renewal
-from seer.scheduling.divided import Divided, end_with_a_block
+from seer.scheduling.divided import Divided, end_with_a_block, fill_last_block
 from seer.scheduling.leases import (
     CONTEXT_PER_LEASE,
     LEASE_TOKENS,
@@ -120,7 +120,7 @@ class EarliestFinishPlacement(Divided):
         """Tokens that fill a lease up again."""
         max_tokens = self.chunk_tokens(request, fleet)
         if self._whole_blocks:
-            max_tokens = end_with_a_block(request, max_tokens, fleet.block_size)
+            max_tokens = self.cut(request, max_tokens, fleet.block_size)
         return min(max(max_tokens - request.chunk_remaining, 1), request.remaining_limit - request.chunk_remaining)
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
@@ -135,6 +135,11 @@ class EarliestFinishPlacement(Divided):
         shortest, longest = TIGHT_CHUNK_TOKENS
         tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
         return min(max(tight, fair_share), most)
+
+    def cut(self, request: Request, max_tokens: int, block_size: int) -> int:
+        """A lease fills the blocks it reserves; a chunk that ends leaves whole blocks."""
+        chosen = fill_last_block if self._has_pool else end_with_a_block
+        return chosen(request, max_tokens, block_size)
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
         """The instance whose longest request, this one included, would end earliest."""

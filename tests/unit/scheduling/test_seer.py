@@ -298,3 +298,14 @@ def test_a_large_fleet_offers_both_its_fullest_and_its_emptiest() -> None:
         fleet.promise(request, instance, instance)
     offered = fleet.candidates(10, 4)
     assert sorted(offered) == [0, 1, 2, 3, 87, 88, 89, 90]  # those with 90 and more are too full
+
+
+def test_a_lease_fills_the_blocks_it_reserves_and_a_chunk_that_ends_leaves_whole_blocks() -> None:
+    for has_pool in (True, False):
+        placement = PlacementConfig(transfer=TransferEstimate() if has_pool else None)
+        scheduler = Seer(Context(), max_chunk_tokens=8192, placement=placement, whole_blocks=True)
+        fleet = a_fleet(1)
+        scheduler.admit(requests_of(8, 16, prompt=77), fleet)
+        plan = scheduler.next(fleet)
+        assert plan is not None
+        assert (77 + plan.max_tokens) % 64 == (0 if has_pool else 1)
