@@ -14,3 +14,9 @@ def await_turn(go: Path | None, limit_s: float) -> None:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{go} did not appear within {limit_s:.0f} s")
         time.sleep(0.1)
+
+
+def end_turn(go: Path | None) -> None:
+    """Say that the measurement is over: the file goes."""
+    if go is not None:
+        go.unlink(missing_ok=True)

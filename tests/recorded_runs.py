@@ -72,9 +72,9 @@ class RecordedRun:
         return copy
 
 
-def make_run(home: Path, *more: str) -> RecordedRun:
-    """Roll out; `more` are further options."""
-    make_tiny_model(home / "model")
+def make_run(home: Path, *more: str, **shape: Any) -> RecordedRun:
+    """Roll out; `more` are further options, `shape` is the model's."""
+    make_tiny_model(home / "model", **shape)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(home / "model" / "tokenizer.json"))

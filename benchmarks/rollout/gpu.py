@@ -44,7 +44,6 @@ from measure import Ledger, measure, table
 from seer import HostingConfig, Rollout, Sampling
 from seer.runs.prompts import EncodedPrompt, Prompt
 from stamp import QWEN_MIX, as_text, print_stamp
-from turns import await_turn
 
 SCHEDULERS = "verl-sync,verl,divided,context,seer"
 BLOCK_SIZE = 16
@@ -134,7 +133,6 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
         }
         print(f"{num_instances} instances up in {label['start_s']:.0f} s, KV of {limits.kv_tokens} tokens", flush=True)
         (args.out / "fleet.ready").touch()
-        await asyncio.to_thread(await_turn, args.go, ledger.left_s)
         lengths = recorded if args.lengths == "forced" else None
         await measure(
             rollout,
@@ -146,6 +144,7 @@ async def run(args: argparse.Namespace, num_instances: int, label: dict[str, Any
             lengths=lengths,
             predict=not args.skip_prediction,
             weights=args.weights,
+            go=args.go,
         )
 
 
@@ -170,7 +169,7 @@ def main() -> None:
     parser.add_argument("--engine-settings", default="{}", help="JSON, handed to the engine")
     parser.add_argument("--weights", type=Path, help="folder of the weights that every run loads; the model's")
     parser.add_argument("--skip-prediction", action="store_true", help="do not simulate each run after it")
-    parser.add_argument("--go", type=Path, help="start measuring when this file exists: fleets may start side by side")
+    parser.add_argument("--go", type=Path, help="each run waits for this file and removes it: fleets take turns")
     parser.add_argument("--limit-s", type=float, default=540.0)
     args = parser.parse_args()
     ledger = Ledger(args.out / "gpu.json", args.limit_s, print_stamp(args))

@@ -29,6 +29,7 @@ from seer.analysis.whatif import recorded_run, replay_under
 from seer.metrics.events import Event
 from seer.metrics.jsonl import EventLog
 from seer.runs.prompts import EncodedPrompt
+from turns import await_turn, end_turn
 
 Lengths = Sequence[Sequence[int]]
 
@@ -83,8 +84,12 @@ async def measure(
     lengths: Lengths | None = None,
     predict: bool = True,
     weights: Path | None = None,
+    go: Path | None = None,
 ) -> Lengths:
-    """Run every scheduler `repeat` times, interleaved; returns the lengths of the first run."""
+    """Run every scheduler `repeat` times, interleaved; returns the lengths of the first run.
+
+    With `go` each run waits for that file, and takes it away when it is over: fleets are measured in turns.
+    """
     await _warm_up(rollout, prompts)
     first: dict[tuple[int, int], list[int]] = {}
     baseline: Responses = {}
@@ -93,6 +98,7 @@ async def measure(
         if ledger.left_s < 1.3 * longest_s + 10:
             ledger.skip(f"{label}, {scheduler}, repetition {repetition}")
             continue
+        await asyncio.to_thread(await_turn, go, ledger.left_s)
         began_s = time.monotonic()
         weights = weights or rollout.engine.model_dir
         assert weights is not None
@@ -128,6 +134,7 @@ async def measure(
         ledger.keep_partings(name, baseline, responses, prompts)
         _say(ledger.content["runs"][-1])
         longest_s = max(longest_s, time.monotonic() - began_s)
+        end_turn(go)
     return [[len(first[(g, i)]) for i in range(prompt.n)] for g, prompt in enumerate(prompts)] if first else []
 
 

@@ -32,7 +32,7 @@ from stamp import RECORDINGS, print_stamp
 async def roll_out(args: argparse.Namespace, *, ours: bool) -> tuple[Responses, dict[str, Any]]:
     prompts, _ = read_trace(args.trace, args)
     context = max(len(prompt.token_ids) for prompt in prompts) + args.max_tokens
-    settings: dict[str, Any] = {"engine": {"gpu_memory_utilization": 0.08}}
+    settings: dict[str, Any] = {"engine": {"gpu_memory_utilization": 0.08, "kv_cache_memory_bytes": 8 << 30}}
     if ours:
         settings["speculation"] = {"place": "gpu"}
     async with Rollout(

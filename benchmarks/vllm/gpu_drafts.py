@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from seer.config import VllmSpeculation
 from seer.types import Chunk, ChunkOutput, Sampling
 from stamp import QWEN_MIX, print_stamp
-from turns import await_turn
+from turns import await_turn, end_turn
 
 GROUP = 16
 BATCHES = (1, 8, 16, 64, 128, 256)
@@ -196,18 +196,18 @@ async def rollouts(bench: Bench, prompts: list[list[int]], out: dict[str, Any], 
 
 
 def next_turn(args: argparse.Namespace, deadline_s: float) -> bool:
-    """Wait for the file --go, take it away, and take over the options in it; False if it says `{"end": true}`."""
+    """Wait for the file --go and take over the options in it; False if it says `{"end": true}`."""
     if args.go is None:
         return True
     await_turn(args.go, deadline_s - time.monotonic())
     order = json.loads(args.go.read_text() or "{}")
-    args.go.unlink()
     vars(args).update(order)
     return not order.get("end")
 
 
 async def run(args: argparse.Namespace) -> None:
     deadline_s = time.monotonic() + args.limit_s
+    args.out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(args.trace)
     bench = Bench(args)
     began_s = time.monotonic()
@@ -228,10 +228,11 @@ async def run(args: argparse.Namespace) -> None:
                 (out["store"],) = await bench.instance.draft_counts()
                 print(out["store"], flush=True)
             print(f"{args.label} done", flush=True)
+            (args.out / f"{args.label}.json").write_text(json.dumps(out))
+            end_turn(args.go)
             if args.go is None:
                 break
     finally:
-        args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{args.label}.json").write_text(json.dumps(out))
         await bench.instance.close()
 
@@ -269,7 +270,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--rollouts", type=int, default=2)
     options.add_argument(
-        "--go", type=Path, help="measure whenever this file is put there; it may hold options, as JSON"
+        "--go", type=Path, help="measure whenever this file is put there (it may hold options, as JSON), then remove it"
     )
     options.add_argument("--kv-gib", type=int, default=60)
     options.add_argument("--limit-s", type=float, default=500.0)

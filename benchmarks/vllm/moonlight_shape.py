@@ -8,7 +8,8 @@ Weights are made up (vLLM's `dummy` format), so nothing is downloaded and tokens
 Seer's own instance and connector.
 
     bytes per token   KV of a token over all layers, beside what heads with their own keys and values would take
-    steps             milliseconds of a decode step by number of requests; with --draft-tokens K also tokens per step
+    steps             milliseconds of a decode step by number of requests; with --draft-tokens K also of steps that
+                      verify K drafts of each (random ones: none is accepted)
     moves             a context of C tokens that is in the pool and not in the engine: milliseconds to the next token
                       when its KV is loaded, and when it is computed again; and milliseconds to save it
 """
@@ -35,6 +36,7 @@ from seer.config import VllmSpeculation
 from seer.speculation.step_report import StepReport
 from seer.types import Chunk, ChunkOutput, Sampling, TokenSpan
 from stamp import print_stamp
+from turns import await_turn, end_turn
 
 MOONLIGHT: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
@@ -65,7 +67,10 @@ class Bench:
         from seer.engine.vllm.settings import VllmSettings
 
         place = "scheduler" if args.tiny else "gpu"
-        drafts = VllmSpeculation(place=place, max_draft_tokens=args.draft_tokens) if args.draft_tokens else None
+        drafts = None
+        if args.draft_tokens:
+            fixed = None if args.tiny else args.draft_tokens  # nothing is accepted, so the budget would draft nothing
+            drafts = VllmSpeculation(place=place, max_draft_tokens=args.draft_tokens, fixed_tokens=fixed)
         self.instance = VllmInstance(
             0,
             VllmSettings(
@@ -204,22 +209,32 @@ async def measure(folder: Path, out: dict[str, Any], args: argparse.Namespace) -
         await bench.instance.start(bench.take)
         out["start_s"] = args.limit_s - (ends_s - time.monotonic())
         try:
-            await bench.instance.begin_run("moonlight", "grouped" if args.draft_tokens else "none", 0)
-            await measure_all(bench, out, args, ends_s)
+            print(f"started in {out['start_s']:.0f} s", flush=True)
+            await asyncio.to_thread(await_turn, args.go, ends_s - time.monotonic())
+            await bench.instance.begin_run("moonlight", "none", 0)
+            await measure_moves(bench, out, args, ends_s)
+            await measure_steps(bench, out["steps"], args, ends_s)
+            if args.draft_tokens:
+                await bench.instance.begin_run("drafts", "grouped", 0)
+                await measure_steps(bench, out["steps_with_drafts"], args, ends_s)
         finally:
+            end_turn(args.go)
             await bench.instance.close()
 
 
-async def measure_all(bench: Bench, out: dict[str, Any], args: argparse.Namespace, ends_s: float) -> None:
+async def measure_moves(bench: Bench, out: dict[str, Any], args: argparse.Namespace, ends_s: float) -> None:
     for context in args.contexts:
         if time.monotonic() < ends_s:
             out["moves"][context] = await move_costs(bench, context)
             print(f"context {context}: {show(out['moves'][context])}", flush=True)
+
+
+async def measure_steps(bench: Bench, found: dict[int, Any], args: argparse.Namespace, ends_s: float) -> None:
     for batch in args.batches:
         if time.monotonic() < ends_s:
             await step_costs(bench, batch, args)  # graphs are captured and kernels compiled here
-            out["steps"][batch] = await step_costs(bench, batch, args)
-            print(f"batch {batch}: {show(out['steps'][batch])}", flush=True)
+            found[batch] = await step_costs(bench, batch, args)
+            print(f"batch {batch}: {show(found[batch])}", flush=True)
 
 
 def show(numbers: dict[str, float]) -> str:
@@ -242,6 +257,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=64, help="tokens of a KV block; a CPU takes 16 alone")
     parser.add_argument("--kv-bytes", type=int, default=24 << 30)
     parser.add_argument("--pool-bytes", type=int, default=16 << 30)
+    parser.add_argument("--go", type=Path, help="measure when this file is there, then remove it")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start nothing new after this time")
     args = parser.parse_args()
     args.max_model_len = 8192 - 16
@@ -259,6 +275,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY if args.tiny else MOONLIGHT, indent=1))
     out: dict[str, Any] = {"stamp": print_stamp(args), "kv": kv_bytes(folder, args), "moves": {}, "steps": {}}
+    out["steps_with_drafts"] = {}
     print(f"KV: {show(out['kv'])}", flush=True)
     try:
         asyncio.run(measure(folder, out, args))

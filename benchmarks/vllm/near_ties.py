@@ -20,42 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
+from seer.verification.noise import vllm_noise
 from stamp import print_stamp
-
-LOW = np.uint64(0xFFFFFFFF)
-LEAST = 4.6566127342e-10
-"""Of Triton's uniform numbers."""
-
-
-def philox(seed: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The first of the four 32-bit numbers of Philox 4x32-10, as Triton has it."""
-    c0, zero = counter & LOW, np.zeros_like(counter)
-    c1, c2, c3 = zero, zero, zero
-    keys = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
-    for _ in range(10):
-        first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c2 = (second >> np.uint64(32)) ^ c1 ^ np.uint64(keys[0]), (first >> np.uint64(32)) ^ c3 ^ np.uint64(keys[1])
-        c1, c3 = second & LOW, first & LOW
-        keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return c0
-
-
-def noise_at(seed: int, position: int, width: int) -> NDArray[np.float64]:
-    """vLLM's noise of every token at a position (vllm/v1/worker/gpu/sample/gumbel.py)."""
-    inner = int(philox(seed, np.array([position], np.uint64))[0])
-    drawn = philox(inner, np.arange(width, dtype=np.uint64)).astype(np.uint32).view(np.int32)
-    uniform = np.where(drawn < 0, -drawn - 1, drawn).astype(np.float32) * np.float32(LEAST)
-    return -np.log(-np.log1p(-np.maximum(uniform.astype(np.float64), LEAST)))
 
 
 def noise_of(places: list[dict[str, Any]], width: int) -> torch.Tensor:
     """[places, tokens]; the noise of a token is drawn at the position of the token before it."""
-    rows = [noise_at(one["seed"], len(one["context"]) - 1, width) for one in places]
+    rows = [vllm_noise(one["seed"], len(one["context"]) - 1, width) for one in places]
     return torch.from_numpy(np.stack(rows))
 
 

@@ -5,7 +5,7 @@
 
 All requests are given to `LLM.generate` at once. `plain` asks for neither log-probabilities nor text; `trl` for both,
 as TRL's colocated vLLM does. The drafters are vLLM's own, with as many tokens as `--draft-tokens`, and ask for nothing.
-`suffix` needs `arctic_inference` on PYTHONPATH (pack_suffix.py). DIR/peer-MODE.json has every rollout.
+`suffix` needs `arctic_inference` on PYTHONPATH (pack_suffix.py). DIR/peer-LABEL.json has every rollout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "benchma
 from gpu_drafts import GROUP, read_prompts
 
 from stamp import QWEN_MIX, print_stamp
-from turns import await_turn
+from turns import await_turn, end_turn
 
 GROUPS = 48
+BLOCK_SIZE = 16
 
 
 def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -38,6 +39,14 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
     return found
 
 
+def kv_memory(args: argparse.Namespace) -> dict[str, int]:
+    """vLLM keeps one block for itself."""
+    given = {"kv_cache_memory_bytes": args.kv_gib << 30}  # then vLLM does not look at the memory of others
+    if args.kv_tokens is None:
+        return given
+    return given | {"num_gpu_blocks_override": -(-args.kv_tokens // BLOCK_SIZE) + 1, "block_size": BLOCK_SIZE}
+
+
 def run(args: argparse.Namespace) -> None:
     from vllm import LLM, SamplingParams
 
@@ -47,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         model=str(args.model),
         max_model_len=6144,
         max_num_seqs=args.max_num_seqs,
-        kv_cache_memory_bytes=args.kv_gib << 30,
+        **kv_memory(args),
         gpu_memory_utilization=0.08,
         generation_config="vllm",
         logprobs_mode="processed_logprobs",
@@ -56,7 +65,6 @@ def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args.trace)[:GROUPS]
     asked = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(GROUP)]
     print(f"{args.mode} started", flush=True)
-    await_turn(args.go, args.limit_s)
     for repetition in range(args.rollouts):
         params = [
             SamplingParams(
@@ -68,14 +76,16 @@ def run(args: argparse.Namespace) -> None:
             )
             for number in range(len(asked))
         ]
+        await_turn(args.go, args.limit_s)
         began_s = time.perf_counter()
         made = llm.generate(asked, params, use_tqdm=False)
         seconds = time.perf_counter() - began_s
         num_tokens = sum(len(one.outputs[0].token_ids) for one in made)
         out["rollouts"].append({"tokens_s": num_tokens / seconds, "num_tokens": num_tokens, "seconds": seconds})
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"peer-{args.mode}.json").write_text(json.dumps(out, indent=1))
-        print(f"peer {args.mode}: {num_tokens / seconds:.0f} tokens/s, {num_tokens} in {seconds:.1f} s", flush=True)
+        (args.out / f"peer-{args.label}.json").write_text(json.dumps(out, indent=1))
+        print(f"peer {args.label}: {num_tokens / seconds:.0f} tokens/s, {num_tokens} in {seconds:.1f} s", flush=True)
+        end_turn(args.go)
 
 
 def main() -> None:
@@ -89,9 +99,13 @@ def main() -> None:
     options.add_argument("--max-num-seqs", type=int, default=256)
     options.add_argument("--rollouts", type=int, default=2)
     options.add_argument("--kv-gib", type=int, default=16)
-    options.add_argument("--go", type=Path, help="measure when this file exists: engines may start side by side")
+    options.add_argument("--kv-tokens", type=int, help="KV memory in tokens, instead of --kv-gib")
+    options.add_argument("--label", help="names the result; the mode")
+    options.add_argument("--go", type=Path, help="each rollout waits for this file and removes it: engines take turns")
     options.add_argument("--limit-s", type=float, default=500.0)
-    run(options.parse_args())
+    args = options.parse_args()
+    args.label = args.label or args.mode
+    run(args)
 
 
 if __name__ == "__main__":

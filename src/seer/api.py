@@ -363,19 +363,17 @@ class Rollout:
     def _make_verifier(
         self, prompts: Sequence[EncodedPrompt], share: float, seed: int, *, ends_ignored: bool
     ) -> Verifier:
-        if self.config.engine != "local" or self.engine.model_dir is None:
-            raise ConfigError(
-                f"responses of engine {self.config.engine!r} cannot be verified", hint="engine='local' samples by seed"
-            )
+        if self.engine.model_dir is None:
+            raise ConfigError(f"responses of engine {self.config.engine!r} cannot be verified", hint="it has no model")
+        from seer.verification.noise import scoring_of
         from seer.verification.verifier import Verifier
-        from seer.verification.verify import engine_dtype
 
         return Verifier(
             prompts,
             share,
             folder=self.engine.model_dir,
             weights=self._fleet.weights,
-            dtype=engine_dtype(self.config.dtype, self.config.device),
+            scoring=scoring_of(self.config, self.engine.model_dir),
             ends_ignored=ends_ignored,
             seed=seed,
         )

@@ -54,7 +54,7 @@ def a_verifier(model: Path, share: float = 1.0) -> Verifier:
     prompts = [
         EncodedPrompt(Prompt(token_ids=tuple(ids), id=str(i)), tuple(ids), SAMPLING, 4) for i, ids in enumerate(PROMPTS)
     ]
-    return Verifier(prompts, share, folder=model, weights=None, dtype="float32", ends_ignored=False)
+    return Verifier(prompts, share, folder=model, weights=None, ends_ignored=False)
 
 
 def test_a_share_of_the_run_is_verified_against_the_weights_it_used(model: Path, tmp_path: Path) -> None:

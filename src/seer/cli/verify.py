@@ -121,6 +121,7 @@ def print_verification(numbers: dict[str, Any], check: ResultsCheck) -> None:
         *(_finding_line(one) for one in check.ordered()),
         ("responses scored", f"{numbers['num_responses']} of {check.num_responses}"),
         ("tokens scored", f"{numbers['num_tokens']:,}"),
+        *_compared_line(numbers),
         ("token mismatches", f"{numbers['num_mismatches']}{promise}"),
         ("near ties", f"{numbers['num_near_ties']}"),
         (
@@ -131,6 +132,13 @@ def print_verification(numbers: dict[str, Any], check: ResultsCheck) -> None:
         ("verdict", "CLEAN" if numbers["is_clean"] else "NOT CLEAN"),
     ]
     sys.stdout.writelines(f"{name:<20} {value}\n" for name, value in lines)
+
+
+def _compared_line(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Only where not every sample can be repeated."""
+    if numbers["num_compared"] == numbers["num_tokens"]:
+        return []
+    return [("tokens compared", f"{numbers['num_compared']:,}; the engine's noise is not known for the others")]
 
 
 def _finding_line(finding: Finding) -> tuple[str, str]:

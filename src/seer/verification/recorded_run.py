@@ -20,8 +20,9 @@ from seer.runs.run import group_of
 from seer.runs.run_events import read_run_events
 from seer.runs.run_folder import RunFolder
 from seer.types import Response
+from seer.verification.noise import Scoring, scoring_of
 from seer.verification.results_check import Asked, ResultsCheck, check_results
-from seer.verification.verify import PlainModel, ResponseToVerify, Verification, engine_dtype, verify
+from seer.verification.verify import PlainModel, ResponseToVerify, Verification, verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,8 @@ class RecordedRun:
     model_dir: Path
     weights: Path
     """To score with; the run's own are in `model_dir`."""
-    dtype: str
-    """What the engine computed in."""
+    scoring: Scoring
+    """How the engine sampled."""
 
 
 def read_recorded(folder: RunFolder, weights: Path | None) -> RecordedRun:
@@ -45,8 +46,8 @@ def read_recorded(folder: RunFolder, weights: Path | None) -> RecordedRun:
     if manifest.config is None or manifest.command != "rollout":
         raise InputError(f"{folder.manifest} holds no configuration", hint="verify a folder of `seer rollout`")
     config = build_run(manifest.config, source=str(folder.manifest))
-    if config.rollout.engine != "local":
-        raise InputError(f"{folder.path} was not run on the local engine", hint="only the local engine can be verified")
+    if config.rollout.engine == "fake":
+        raise InputError(f"{folder.path} was run on the fake engine", hint="it has no model to verify against")
     if manifest.model_dir is None:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to verify")
     model_dir = Path(manifest.model_dir)
@@ -68,7 +69,7 @@ def read_recorded(folder: RunFolder, weights: Path | None) -> RecordedRun:
         asked=asked,
         model_dir=model_dir,
         weights=weights or model_dir,
-        dtype=engine_dtype(config.rollout.dtype, config.rollout.device),
+        scoring=scoring_of(config.rollout, model_dir),
     )
 
 
@@ -81,8 +82,9 @@ def check_recorded(run: RecordedRun) -> ResultsCheck:
         _compare_with_journal(check, read_journal(run.folder.journal).past)
     header = read_header(run.folder.journal)
     turns = turns_identity(None, None) if run.asked.has_turns else None
+    engine, dtype = run.config.rollout.engine, _identity_dtype(run)
     now = run_identity(
-        run.prompts, engine="local", dtype=run.dtype, weights=run.model_dir, seed=run.config.seed, turns=turns
+        run.prompts, engine=engine, dtype=dtype, weights=run.model_dir, seed=run.config.seed, turns=turns
     )
     if header.settings != now.settings:
         check.add("settings", "the prompts, their sampling or the seed are not those of the journal")
@@ -114,7 +116,13 @@ def score(run: RecordedRun, responses: Sequence[Response]) -> Verification:
     for response in responses:
         prompt = run.prompts[response.group]
         to_verify.append(ResponseToVerify(prompt.token_ids, prompt.sampling, response, ends_ignored=is_forced))
-    return verify(PlainModel(run.weights), to_verify, dtype=run.dtype)
+    return verify(PlainModel(run.weights), to_verify, run.scoring)
+
+
+def _identity_dtype(run: RecordedRun) -> str:
+    """The type as the engine was prepared with: vLLM chooses it itself on a GPU."""
+    rollout = run.config.rollout
+    return rollout.dtype if rollout.engine == "vllm" and not rollout.on_cpu else run.scoring.dtype
 
 
 def _lengths_of(rollout: RolloutConfig, model_dir: Path) -> RolloutConfig:

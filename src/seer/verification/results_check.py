@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from seer.buffer import request_seed
 from seer.engine.text_codec import TextCodec
-from seer.types import FinishReason, Group, Response
+from seer.types import FinishReason, Group, Response, Sampling
 from seer.verification.turns_check import end_of_turns, turn_problems
 
 KINDS = {
@@ -176,6 +176,11 @@ def _expected_end(asked: Asked, group: Group, response: Response) -> FinishReaso
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else asked.eos_token_ids)}
     if asked.has_turns:
         return end_of_turns(response, sampling, stops)
+    return _end_of_one_turn(sampling, stops, response)
+
+
+def _end_of_one_turn(sampling: Sampling, stops: set[int], response: Response) -> FinishReason | str:
+    tokens = response.token_ids
     at = next((position for position, token in enumerate(tokens) if token in stops), None)
     if at is not None:
         last = len(tokens) - 1

@@ -27,8 +27,9 @@ from seer.hosting.channel import Channel
 from seer.hosting.launch import ChildProcess
 from seer.runs.prompts import EncodedPrompt
 from seer.types import Response
+from seer.verification.noise import Scoring
 from seer.verification.verifier_process import Begin, Verified, Verify
-from seer.verification.verify import ResponseToVerify, Verification, add_up
+from seer.verification.verify import SCORING, ResponseToVerify, Verification, add_up
 
 CLOSE_DEADLINE_S = 5.0
 """Bounds the wait for a killed process, which normally ends at once."""
@@ -46,7 +47,7 @@ class Verifier:
         *,
         folder: Path,
         weights: Path | None,
-        dtype: str,
+        scoring: Scoring = SCORING,
         ends_ignored: bool,
         seed: int = 0,
         deadline_s: float = 600.0,
@@ -56,7 +57,7 @@ class Verifier:
         all_responses = [(group, index) for group, prompt in enumerate(prompts) for index in range(prompt.n)]
         self._chosen = set(random.Random(seed).sample(all_responses, max(1, round(share * len(all_responses)))))
         self._prompts = prompts
-        self._begin = Begin(folder=str(folder), weights=None if weights is None else str(weights), dtype=dtype)
+        self._begin = Begin(folder=str(folder), weights=None if weights is None else str(weights), scoring=scoring)
         self._ends_ignored = ends_ignored
         self._deadline_s = deadline_s
         self._child: ChildProcess | None = None

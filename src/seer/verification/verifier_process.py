@@ -19,6 +19,7 @@ import msgspec
 
 from seer.hosting.channel import frame, receive_blocking
 from seer.hosting.child import exit_with_driver
+from seer.verification.noise import Scoring
 from seer.verification.verify import PlainModel, ResponseToVerify, Verification, verify
 
 LOWEST_PRIORITY = 19
@@ -31,8 +32,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     folder: str
     weights: str | None
     """Other weights than the folder's own."""
-    dtype: str
-    """What the engine computed in."""
+    scoring: Scoring
+    """How the engine sampled."""
 
 
 class Verify(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +64,7 @@ def main() -> None:
         message = receive_blocking(sock, _decoder)
         assert isinstance(message, Verify), f"a {type(message).__name__} came after the first message"
         try:
-            answer = Verified(verify(model, [message.response], dtype=begin.dtype))
+            answer = Verified(verify(model, [message.response], begin.scoring))
         except Exception as error:  # the driver raises it
             traceback.print_exc()
             answer = Verified(error=f"{type(error).__name__}: {error}")

@@ -3,7 +3,8 @@
 
 A response is scored again by a plain forward pass: one sequence, all positions at once, fp32, no KV cache, no batch, no
 drafts, none of the engine's kernels. At every position that gives the log-probability that should have been reported
-and, since the sampling noise of a position depends on the request's seed only, the token that should have been sampled.
+and, where the sampling noise of a position depends on the request's seed only (noise.py), the token that should have
+been sampled.
 
 Of a response with turns only the generated tokens are scored, each after the whole conversation before it, given tokens
 included. A given token has no log-probability: one that is reported counts as a gap.
@@ -22,12 +23,15 @@ import torch
 
 from seer.engine.local.model_config import ModelConfig, read_config
 from seer.engine.local.rotary import RotaryTable
-from seer.engine.local.sampling import NEAR_TIE, SampleRow, gumbel, processed
+from seer.engine.local.sampling import NEAR_TIE, SampleRow, processed
 from seer.engine.local.weights import open_weights
 from seer.types import Response, Sampling
+from seer.verification.noise import Scoring, noise_at
 
 GAP_LIMITS = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 """Largest difference of a log-probability that rounding explains, by the type the engine computed in."""
+SCORING = Scoring()
+"""The embedded engine on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class Verification:
 
     num_responses: int
     num_tokens: int
+    num_compared: int
+    """Tokens whose sampling noise is known, and greedy ones; of the others only the log-probability is verified."""
     num_mismatches: int
     """Tokens that the seeds and the weights do not give; near ties are not counted."""
     num_near_ties: int
@@ -127,21 +133,22 @@ class ResponseToVerify:
     """The run forced lengths, so the model's end tokens did not count."""
 
 
-def verify(model: PlainModel, responses: Iterable[ResponseToVerify], *, dtype: str = "float32") -> Verification:
-    """Score every response again and count what differs. `dtype` is what the engine computed in."""
+def verify(model: PlainModel, responses: Iterable[ResponseToVerify], scoring: Scoring = SCORING) -> Verification:
+    """Score every response again and count what differs; `scoring` says how the engine sampled."""
     count = _Count()
     for asked in responses:
         if asked.response.token_ids:
-            _score(model, asked, count)
+            _score(model, asked, scoring, count)
     return Verification(
         num_responses=count.responses,
         num_tokens=count.tokens,
+        num_compared=count.compared,
         num_mismatches=count.mismatches,
         num_near_ties=count.near_ties,
         max_logprob_gap=count.gap,
         max_raw_logprob_gap=count.raw_gap,
-        gap_limit=GAP_LIMITS[dtype],
-        tokens_are_promised=dtype == "float32",
+        gap_limit=GAP_LIMITS[scoring.dtype],
+        tokens_are_promised=scoring.dtype == "float32",
     )
 
 
@@ -149,13 +156,14 @@ def verify(model: PlainModel, responses: Iterable[ResponseToVerify], *, dtype: s
 class _Count:
     responses: int = 0
     tokens: int = 0
+    compared: int = 0
     mismatches: int = 0
     near_ties: int = 0
     gap: float = 0.0
     raw_gap: float = 0.0
 
 
-def _score(model: PlainModel, asked: ResponseToVerify, count: _Count) -> None:
+def _score(model: PlainModel, asked: ResponseToVerify, scoring: Scoring, count: _Count) -> None:
     response, sampling = asked.response, asked.sampling
     start = len(asked.prompt_token_ids)
     logits = model.logits([*asked.prompt_token_ids, *response.token_ids][:-1], start - 1)
@@ -167,7 +175,7 @@ def _score(model: PlainModel, asked: ResponseToVerify, count: _Count) -> None:
         if response.loss_mask is None or response.loss_mask[index]:
             cut = stops if num_generated < sampling.min_tokens else frozenset()
             sample = SampleRow(sampling, response.seed, start + index, cut)
-            expected = _scored(row, sample, token, count)
+            expected = _scored(row, sample, token, scoring, count)
             raw = float(row[token] - row.logsumexp(0)) if response.raw_logprobs is not None else 0.0
             num_generated += 1
         count.gap = max(count.gap, abs(expected - response.logprobs[index]))
@@ -175,16 +183,17 @@ def _score(model: PlainModel, asked: ResponseToVerify, count: _Count) -> None:
     count.tokens += num_generated
 
 
-def _scored(row: torch.Tensor, sample: SampleRow, token: int, count: _Count) -> float:
+def _scored(row: torch.Tensor, sample: SampleRow, token: int, scoring: Scoring, count: _Count) -> float:
     """Compare a token with the one that the seed gives; returns the log-probability that it should have."""
     ready = processed(row, sample)
     greedy = sample.sampling.temperature == 0
-    noisy = ready if greedy else ready + gumbel(sample.seed, sample.position, len(row))
-    best = noisy.max()
-    if noisy[token] != best:
-        is_tie = float(best - noisy[token]) < NEAR_TIE
-        count.near_ties += is_tie
-        count.mismatches += not is_tie
+    noise = torch.zeros(()) if greedy else noise_at(scoring.noise, sample.seed, sample.position, len(row))
+    if noise is not None:
+        noisy = ready + noise
+        lead = float(noisy.max() - noisy[token])
+        count.compared += 1
+        count.near_ties += 0 < lead < NEAR_TIE
+        count.mismatches += not lead < NEAR_TIE
     return 0.0 if greedy else float(ready[token] - ready.logsumexp(0))
 
 
@@ -194,6 +203,7 @@ def add_up(parts: Sequence[Verification]) -> Verification:
     return Verification(
         num_responses=sum(part.num_responses for part in parts),
         num_tokens=sum(part.num_tokens for part in parts),
+        num_compared=sum(part.num_compared for part in parts),
         num_mismatches=sum(part.num_mismatches for part in parts),
         num_near_ties=sum(part.num_near_ties for part in parts),
         max_logprob_gap=max(part.max_logprob_gap for part in parts),
@@ -201,13 +211,6 @@ def add_up(parts: Sequence[Verification]) -> Verification:
         gap_limit=parts[0].gap_limit,
         tokens_are_promised=parts[0].tokens_are_promised,
     )
-
-
-def engine_dtype(dtype: str, device: str) -> str:
-    """The type that the local engine computes in under these settings."""
-    if dtype != "auto":
-        return dtype
-    return "float32" if device == "cpu" else "bfloat16"
 
 
 def _stop_ids(config: ModelConfig, asked: ResponseToVerify) -> frozenset[int]:

@@ -58,7 +58,7 @@ class TrainedInstances:
     @property
     def dtype(self) -> str:
         """The type they compute in."""
-        from seer.verification.verify import engine_dtype
+        from seer.verification.noise import engine_dtype
 
         return engine_dtype(str(self._settings["dtype"]), self._settings["device"])
 
