@@ -18,7 +18,7 @@ models, the same code is the simulator.
 Waits for                                    unblocked by
   outputs (`_wake`)                            an output, `admit`, `seal`, `cancel`, a lost, returned or new instance,
                                                the answer of an environment, the stall deadline, which runs while a
-                                               request waits or is in flight
+                                               request waits or is in flight and the instances are not `frozen`
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class RolloutLoop:
         """The rollout fails if no instance sends an output for this long; None waits for ever."""
         self._gather_s = gather_s
         """Outputs that end no chunk may wait for others this long: each round of decisions then has more of them."""
+        self._is_frozen = False
         self._failures: dict[int, int] = {}
         self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
         self._on_tokens = on_tokens
@@ -172,6 +173,11 @@ class RolloutLoop:
             self._cancelled.add(request.id)
             self._low.pop(request.id, None)
             self.instances[request.instance].abort(request.id)
+        self._wake.set()
+
+    def freeze(self, is_frozen: bool) -> None:
+        """Say that the instances are paused and owe no output, or that they go on; the stall deadline starts anew."""
+        self._is_frozen = is_frozen
         self._wake.set()
 
     def add_instance(self, instance: Instance) -> None:
@@ -398,7 +404,7 @@ class RolloutLoop:
             await asyncio.sleep(0)  # what was started is sent, and what has come is read
         elif not self._are_due and not self.buffer.has_complete_groups:  # restored ones, for instance
             self._wake.clear()
-            if self._stall_deadline_s is None or not (self.buffer.num_in_flight or self.buffer.num_waiting):
+            if self._stall_deadline_s is None or not self._owes_output:
                 await self._wake.wait()
             else:
                 try:
@@ -413,6 +419,10 @@ class RolloutLoop:
         self._are_due = False
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    @property
+    def _owes_output(self) -> bool:
+        return not self._is_frozen and bool(self.buffer.num_in_flight or self.buffer.num_waiting)
 
     def _stall_cause(self) -> str:
         running = {request.instance for request in self.buffer.requests() if request.instance is not None}

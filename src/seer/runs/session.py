@@ -109,6 +109,7 @@ class Session:
         self._num_submitted = 0
         self._failure: SeerError | None = None
         self._is_closed = False
+        self._is_frozen = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._changing = asyncio.Lock()
@@ -207,6 +208,12 @@ class Session:
         if family is not None:
             self._forget(family)
 
+    def freeze(self, is_frozen: bool) -> None:
+        """Say that the instances are paused, so that no output is missed, or that they go on."""
+        self._is_frozen = is_frozen
+        if self._loop is not None:
+            self._loop.freeze(is_frozen)
+
     async def drain(self) -> None:
         """Wait until nothing waits or runs."""
         await self._idle.wait()
@@ -272,6 +279,7 @@ class Session:
             on_tokens=self._on_tokens,
             on_turn=self._conversations.on_turn,
         )
+        loop.freeze(self._is_frozen)
         self._conversations.attach(loop)
         fleet.attach(loop, events=self._on_event, on_output=loop.on_output, on_failure=self._break)
         return loop

@@ -38,13 +38,15 @@ class Backend:
         return self.session.weights_version
 
     async def pause(self) -> None:
-        """Freeze what runs. An instance that is lost has nothing to freeze."""
+        """Freeze what runs, for as long as it takes. An instance that is lost has nothing to freeze."""
+        self.session.freeze(True)
         results = await asyncio.gather(*(one.pause() for one in self.instances), return_exceptions=True)
         _raise_other(results)
 
     async def resume(self) -> None:
         """Let what was frozen go on."""
         results = await asyncio.gather(*(one.resume() for one in self.instances), return_exceptions=True)
+        self.session.freeze(False)
         _raise_other(results)
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("fastapi")
 from seer.errors import ConfigError
 from seer.serve.keys import Keys
 from seer.serve.settings import Limits, ServeSettings
+from seer.sim import virtual_time
 from served import Served, a_server, until
 
 API, ADMIN = "an-api-key-of-24-letters", "an-admin-key-of-26-letters"
@@ -134,6 +135,25 @@ def test_frozen_responses_go_on_after_resume_and_new_ones_wait() -> None:
             assert (await running).json()["choices"] == (await late).json()["choices"]
 
     asyncio.run(scenario())
+
+
+def test_a_pause_may_last_longer_than_any_deadline() -> None:
+    async def scenario() -> None:
+        async with a_server(step_s=0.001) as served:
+            running = asyncio.create_task(served.post("/v1/completions", LONG))
+            await in_flight(served, 1)
+            await served.ok("/pause?mode=keep")
+            await asyncio.sleep(24 * 3600)
+            assert not running.done()
+            await served.ok("/resume")
+            assert (await running).json()["choices"][0]["finish_reason"] == "length"
+            assert (await served.get("/health")).status_code == 200
+            for fake in served.fleet.fakes:  # an instance that hangs is still found
+                await fake.pause()
+            assert (await served.post("/v1/completions", LONG)).status_code == 500
+            assert (await served.get("/health")).status_code == 503
+
+    virtual_time.run(scenario())
 
 
 def test_a_pause_by_abort_ends_what_runs_and_one_by_wait_lets_it_end() -> None:
