@@ -15,22 +15,26 @@ from seer.errors import MissingExtra
 from seer.metrics.fleet_sample import FleetSample
 from seer.serve.keys import Keys
 from seer.serve.live import LivePage
-from seer.serve.refusals import Refusal, error_response
+from seer.serve.refusals import Refusal, bad_request, error_response
 from seer.serve.settings import ServeSettings
 from seer.serve.uvicorn_server import QuietServer, bind, url_of
 
 Work = Callable[[Request], Awaitable[Response]]
 
 
-def metrics_of(live: LivePage, sample: Callable[[], FleetSample]) -> Response:
-    """The text that Prometheus scrapes."""
+def metrics_of(request: Request, live: LivePage, sample: Callable[[], FleetSample]) -> Response:
+    """The text that Prometheus scrapes; `?names=underscore` for names without a colon."""
+    names = request.query_params.get("names", "colon")
+    if names not in ("colon", "underscore"):
+        raise bad_request(f"names={names[:20]!r}", hint="colon or underscore", param="names")
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         from seer.metrics.prometheus import make_registry
     except ModuleNotFoundError:
         raise MissingExtra("prometheus-client", "serve") from None
-    return Response(generate_latest(make_registry(live.counts, sample)), media_type=CONTENT_TYPE_LATEST)
+    registry = make_registry(live.counts, sample, "colon" if names == "colon" else "underscore")
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @contextlib.asynccontextmanager
@@ -58,7 +62,7 @@ def _app(live: LivePage, sample: Callable[[], FleetSample]) -> FastAPI:
         return live.events()
 
     async def metrics(request: Request) -> Response:
-        return metrics_of(live, sample)
+        return metrics_of(request, live, sample)
 
     for path, work in {"/": page, "/live/events": events, "/metrics": metrics}.items():
         app.add_route(path, _from_this_machine(work), methods=["GET"])
@@ -71,8 +75,8 @@ def _from_this_machine(work: Work) -> Work:
     async def endpoint(request: Request) -> Response:
         try:
             Keys().check(request.headers, is_admin=False)
+            return await work(request)
         except Refusal as refusal:
             return error_response(refusal)
-        return await work(request)
 
     return endpoint

@@ -29,4 +29,4 @@ async def metrics(service: Service, request: Request) -> Response:
     def sample() -> FleetSample:
         return replace(service.backend.sample(), refused=service.gate.num_refused)
 
-    return metrics_of(service.backend.live, sample)
+    return metrics_of(request, service.backend.live, sample)
