@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,8 +79,11 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s); others need a key")
     add("--port", type=NumberOption(Port), default=8000, metavar="N", help="port; 0: any free one (%(default)s)")
     add("--served-model-name", metavar="NAME", help="how clients name the model (as --model has it)")
-    add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients")
-    add("--admin-key-file", type=Path, metavar="FILE", help="file with the key of the administrative endpoints")
+    add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients (or SEER_API_KEY)")
+    admin = "file with the key of the administrative endpoints (or SEER_ADMIN_KEY)"
+    add("--admin-key-file", type=Path, metavar="FILE", help=admin)
+    add("--api-key", type=_refused_key, help=argparse.SUPPRESS)
+    add("--admin-key", type=_refused_key, help=argparse.SUPPRESS)
     add("--weights-dir", type=Path, metavar="DIR", help="folder that new weights may be read from (none)")
     body = "largest body of a request (64MiB)"
     add("--max-body", type=size_option, default=64 << 20, metavar="SIZE", help=body)
@@ -92,6 +96,11 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     spans = "send OpenTelemetry spans of requests and chunks to this OTLP endpoint, as http://127.0.0.1:4318 (none)"
     add("--otlp-endpoint", metavar="URL", help=spans)
     add("--json", action="store_true", help="print the ready line and log lines as JSON")
+
+
+def _refused_key(key: str) -> str:
+    """For options that other servers have; the message does not repeat the key."""
+    raise argparse.ArgumentTypeError("other users of a machine can read command lines: give the key in a file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
-    from seer.serve.keys import Keys, read_key
+    from seer.serve.keys import Keys
     from seer.serve.settings import Limits, ServeSettings
 
     if args.weights_dir is not None and not args.weights_dir.is_dir():
@@ -126,8 +135,8 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
         host=args.host,
         port=args.port,
         keys=Keys(
-            api=read_key(args.api_key_file) if args.api_key_file is not None else None,
-            admin=read_key(args.admin_key_file) if args.admin_key_file is not None else None,
+            api=_key(args.api_key_file, "SEER_API_KEY"),
+            admin=_key(args.admin_key_file, "SEER_ADMIN_KEY"),
         ),
         limits=Limits(
             max_body_bytes=args.max_body,
@@ -139,6 +148,14 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
         weight_backend="gloo" if config.on_cpu else "nccl",
         weights_dir=args.weights_dir,
     )
+
+
+def _key(path: Path | None, variable: str) -> str | None:
+    """From a file, or from the environment, where it does not stay: instances are processes and would inherit it."""
+    from seer.serve.keys import read_key
+
+    given = os.environ.pop(variable, "").strip() or None
+    return read_key(path) if path is not None else given
 
 
 async def _serve(

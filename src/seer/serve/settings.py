@@ -57,5 +57,5 @@ class ServeSettings:
         if not is_loopback(self.host) and self.keys.api is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines, and there is no API key",
-                hint="--api-key-file FILE, or --host 127.0.0.1",
+                hint="--api-key-file FILE or SEER_API_KEY, or --host 127.0.0.1",
             )
