@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SkyRL's and prime-rl's HTTP contracts against a `seer serve` process: groups, pauses, and weights from files."""
+"""SkyRL's, prime-rl's and older TRL's HTTP contracts against a `seer serve` process: groups, pauses, and weights."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rl_clients import PrimeRlClient, SkyRlClient
 from seer import Prompt, Sampling, SyncRollout
 from seer.engine.local.tiny import make_tiny_model
 from serve_process import SMALL, ServeProcess, a_serve_process, make_served_model
+from trl_serve_client import TrlServeClient
 
 PROMPT = [72, 105, 33]
 SKYRL: dict[str, Any] = {
@@ -99,3 +101,25 @@ def test_prime_rl_updates_weights_from_a_folder_while_trajectories_run(server: S
         await client.close()
 
     asyncio.run(scenario())
+
+
+def test_trl_before_it_spoke_to_vllm_generates_and_sends_weights_tensor_by_tensor(
+    server: ServeProcess, home: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        client = TrlServeClient(server.url, one.getsockname()[1])
+    assert client.check_server()
+    client.init_communicator()
+    for folder in (home / "weights" / "step-1", home / "tiny"):
+        client.update_model_params(load_file(folder / "model.safetensors"))
+        client.reset_prefix_cache()
+        for seed, ids in enumerate(tokens_of(folder, range(2))):
+            found = client.generate([PROMPT], n=1, max_tokens=40, logprobs=0, generation_kwargs={"seed": seed})
+            assert found["completion_ids"] == [ids]
+            assert [len(one) for one in found["logprobs"]] == [len(ids)]
+    client.close_communicator()
+    [text] = client.generate(["Hi!"], n=2, max_tokens=4, truncate_prompt_tokens=2)["prompt_ids"]
+    assert text == PROMPT[1:]

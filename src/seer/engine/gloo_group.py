@@ -2,10 +2,13 @@
 """Two or more processes that broadcast tensors of their memory to each other, with torch's gloo.
 
 Apart from `torch.distributed`'s own default group, so a trainer can have both.
+
+Invariant: rank 0 listens on the address that it was given, and on no other of its machine.
 """
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +24,11 @@ class GlooGroup:
     device = "cpu"
 
     def __init__(self, host: str, port: int, *, rank: int, world_size: int, deadline: timedelta) -> None:
-        self._rank = rank
-        self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=deadline)
+        is_first = rank == 0
+        listener = socket.create_server((host, port)).detach() if is_first else None
+        self._store = TCPStore(
+            host, port, world_size, is_master=is_first, timeout=deadline, master_listen_fd=listener, use_libuv=False
+        )
         # torch's types leave out the methods that this class has from ProcessGroup.Backend.
         self._group: Any = ProcessGroupGloo(
             PrefixStore("seer", self._store), rank, world_size, timeout=BROADCAST_DEADLINE
@@ -33,3 +39,6 @@ class GlooGroup:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         self._group.broadcast([tensor], options).wait()
+
+    def barrier(self) -> None:
+        """Nothing to wait for: a broadcast is over when every rank has the tensor."""

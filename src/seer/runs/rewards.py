@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
 
+from seer.machine.daemon_thread import in_daemon_thread
 from seer.runs.prompts import Prompt
 from seer.types import Response
 
@@ -70,30 +69,5 @@ class RewardCalls:
     async def _call(self, prompt: Prompt, response: Response) -> float:
         if inspect.iscoroutinefunction(self._function):
             return float(await self._function(prompt, response))
-        answer = await _in_thread(self._function, prompt, response)
+        answer = await in_daemon_thread("seer-reward", self._function, prompt, response)
         return float(await answer if inspect.isawaitable(answer) else answer)
-
-
-async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function in a daemon thread, so that one that never returns does not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(error)
-
-    def work() -> None:
-        try:
-            result, error = function(*arguments), None
-        except Exception as failure:
-            result, error = None, failure
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name="seer-reward", daemon=True).start()
-    return await answer

@@ -34,6 +34,13 @@ from seer.serve.service import Service
 from seer.serve.settings import ServeSettings
 from seer.serve.sglang import sglang_generate, workers
 from seer.serve.token_generate import token_generate
+from seer.serve.trl_generate import trl_chat, trl_generate
+from seer.serve.trl_weights import (
+    close_communicator,
+    get_tensor_parallel_size,
+    init_communicator,
+    update_named_param,
+)
 from seer.serve.watch_endpoints import live_events, live_page, metrics
 from seer.serve.weight_endpoints import (
     close_group,
@@ -46,7 +53,12 @@ from seer.serve.weight_endpoints import (
     weight_info,
 )
 
-OPEN: dict[str, Work] = {"GET /health": health, "GET /liveness": health, "GET /ping": health}
+OPEN: dict[str, Work] = {
+    "GET /health": health,
+    "GET /health/": health,
+    "GET /liveness": health,
+    "GET /ping": health,
+}
 """Without a key, for load balancers; they say nothing of the model."""
 
 GENERATION: dict[str, Work] = {
@@ -60,6 +72,8 @@ GENERATION: dict[str, Work] = {
     "POST /v1/chat/completions": chat_completions,
     "POST /inference/v1/generate": token_generate,
     "POST /generate": sglang_generate,
+    "POST /generate/": trl_generate,
+    "POST /chat/": trl_chat,
     "GET /workers": workers,
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
@@ -76,9 +90,15 @@ ADMIN: dict[str, Work] = {
     "POST /abort_requests": abort_requests,
     "POST /abort_request": abort_requests,
     "POST /reset_prefix_cache": reset_prefix_cache,
+    "POST /reset_prefix_cache/": reset_prefix_cache,
     "POST /flush_cache": reset_prefix_cache,
     "GET /server_info": server_info,
     "GET /get_world_size": get_world_size,
+    "GET /get_world_size/": get_world_size,
+    "GET /get_tensor_parallel_size/": get_tensor_parallel_size,
+    "POST /init_communicator/": init_communicator,
+    "POST /update_named_param/": update_named_param,
+    "POST /close_communicator/": close_communicator,
     "GET /weight_info": weight_info,
     "POST /init_weight_transfer_engine": init_group,
     "POST /shutdown_weight_transfer_engine": close_group,

@@ -75,9 +75,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 def _asks(service: Service, asked: CompletionRequest, session: str | None) -> list[Ask]:
     prompts = _prompts(service, asked)
-    most = service.settings.limits.max_prompts
-    if len(prompts) > most:
-        raise bad_request(f"{len(prompts):,} prompts", hint=f"send at most {most:,} in one request", param="prompt")
+    service.refuse_too_many_prompts(len(prompts), param="prompt")
     if asked.stop_strings:
         require_codec(service.backend)
     keep_stop = bool(asked.include_stop_str_in_output)

@@ -55,8 +55,9 @@ async def abort_requests(service: Service, request: Request) -> Response:
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> Response:
-    """POST /reset_prefix_cache. There is nothing to do: KV of older weights is never used."""
-    return json_response({"success": True})
+    """POST /reset_prefix_cache. KV of older weights is never used; TRL's trainers end a weight update with this."""
+    await service.named_params.settle()
+    return json_response({"success": True, "message": "Request received, resetting prefix cache status: True"})
 
 
 def _mode(request: Request) -> str:

@@ -50,7 +50,6 @@ async def serve(service: Service, listener: socket.socket, *, on_ready: Callable
         finally:
             server.should_exit = server.force_exit = True
             await asyncio.gather(serving, return_exceptions=True)
-            service.group.close()
     assert stop.number is not None, "it ends by a signal"
     return stop.number
 

@@ -18,7 +18,8 @@ from seer.serve.gate import Gate
 from seer.serve.generation import Generation
 from seer.serve.groups import GroupNames
 from seer.serve.lifecycle import Lifecycle
-from seer.serve.refusals import Refusal, json_response
+from seer.serve.named_params import NamedParams
+from seer.serve.refusals import Refusal, bad_request, json_response
 from seer.serve.sampling_fields import SamplingFields
 from seer.serve.settings import ServeSettings
 from seer.serve.streams import EventStream, while_connected
@@ -43,6 +44,7 @@ class Service:
     weights: WeightUpdates = field(init=False)
     group: WeightGroup = field(init=False)
     """With a trainer that broadcasts weights."""
+    named_params: NamedParams = field(init=False)
 
     def __post_init__(self) -> None:
         """Make what needs the others."""
@@ -50,6 +52,7 @@ class Service:
         self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_all)
         self.weights = WeightUpdates(self.backend, self.gate, self.lifecycle, self.settings)
         self.group = WeightGroup(backend=self.settings.weight_backend, max_bytes=total_memory_bytes())
+        self.named_params = NamedParams(self.group, self.weights)
 
     def cancel_all(self) -> int:
         """Cancel every response in flight; returns how many there were."""
@@ -94,6 +97,12 @@ class Service:
         await generation.start()
         slow_reader_s = self.settings.limits.slow_reader_s
         return EventStream(events, on_close=generation.cancel, slow_reader_s=slow_reader_s)
+
+    def refuse_too_many_prompts(self, num_prompts: int, *, param: str) -> None:
+        """Refuse a request with more prompts than one may have."""
+        most = self.settings.limits.max_prompts
+        if num_prompts > most:
+            raise bad_request(f"{num_prompts:,} prompts", hint=f"send at most {most:,} in one request", param=param)
 
     def refuse_other_model(self, model: str | None) -> None:
         """Refuse a request for a model that is not served."""

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's end of a trainer's weight broadcast: it is one rank, receives every tensor, and the fleet hands them on.
 
-The trainer is rank 0 and packs tensors as vLLM's packed broadcast does: tensors are joined as bytes until they exceed
-the size of a buffer, and each buffer is one broadcast. Over `nccl` the tensors arrive on the server's GPU; over `gloo`
-in its memory, for machines without one. All calls that wait for the trainer run in one thread of their own.
+With vLLM's endpoints the trainer is rank 0 and packs tensors as vLLM's packed broadcast does: tensors are joined as
+bytes until they exceed the size of a buffer, and each buffer is a broadcast. With those of `trl vllm-serve` the server
+is rank 0, where the trainer meets it, and each tensor is a broadcast. Over `nccl` the tensors arrive on the server's
+GPU; over `gloo` in its memory, for machines without one. Calls that wait for the trainer run in threads, one at a time.
 
 Invariants
   1. Both sides cut buffers by the same rule: the tensor that makes a buffer exceed its size is its last.
+  2. A server that ends does not wait for a trainer that does not come: the threads are daemons.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Protocol
@@ -22,6 +23,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
+from seer.machine.daemon_thread import in_daemon_thread
 from seer.ranges import NumBytes
 from seer.serve.refusals import bad_request
 
@@ -43,6 +45,16 @@ class InitInfo(msgspec.Struct, kw_only=True):
     packed_buffer_size_bytes: NumBytes = BUFFER_BYTES
     packed_num_buffers: Annotated[int, Meta(ge=1, le=64)] = 2
     backend: Literal["nccl", "gloo"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the server and the trainer meet. Rank 0 listens there; the other rank is the trainer's."""
+
+    host: str
+    port: int
+    rank: int
+    """The server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,9 @@ class Communicator(Protocol):
     def broadcast(self, tensor: Any, src: int) -> Any:
         """Fill a tensor with the one of rank `src`."""
 
+    def barrier(self) -> None:
+        """Wait for the other rank."""
+
 
 class WeightGroup:
     """The group with a trainer; there is at most one."""
@@ -78,15 +93,21 @@ class WeightGroup:
         self.backend = backend
         self._max_bytes = max_bytes
         self._communicator: Communicator | None = None
+        self._trainer = 0  # its rank
         self._buffer_bytes = BUFFER_BYTES
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seer-weights")
+        self._turn = asyncio.Lock()
 
     async def join(self, info: InitInfo) -> None:
+        """Meet the trainer at its address; replaces an earlier group."""
+        self._buffer_bytes = info.packed_buffer_size_bytes
+        await self.meet(Meeting(host=info.master_address, port=info.master_port, rank=1), info.backend)
+
+    async def meet(self, meeting: Meeting, backend: Literal["nccl", "gloo"] | None = None) -> None:
         """Meet the trainer; replaces an earlier group."""
         self._communicator = None
-        self._buffer_bytes = info.packed_buffer_size_bytes
-        make = _join_gloo if (info.backend or self.backend) == "gloo" else _join_nccl
-        self._communicator = await self._in_thread(make, info)
+        make = _join_gloo if (backend or self.backend) == "gloo" else _join_nccl
+        self._communicator = await self._in_thread(make, meeting)
+        self._trainer = 1 - meeting.rank
 
     async def leave(self) -> None:
         """Forget the trainer."""
@@ -94,22 +115,38 @@ class WeightGroup:
 
     async def receive(self, tensors: Sequence[TensorInfo]) -> dict[str, Any]:
         """Tensors by name, as the trainer broadcasts them."""
-        if self._communicator is None:
-            raise bad_request("there is no group with a trainer", hint="POST /init_weight_transfer_engine first")
+        communicator = self._require()
+        self.refuse_too_large(tensors)
+        received: dict[str, Any] = await self._in_thread(receive_packed, communicator, tensors, self._buffer_bytes)
+        return received
+
+    async def receive_one(self, tensor: TensorInfo) -> Any:
+        """A tensor that is broadcast as it is, with a barrier after it."""
+        return await self._in_thread(receive_plain, self._require(), tensor, self._trainer)
+
+    def refuse_too_large(self, tensors: Sequence[TensorInfo]) -> None:
+        """Refuse tensors that do not fit here."""
         num_bytes = sum(tensor.num_bytes() for tensor in tensors)
         if num_bytes > self._max_bytes:
             raise bad_request(f"the tensors have {num_bytes:,} bytes", hint=f"at most {self._max_bytes:,} fit here")
-        received: dict[str, Any] = await self._in_thread(
-            receive_packed, self._communicator, tensors, self._buffer_bytes
-        )
-        return received
 
-    def close(self) -> None:
-        """Let the thread end by itself."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def refuse_same_device(self, uuid: str | None) -> None:
+        """Refuse a trainer on the GPU of this process: NCCL would hang."""
+        if uuid is None or self.backend != "nccl":
+            return
+        from seer.engine.vllm.nccl_group import device_uuid
+
+        if uuid == device_uuid():
+            raise bad_request("the trainer is on the server's GPU", hint="give them different CUDA_VISIBLE_DEVICES")
+
+    def _require(self) -> Communicator:
+        if self._communicator is None:
+            raise bad_request("there is no group with a trainer", hint="POST /init_weight_transfer_engine first")
+        return self._communicator
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        async with self._turn:
+            return await in_daemon_thread("seer-weights", work, *arguments)
 
 
 def receive_packed(communicator: Communicator, tensors: Sequence[TensorInfo], buffer_bytes: int) -> dict[str, Any]:
@@ -141,13 +178,23 @@ def buffers(tensors: Sequence[TensorInfo], buffer_bytes: int) -> Iterator[list[T
         yield batch
 
 
-def _join_gloo(info: InitInfo) -> Communicator:
+def receive_plain(communicator: Communicator, tensor: TensorInfo, trainer: int) -> Any:
+    """Receive one tensor of the trainer's rank."""
+    import torch
+
+    received = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=communicator.device)
+    communicator.broadcast(received, src=trainer)
+    communicator.barrier()
+    return received
+
+
+def _join_gloo(at: Meeting) -> Communicator:
     from seer.engine.gloo_group import GlooGroup
 
-    return GlooGroup(info.master_address, info.master_port, rank=1, world_size=2, deadline=JOIN_DEADLINE)
+    return GlooGroup(at.host, at.port, rank=at.rank, world_size=2, deadline=JOIN_DEADLINE)
 
 
-def _join_nccl(info: InitInfo) -> Communicator:
+def _join_nccl(at: Meeting) -> Communicator:
     from seer.engine.vllm.nccl_group import NcclGroup
 
-    return NcclGroup(info.master_address, info.master_port, rank=1, world_size=2)
+    return NcclGroup(at.host, at.port, rank=at.rank, world_size=2)

@@ -89,7 +89,6 @@ def test_tensors_arrive_as_they_were_sent(size: int) -> None:
         for name, tensor in TENSORS.items():
             assert received[name].dtype == tensor.dtype
             assert torch.equal(received[name], tensor)
-        group.close()
 
     asyncio.run(scenario())
 

@@ -6,6 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 
+def device_uuid() -> str:
+    """Of the GPU that receives."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(0).uuid)
+
+
 class NcclGroup:
     """One rank on this process's first GPU."""
 
@@ -23,3 +30,7 @@ class NcclGroup:
         """Receive a tensor of rank `src`; returns when it is here."""
         self._communicator.broadcast(tensor, src=src)
         self._torch.cuda.synchronize()
+
+    def barrier(self) -> None:
+        """Wait for the other ranks, as TRL's client does after every tensor."""
+        self._communicator.group.barrier()
