@@ -256,7 +256,8 @@ def run_fast(work: Coroutine[Any, Any, float]) -> float:
 
 def summary(tally: Tally, took_s: float, server_s: float) -> dict[str, Any]:
     ordered = sorted(tally.latencies_s)
-    half = tally.memory_mib[len(tally.memory_mib) // 2 :]
+    memory = tally.memory_mib
+    fifths = [memory[min(len(memory) - 1, len(memory) * i // 5)] for i in range(1, 6)] if memory else None
     return {
         "requests": len(ordered),
         "lost": tally.num_lost,
@@ -268,7 +269,7 @@ def summary(tally: Tally, took_s: float, server_s: float) -> dict[str, Any]:
         "server_cpu_us_per_token": 1e6 * server_s / max(1, tally.num_tokens),
         "server_cpu_share": server_s / took_s,
         "client_cpu_share": time.process_time() / took_s,
-        "memory_mib_at_half_and_end": [half[0], half[-1]] if half else None,
+        "memory_mib_at_each_fifth": fifths,
     }
 
 

@@ -55,6 +55,21 @@ class Trainer:
         return self._thread.submit(work)
 
 
+def test_the_first_rank_listens_on_its_own_address_alone() -> None:
+    port = a_free_port()
+    trainer = Trainer(port)
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except ConnectionRefusedError:
+            continue
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+    GlooGroup("127.0.0.1", port, rank=1, world_size=2, deadline=timedelta(seconds=60))
+    trainer.send([]).result()
+
+
 def test_the_tensor_that_exceeds_a_buffer_is_its_last() -> None:
     infos = [info_of(name) for name in TENSORS]  # of 40, 6, 8 and 3 bytes
     assert [[one.name[0] for one in batch] for batch in buffers(infos, 100)] == [["a", "b", "c", "d"]]

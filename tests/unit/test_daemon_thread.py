@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls in threads of their own: their answers come back, and one that hangs keeps no program from ending."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from seer.machine.daemon_thread import in_daemon_thread
+
+HANGS = """
+import asyncio, threading
+from seer.machine.daemon_thread import in_daemon_thread
+
+async def main():
+    call = asyncio.ensure_future(in_daemon_thread("hangs", threading.Event().wait))
+    await asyncio.sleep(0)
+    call.cancel()
+
+asyncio.run(main())
+"""
+
+
+def test_what_a_call_returns_or_raises_comes_back() -> None:
+    assert asyncio.run(in_daemon_thread("sums", sum, [1, 2, 3])) == 6
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(in_daemon_thread("divides", divmod, 1, 0))
+
+
+def test_a_program_ends_while_a_call_hangs() -> None:
+    assert subprocess.run([sys.executable, "-c", HANGS], timeout=60, check=False).returncode == 0
