@@ -62,6 +62,9 @@ class TrlServeClient:
         self._post("/close_communicator/", None)
         self._group = None
 
+    def close(self) -> None:
+        self._http.close()
+
     def _post(self, path: str, body: Any) -> dict[str, Any]:
         response = self._http.post(path, json=body)
         if response.status_code != 200:

@@ -123,3 +123,4 @@ def test_trl_before_it_spoke_to_vllm_generates_and_sends_weights_tensor_by_tenso
     client.close_communicator()
     [text] = client.generate(["Hi!"], n=2, max_tokens=4, truncate_prompt_tokens=2)["prompt_ids"]
     assert text == PROMPT[1:]
+    client.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -17,6 +18,7 @@ pytest.importorskip("fastapi")
 parser = pytest.importorskip("prometheus_client.parser")
 
 import httpx
+import numpy as np
 
 from commands import DEADLINE_S, a_command, wait_until
 from seer.cli.main import main
@@ -129,34 +131,36 @@ def test_the_dashboard_asks_only_for_metrics_that_exist(server: ServeProcess) ->
         assert name in names or base in declared or name in declared, name
 
 
+def browse(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A page in a real browser without a window."""
+    assert CHROMIUM is not None
+    quiet = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=1200,1400",
+        f"--user-data-dir={home}/chromium",
+    )
+    command = [CHROMIUM, *quiet, "--enable-logging=stderr", "--v=0", *words, url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def num_hues(screenshot: Path) -> int:
+    """Colours of a picture that are neither grey nor rare, in steps of a sixteenth of the circle."""
+    image = pytest.importorskip("PIL.Image")
+    hue, saturation, _ = np.moveaxis(np.asarray(image.open(screenshot).convert("HSV")), 2, 0)
+    counts = np.bincount(hue[saturation > 100] // 16, minlength=16)
+    return int((counts > 40).sum())
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")
 def test_the_live_page_is_drawn_by_a_real_browser_while_requests_run(server: ServeProcess, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
     body = {"prompt": [[i, 2] for i in range(1, 9)], "n": 4, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120):
-        shown = subprocess.run(
-            [
-                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1400"),
-                *("--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path}/chromium"),
-                *(f"--screenshot={tmp_path}/page.png", f"{server.url}/"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        page = subprocess.run(
-            [
-                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/chromium"),
-                *("--dump-dom", f"{server.url}/"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        shown = browse(f"{server.url}/", tmp_path, f"--screenshot={tmp_path}/page.png")
+        page = browse(f"{server.url}/", tmp_path, "--dump-dom")
     assert "CONSOLE" not in shown.stderr  # no complaint of the page itself
-    assert (tmp_path / "page.png").stat().st_size > 20_000
+    assert num_hues(tmp_path / "page.png") >= 4  # each group's chunks have a colour of their own
     assert "seer serve: none" in page.stdout
     assert "chunks in the last 60 s" in page.stdout
     assert page.stdout.count("<td>up</td>") + page.stdout.count('<td class="">up</td>') == 2
@@ -173,18 +177,31 @@ def test_top_prints_one_state(server: ServeProcess, capsys: pytest.CaptureFixtur
     assert main(["top", "http://127.0.0.1:9", "--once"]) == 1
 
 
-def test_a_rollout_can_be_watched(tmp_path: Path) -> None:
-    prompts = tmp_path / "p.jsonl"
+@contextlib.contextmanager
+def a_watched_rollout(folder: Path, *words: str) -> Iterator[str]:
+    """A rollout that runs; gives the address of its page."""
+    prompts = folder / "p.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": [i, 2]}) + "\n" for i in range(1, 9)))
-    words = ("rollout", "--prompts", str(prompts), "--n", "4", "--max-tokens", "2000", "--ignore-eos")
-    process = a_command(*words, *FAKE, *SLOW, "--run-dir", str(tmp_path / "run"), "--metrics-port", "0")
+    asked = ("rollout", "--prompts", str(prompts), "--n", "4", "--max-tokens", "4000", "--ignore-eos")
+    process = a_command(*asked, *FAKE, *SLOW, "--run-dir", str(folder / "run"), *words)
     try:
         assert process.stderr is not None
-        url = process.stderr.readline().split()[2].rstrip(",")
+        yield process.stderr.readline().split()[2].rstrip(",")
+    finally:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
+
+
+def test_a_rollout_can_be_watched(tmp_path: Path) -> None:
+    with a_watched_rollout(tmp_path, "--metrics-port", "0") as url:
         found = samples(httpx.get(f"{url.rstrip('/')}/metrics").text)
         assert found["seer:instance_up", (("instance", "0"),)] == 1
         assert "Who runs where" in httpx.get(url).text
         assert httpx.get(url, headers={"Host": "evil.example"}).status_code == 403
-    finally:
-        process.terminate()
-        process.communicate(timeout=DEADLINE_S)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")
+def test_the_live_page_of_a_rollout_shows_who_runs_where(tmp_path: Path) -> None:
+    with a_watched_rollout(tmp_path, "--watch") as url:
+        browse(url, tmp_path, f"--screenshot={tmp_path}/page.png")
+    assert num_hues(tmp_path / "page.png") >= 4
