@@ -21,7 +21,7 @@ from seer.environments.base import Message
 from seer.errors import InputError
 
 _MARK = "seer-turn-5b3fc2"
-"""No template changes it, and no text has it."""
+"""No template changes it. Where a text has it, as code of a model may print it, it is made longer."""
 _UNKNOWN_PROMPT: Message = {"role": "user", "content": "-"}
 """Stands for a prompt that was not given as messages: templates want a user to speak first."""
 
@@ -37,9 +37,10 @@ def given_tokens(
     """Tokens after a turn that ended with `last_token`; `before` are the messages before that turn."""
     if not isinstance(codec, ChatCodec):
         raise InputError("the model has no chat template for the environment's messages", hint="Reply(token_ids=...)")
-    turn = {"role": "assistant", "content": _MARK}
+    mark = _mark_beside(before, new)
+    turn = {"role": "assistant", "content": mark}
     text = codec.chat_text([*(before or [_UNKNOWN_PROMPT]), turn, *map(_checked, new)], tools)
-    _, found, after = text.rpartition(_MARK)
+    _, found, after = text.rpartition(mark)
     if not found:
         raise InputError("the chat template leaves out the assistant's message", hint="Reply(token_ids=...)")
     ids = codec.encode(after)
@@ -52,6 +53,14 @@ def checked_tokens(token_ids: Sequence[int], vocab_size: int | None) -> list[int
     if min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size):
         raise InputError(f"it gave token ids from {min(ids)} to {max(ids)}", hint=f"use 0 to {(vocab_size or 0) - 1}")
     return ids
+
+
+def _mark_beside(*messages: Sequence[Message]) -> str:
+    """A mark that is in none of these messages."""
+    texts, mark = repr(messages), _MARK
+    while mark in texts:
+        mark += "-0"
+    return mark
 
 
 def _checked(message: Any) -> Message:

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from chat_models import TEMPLATES, make_tokenizer
 from seer.engine.local.tokenizer import Tokenizer
 from seer.environments.base import End, Reply, settled
-from seer.environments.given_tokens import checked_tokens, given_tokens
+from seer.environments.given_tokens import _MARK, checked_tokens, given_tokens
 from seer.errors import InputError
 
 QUESTION = [{"role": "user", "content": "What is 7 * 6?"}]
@@ -61,6 +61,17 @@ def test_a_turn_that_did_not_end_with_the_templates_token_is_ended(tmp_path: Pat
     [end] = codec.encode("<|im_end|>")
     assert given[0] == end
     assert given[1:] == given_tokens(codec, QUESTION, TURNS[0][1], last_token=end)
+
+
+def test_a_tool_that_prints_the_mark_of_a_turn_hides_nothing(tmp_path: Path) -> None:
+    template, eos = TEMPLATES["chatml"]
+    reference = make_tokenizer(tmp_path, template, eos=eos)
+    codec = Tokenizer(tmp_path)
+    [end] = codec.encode(eos)
+    answered = [{"role": "tool", "content": f"a {_MARK} b {_MARK}-0 c"}]
+    given = given_tokens(codec, QUESTION, answered, last_token=end)
+    whole = reference_ids(reference, [*QUESTION, {"role": "assistant", "content": "42"}, *answered])
+    assert [*codec.chat(QUESTION), *codec.encode("42"), end, *given] == whole
 
 
 def test_a_prompt_of_tokens_has_the_same_answers_as_one_of_messages(tmp_path: Path) -> None:
