@@ -82,6 +82,12 @@ def make_refusing(id: int, settings: dict[str, Any], events: EventSink) -> FakeI
     raise ConfigError("no such model", hint="name another")
 
 
+def make_failing(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """As vLLM: the cause is in the log, and the error only says so."""
+    print("the device is full", flush=True)
+    raise RuntimeError("see above")
+
+
 def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
     """Instance 0 dies at its first chunk, once: a file beside the logs remembers that it did."""
     log_dir = read_settings(settings).config.hosting.log_dir

@@ -400,7 +400,7 @@ class ProcessInstance:
             async with asyncio.timeout(options.start_deadline_s):
                 first = await self._channel.receive()
             if isinstance(first, StartFailed):
-                raise revive_error(f"instance {self._id}: {first.error}", first.kind, first.hint)
+                raise await self._start_failure(child, first)
             if first is None:
                 await child.wait(options.close_deadline_s)
                 raise InstanceError(f"instance {self._id} died while starting: {await child.exit_cause()}")
@@ -417,6 +417,15 @@ class ProcessInstance:
         self._state = State.UP
         self._sampler.reset()
         self._tasks = [asyncio.create_task(self._read(self._channel)), asyncio.create_task(self._watch())]
+
+    async def _start_failure(self, child: Child, failed: StartFailed) -> SeerError:
+        """Why it did not start. An error of a library often names its cause in the log alone, which goes with it."""
+        why = f"instance {self._id}: {failed.error}"
+        if failed.kind == InstanceError.__name__ and failed.hint is None:
+            await child.wait(self._options.close_deadline_s)
+            hint = "the whole log is in rollout.hosting.log_dir, if that names a folder"
+            return InstanceError(f"{why}; {await child.exit_cause()}", hint=hint)
+        return revive_error(why, failed.kind, failed.hint)
 
     def _setup(self, child: Child) -> Setup:
         options = self._options

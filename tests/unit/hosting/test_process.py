@@ -187,6 +187,18 @@ def test_an_error_of_the_factory_is_raised_in_the_driver_with_its_own_class() ->
     play(scenario())
 
 
+def test_an_error_of_a_library_at_the_start_comes_with_the_end_of_the_log() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_failing")
+        with pytest.raises(InstanceError, match="RuntimeError: see above") as caught:
+            await watched.instance.start(watched.take)
+        assert "the device is full" in str(caught.value)
+        assert "log_dir" in (caught.value.hint or "")
+        assert watched.instance.pid is None
+
+    play(scenario())
+
+
 def test_a_start_that_takes_too_long_has_a_name() -> None:
     async def scenario() -> None:
         options = HostingConfig(pin_cores=False, start_deadline_s=0.001)
