@@ -21,7 +21,7 @@ BEYOND_EVERY_RANGE: tuple[Any, ...] = (1 << 64, -(1 << 63) - 1, 10**400)
 
 def bad_values(kind: Any) -> Iterator[Any]:
     """Values that are outside the range of `kind`, or of another type."""
-    options = _options(kind)
+    options = [_without_length(option) for option in _options(kind)]
     accepted = {option if isinstance(option, type) else base_type(option) for option in options}
     meta = next((one for one in map(_meta, options) if one is not None), None)
     if meta is not None and meta.pattern is not None:
@@ -61,6 +61,13 @@ def _meta(kind: Any) -> msgspec.Meta | None:
     if _origin(kind) is not typing.Annotated:
         return None
     return next((one for one in typing.get_args(kind)[1:] if isinstance(one, msgspec.Meta)), None)
+
+
+def _without_length(kind: Any) -> Any:
+    """A text or list of limited length as one of any length: other values of it are bad for another reason."""
+    meta = _meta(kind)
+    is_length = meta is not None and (meta.min_length is not None or meta.max_length is not None)
+    return typing.get_args(kind)[0] if is_length else kind
 
 
 def _origin(kind: Any) -> Any:
