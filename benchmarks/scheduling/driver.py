@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from seer.analysis.leases import report_leases
 from seer.config import FakeEngineConfig, HostingConfig, KvConfig, RolloutConfig
 from seer.engine.prepare import prepare
 from seer.hosting.fleet import HostedFleet
@@ -114,7 +115,8 @@ def report(args: argparse.Namespace, marks: list[tuple[float, float, int]], even
     rates = ", ".join(f"{name} {count / wall_s:.0f}" for name, count in counts.most_common())
     print(
         f"{args.instances} instances, {args.running} running: driver {(cpu_end_s - cpu_s) / wall_s:.1%} of a core at "
-        f"{(tokens_end - tokens) / wall_s:,.0f} tokens/s, {wall_s:.1f} s; events/s: {rates}",
+        f"{(tokens_end - tokens) / wall_s:,.0f} tokens/s, {wall_s:.1f} s; events/s: {rates}\n"
+        f"whole run: {report_leases(events, kv_tokens=args.kv_tokens // args.instances)}",
         flush=True,
     )
 

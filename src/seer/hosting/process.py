@@ -71,6 +71,9 @@ FORGIVEN_SHARE = 0.9
 """Of a time in which a process got no core. One that hangs in a loop on a busy machine is found after ten times the
 deadline at the latest."""
 
+CHUNKS_PER_FRAME = 64
+"""At a run's start hundreds are submitted: the instance begins with the first while the others are being placed."""
+
 OnLost = Callable[[int, str], None]
 OnFatal = Callable[[SeerError], None]
 
@@ -173,6 +176,8 @@ class ProcessInstance:
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_chunks)  # with those that follow at once, in one frame
         self._unsent.append(chunk.without_logprobs())
+        if len(self._unsent) == CHUNKS_PER_FRAME:
+            self._send_chunks()
 
     def extend(self, leases: Sequence[Lease]) -> None:
         """Send the leases."""
