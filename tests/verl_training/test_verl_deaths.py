@@ -2,6 +2,7 @@
 """A rollout server is killed in the middle of a rollout, after it and during a weight sync, in one run of verl.
 
 Stock verl ends at the first of them. Agent loops have two turns here: each response of the driver is one of them.
+Dynamic sampling drops groups without a signal and asks for others in the same rollout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_toy import make_toy, run_toy
+from verl_toy import ToyRun, make_toy, run_toy
 
 KINDS = ("sync", "rollout", "between", "sleep")
 NUM_ROUNDS = int(os.environ.get("SEER_VERL_DEATHS", "1"))
@@ -21,26 +22,38 @@ NUM_ROUNDS = int(os.environ.get("SEER_VERL_DEATHS", "1"))
 NUM_STEPS = 6 * NUM_ROUNDS + 1
 """After a death by `sync` or `between` the server misses a step."""
 NUM_TURNS = 2
+NUM_PROMPTS, NUM_SIBLINGS = 8, 8
 SEER = tuple(f"+actor_rollout_ref.rollout.custom.seer.{one}" for one in ("chunk_tokens=32", "kv_blocks=64"))
+DYNAMIC = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward")
+DROPPED = ("training/filter_groups/evicted_samples", "training/filter_groups/discarded_surplus_samples")
+"""verl's counts of groups that were rolled out and not trained on; absent where there were none."""
 
 
-def test_every_response_comes_and_the_server_returns_with_the_newest_weights(tmp_path: Path) -> None:
-    make_toy(tmp_path)
-    killed = tmp_path / "killed"
-    killed.mkdir()
+def run_with_deaths(folder: Path) -> ToyRun:
+    make_toy(folder, hopeless_every=5)
+    (folder / "killed").mkdir()
     environment = {
         "VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_kills",
         "SEER_KILLS": ",".join(KINDS * NUM_ROUNDS),
-        "SEER_KILLED": str(killed),
+        "SEER_KILLED": str(folder / "killed"),
     }
-    loops = tmp_path / "two_turns.yaml"
+    loops = folder / "two_turns.yaml"
     loops.write_text("- name: two_turns\n  _target_: verl_two_turns.TwoTurns\n")
     agent = "actor_rollout_ref.rollout.agent"
     turns = (f"{agent}.agent_loop_config_path={loops}", f"{agent}.default_agent_loop=two_turns")
-    run = run_toy(tmp_path, "seer", NUM_STEPS, *SEER, *turns, environment=environment)
+    return run_toy(folder, "seer", NUM_STEPS, *SEER, *turns, *DYNAMIC, environment=environment)
+
+
+def test_every_response_comes_and_the_server_returns_with_the_newest_weights(tmp_path: Path) -> None:
+    run = run_with_deaths(tmp_path)
     assert run.code == 0, run.output[-5000:]
-    assert len(list(killed.iterdir())) == len(KINDS) * NUM_ROUNDS
-    assert run.series("seer/responses") == [NUM_TURNS * 64.0] * NUM_STEPS
-    assert run.series("seer/servers_lost")[-1] == len(KINDS) * NUM_ROUNDS
+    num_deaths = len(KINDS) * NUM_ROUNDS
+    assert len(list((tmp_path / "killed").iterdir())) == num_deaths
+    dropped = [sum(step.get(name, 0.0) for name in DROPPED) for step in run.steps]
+    expected = [NUM_TURNS * NUM_SIBLINGS * (NUM_PROMPTS + num) for num in dropped]
+    assert run.series("seer/responses") == expected
+    assert len(expected) == NUM_STEPS
+    assert sum(dropped) > 0
+    assert run.series("seer/servers_lost")[-1] == num_deaths
     assert run.series("seer/servers_up")[-1] == 2, "the last of them is back"
     assert max(run.series("training/rollout_probs_diff_max")) < 1e-6

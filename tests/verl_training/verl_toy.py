@@ -13,7 +13,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,15 @@ NUM_RANKS = 2
 """Ranks of the trainer, and replicas."""
 RESPONSE_TOKENS = 96
 
-CPU_SETTINGS = (
-    "trainer.device=cpu",
+OWN_RAY = (
     "ray_kwargs.ray_init.num_cpus=24",  # logical: verl's actors ask for many
     f"+ray_kwargs.ray_init.num_gpus={NUM_RANKS}",
     "+ray_kwargs.ray_init.object_store_memory=200000000",
     "+ray_kwargs.ray_init.include_dashboard=False",
+)
+"""For a run that starts its own Ray."""
+CPU_SETTINGS = (
+    "trainer.device=cpu",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     "reward.num_workers=1",
     f"reward.custom_reward_function.path={PLUGINS / 'verl_reward.py'}",
@@ -57,6 +60,7 @@ CPU_SETTINGS = (
     "actor_rollout_ref.rollout.max_num_batched_tokens=1024",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16",
     "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=verl_cpu_worker.CpuWorker",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni",  # a process less to start
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
@@ -100,16 +104,29 @@ class ToyRun:
 def run_toy(
     folder: Path, rollout: str, steps: int, *settings: str, environment: Mapping[str, str] | None = None
 ) -> ToyRun:
-    """Train on the toy in `folder`, which `make_toy` has filled."""
-    log, metrics = folder / f"{rollout}.log", folder / f"{rollout}.jsonl"
+    """Train on the toy in `folder`, which `make_toy` has filled, over a Ray of its own."""
+    with tempfile.TemporaryDirectory(prefix="seer-ray-") as ray_dir:
+        own = (*OWN_RAY, f"+ray_kwargs.ray_init._temp_dir={ray_dir}")
+        return train_toy(folder, rollout, steps, *own, *settings, environment=environment)
+
+
+def train_toy(
+    folder: Path,
+    rollout: str,
+    steps: int,
+    *settings: str,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+) -> ToyRun:
+    """Train on the toy; the script's command stands behind `prefix`."""
+    log, metrics = folder / f"{rollout}.log", _metrics(folder, rollout)
     metrics.unlink(missing_ok=True)
-    command = [str(SCRIPT), *CPU_SETTINGS, f"trainer.total_training_steps={steps}", *settings]
-    with tempfile.TemporaryDirectory(prefix="seer-ray-") as ray_dir, log.open("wb") as output:
-        command.append(f"+ray_kwargs.ray_init._temp_dir={ray_dir}")
+    command = [*prefix, str(SCRIPT), *CPU_SETTINGS, f"trainer.total_training_steps={steps}", *settings]
+    with log.open("wb") as output:
         code = subprocess.run(
             command,
             cwd=folder,
-            env=_environment(folder, rollout, metrics) | dict(environment or {}),
+            env=toy_environment(folder, rollout) | dict(environment or {}),
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
@@ -118,18 +135,23 @@ def run_toy(
     return ToyRun(code, log.read_text(errors="replace"), [json.loads(line)["data"] for line in lines])
 
 
-def _environment(folder: Path, rollout: str, metrics: Path) -> dict[str, str]:
+def _metrics(folder: Path, rollout: str) -> Path:
+    return folder / f"{rollout}.jsonl"
+
+
+def toy_environment(folder: Path, rollout: str) -> dict[str, str]:
+    """Of every process of a run, Ray's nodes included."""
     bin_dir = Path(sys.executable).parent
     return {
         **os.environ,
         **ENVIRONMENT,
         "PATH": f"{bin_dir}:{os.environ['PATH']}",
         "PYTHONPATH": f"{PLUGINS}:{folder}",
-        "VERL_FILE_LOGGER_PATH": str(metrics),
         "RAY_AUTH_TOKEN_PATH": str(folder / "ray_token"),  # else Ray makes one in the home folder
         "MODEL": str(folder / "model"),
         "DATA": str(folder),
         "ROLLOUT": rollout,
+        "VERL_FILE_LOGGER_PATH": str(_metrics(folder, rollout)),
         "GPUS": str(NUM_RANKS),
         "PROMPTS": "8",
         "PROMPT_TOKENS": "16",
@@ -137,11 +159,14 @@ def _environment(folder: Path, rollout: str, metrics: Path) -> dict[str, str]:
     }
 
 
-def make_toy(folder: Path) -> None:
-    """Write the model, the prompts and what importlib.metadata must say of vLLM."""
+def make_toy(folder: Path, *, hopeless_every: int = 0) -> None:
+    """Write the model, the prompts and what importlib.metadata must say of vLLM.
+
+    Every so many prompts one has no reward for any response: dynamic sampling drops its group.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _write_model(folder / "model")
-    _write_prompts(folder)
+    _write_prompts(folder, hopeless_every)
     (folder / "ray_token").write_text(secrets.token_hex(32))
     # verl asks for the version of a package named vllm; the build for CPUs has another name.
     package = folder / "vllm-0.31.0+cpu.dist-info"
@@ -149,19 +174,20 @@ def make_toy(folder: Path) -> None:
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0+cpu\n")
 
 
-def _write_prompts(folder: Path) -> None:
+def _write_prompts(folder: Path, hopeless_every: int) -> None:
     import pandas
 
     rows: list[dict[str, Any]] = []
     for i in range(64):
         kind = ("even", "odd")[i % 2]
         content = " ".join([kind] + ["now"] * (i // 2 % 8))
+        is_hopeless = hopeless_every and i % hopeless_every == 0
         rows.append(
             {
                 "data_source": "toy",
                 "prompt": [{"role": "user", "content": content}],
                 "ability": "toy",
-                "reward_model": {"style": "rule", "ground_truth": kind},
+                "reward_model": {"style": "rule", "ground_truth": "none" if is_hopeless else kind},
                 "extra_info": {"split": "train", "index": i},
             }
         )

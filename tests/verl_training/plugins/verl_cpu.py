@@ -2,7 +2,7 @@
 """A CPU platform for verl 0.9.x, for tests only: `VERL_USE_EXTERNAL_MODULES=verl_cpu` loads it in every process.
 
 Training runs on gloo, "GPU" is a logical resource of Ray, and weights go through shared memory. No file of
-verl changes.
+verl changes. The trainer looks for finished responses more often than verl's two seconds: the toy's take about one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 import verl.plugin.platform.platform_manager as platform_manager
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+from verl_after_import import after_import
+
+POLL_S = 0.2
 
 _CONSTANTS: dict[str, Any] = {
     "mem_get_info": (1 << 33, 1 << 34),
@@ -124,3 +127,17 @@ def _named_once(init: Callable[..., Any]) -> Callable[..., Any]:
 # verl has asked for its platform before it loads external modules.
 platform_manager._current_platform = PlatformCPU()
 torch.distributed.init_process_group = c10d.init_process_group = _named_once(c10d.init_process_group)
+
+
+def _poll_often(module: Any) -> None:
+    buffer = module.ReplayBuffer
+    usual = buffer.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        usual(self, *args, **kwargs)
+        self.poll_interval = POLL_S
+
+    buffer.__init__ = init
+
+
+after_import({"verl.trainer.ppo.v1.replay_buffer": _poll_often})

@@ -13,16 +13,13 @@ has the newest weights, by the second; and so on. Each leaves a file in SEER_KIL
 from __future__ import annotations
 
 import asyncio
-import importlib.abc
-import importlib.machinery
 import itertools
 import os
 import signal
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from verl_after_import import after_import
 
 MIDDLE = 8
 """Chunks of the driver before the kill."""
@@ -88,26 +85,4 @@ CHANGES = {
 }
 """By module; a server's process imports them after verl itself, which loads this plug-in."""
 
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Changes modules when they are imported, in the processes that import them."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in CHANGES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        assert spec is not None
-        assert spec.loader is not None
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            CHANGES[name](module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-sys.meta_path.insert(0, _AfterImport())
+after_import(CHANGES)
