@@ -51,7 +51,7 @@ $(VERL)/packages:
 	touch $(VERL)/packages
 
 $(VERL)/ready: $(VERL)/packages pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
-	PATH=$(CURDIR)/$(VERL)/bin:$$PATH $(VERL)/bin/pip install -q --no-build-isolation -C build-dir=build/verl -e '.[local]'
+	PATH=$(CURDIR)/$(VERL)/bin:$$PATH $(VERL)/bin/pip install -q --no-build-isolation -C build-dir=build/verl -e '.[local,mooncake,ray]'
 	touch $(VERL)/ready
 
 # Mooncake's wheel needs libibverbs1, the tests of pages chromium, those of metrics prometheus. Without root they are
@@ -94,8 +94,9 @@ format: setup ## Rewrite files as the checks want them
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/hooks.py
 
 .PHONY: test
-test: check test-native test-kernels ## All checks and all tests that a CPU machine can run, except test-verl
+test: check test-native test-kernels ## All checks and all tests that a CPU machine can run
 	$(BIN)/pytest -n 2 --dist loadfile
+	$(MAKE) test-verl
 
 # In a run of their own, because Triton reads TRITON_INTERPRET when it is imported.
 .PHONY: test-kernels

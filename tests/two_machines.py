@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 DEADLINE_S = 60.0
@@ -62,16 +62,23 @@ class Machine:
             self.command(*words), capture_output=True, text=True, check=True, timeout=DEADLINE_S
         ).stdout
 
-    def start_ray(self, *, num_cpus: int, head: Machine | None = None) -> None:
+    def start_ray(
+        self,
+        *,
+        num_cpus: int,
+        head: Machine | None = None,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a node here: the head of a cluster, or one that joins it."""
         head_number = head.number if head is not None else None
         done = subprocess.run(
-            ray_start(self.pid, self.number, num_cpus=num_cpus, head=head_number, folder=self.folder),
+            [*ray_start(self.pid, self.number, num_cpus=num_cpus, head=head_number, folder=self.folder), *options],
             capture_output=True,
             text=True,
             check=False,
             timeout=DEADLINE_S,
-            env=ray_environment(),
+            env={**ray_environment(), **(environment or {})},
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -145,8 +152,16 @@ def ray_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def two_machines(num_cpus: tuple[int, int] = (2, 1)) -> Iterator[tuple[Machine, Machine]]:
-    """Both, with a cable between them and a Ray node of so many CPUs on each."""
+def two_machines(
+    num_cpus: tuple[int, int] = (2, 1),
+    *,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Machine, Machine]]:
+    """Both, with a cable between them and a Ray node of so many CPUs on each.
+
+    `options` are further ones of `ray start`; what Ray starts on the nodes has this environment.
+    """
     home = Path(tempfile.mkdtemp(prefix="s2m"))
     machines: list[Machine] = []
     try:
@@ -159,8 +174,8 @@ def two_machines(num_cpus: tuple[int, int] = (2, 1)) -> Iterator[tuple[Machine, 
             machine.run("ip", "addr", "add", f"{machine.address}/24", "dev", "eth0")
             machine.run("ip", "link", "set", "eth0", "up")
             machine.run("ip", "route", "add", "default", "dev", "eth0")
-        one.start_ray(num_cpus=num_cpus[0])
-        two.start_ray(num_cpus=num_cpus[1], head=one)
+        one.start_ray(num_cpus=num_cpus[0], options=options, environment=environment)
+        two.start_ray(num_cpus=num_cpus[1], head=one, options=options, environment=environment)
         yield one, two
     finally:
         for machine in machines:
