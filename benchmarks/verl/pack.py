@@ -28,6 +28,7 @@ from pathlib import Path
 PART_BYTES = 55 << 20
 NEEDED = (
     *("verl==0.9.1", "TransferQueue==0.1.11", "ray==2.60.0", "transformers==5.10.4", "tensordict==0.10.0"),
+    *("tokenizers==0.22.2", "huggingface-hub==1.33.0"),  # newer ones are refused by that transformers
     *("peft==0.21.2", "accelerate", "torchdata", "hydra-core==1.3.8", "omegaconf", "codetiming", "pybind11"),
     # of tensordict
     *("pyvers", "orjson", "cloudpickle", "importlib-metadata", "zipp"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import warnings
 from typing import Any
 
@@ -29,6 +30,8 @@ MEAN_DIFFERENCE, LARGEST_DIFFERENCE = "training/rollout_probs_diff_mean", "train
 MAX_MEAN_DIFFERENCE = 0.05
 """Far above the noise of bfloat16 against float32; other weights differ by more within a few steps."""
 
+STOCK = "seer/stock_rollout_s"
+"""From a replay (step_record.py)."""
 CLOSE_DEADLINE_S = 30.0
 """Hanging up and freeing the pool; the driver ends with the job in any case."""
 
@@ -46,6 +49,8 @@ def add_to_log(driver: Any) -> None:
         if any(name.startswith("timing_s/") for name in data):
             data = {**data, **_numbers(driver, data, step)}
             check_on_policy(data, step)
+            if STOCK in data:
+                sys.stdout.write(comparison(data, step))
         usual(self, data, step, backend)
 
     last = Tracking.finish
@@ -57,6 +62,14 @@ def add_to_log(driver: Any) -> None:
             ray.get(driver.close.remote(), timeout=CLOSE_DEADLINE_S)
 
     Tracking.log, Tracking.finish = log_with_ours, finish
+
+
+def comparison(data: dict[str, Any], step: int) -> str:
+    """A line about the rollout of a step, for the trainer's output."""
+    return (
+        f"seer: the rollout of step {step} took {data['seer/rollout_s']:.1f} s, "
+        f"stock dispatch would have taken {data[STOCK]:.1f} s\n"
+    )
 
 
 def _numbers(driver: Any, data: dict[str, Any], step: int) -> dict[str, float]:
