@@ -221,7 +221,7 @@ def test_weights_that_did_not_arrive_are_tried_again(tmp_path: Path) -> None:
 
 def test_the_pool_of_an_instance_is_reached_through_its_own_node() -> None:
     node = Node("id", "10.0.0.2", None)
-    node._pool = {"owner_address": "10.0.0.2:5000"}
+    node.way_into_pool = {"owner_address": "10.0.0.2:5000"}
     pool = FleetPool.between(1 << 20, block_bytes=10, block_size=2).settings
     settings = InstanceSettings(config=RolloutConfig(model="m"), pool=pool)
     fitted = node.fitted(InstanceSpec(factory="f", settings=settings)).settings

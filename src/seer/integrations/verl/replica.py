@@ -99,7 +99,7 @@ class SeerReplica(vLLMReplica):
                 num_servers=self._num_replicas,
                 node=node,
                 address=address,
-                num_machines=sum(node["Alive"] for node in ray.nodes()),
+                num_machines=_num_machines(),
                 run_dir=self._run_dir,
                 model=str(self.model_config.path),
                 drafts=has_drafts,
@@ -139,6 +139,11 @@ async def _address_of(server: Any) -> Any:
 def _place(_: Any) -> tuple[str, str]:
     util: Any = ray.util
     return ray.get_runtime_context().get_node_id(), util.get_node_ip_address().strip("[]")
+
+
+def _num_machines() -> int:
+    cluster: Any = ray
+    return sum(node["Alive"] for node in cluster.nodes())
 
 
 def _use_agent_loops(config: Any) -> str:
