@@ -412,7 +412,7 @@ class SimulatedInstance:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
                 self._save(run.chunk, run.target)
             else:
-                self._free(run.chunk.request)
+                self._free(run.chunk, run.target)
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
 
     def _save(self, chunk: Chunk, produced: int) -> None:
@@ -422,12 +422,12 @@ class SimulatedInstance:
         if self._network is not None:
             self._network.save(chunk.request, self._id, chunk.num_context_tokens + produced, produced)
 
-    def _free(self, request: int) -> None:
-        """The request has ended."""
+    def _free(self, chunk: Chunk, produced: int) -> None:
+        """The request has ended with this chunk."""
         if self._pool is not None:
-            self._pool.free(request)
+            self._pool.free(chunk.request)
         if self._network is not None:
-            self._network.free(request)
+            self._network.free(chunk.request, self._id, produced)
 
     def _set_step_time(self) -> None:
         """Set the cost of the coming steps; start a piece of prefill if none is in progress."""

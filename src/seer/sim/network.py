@@ -7,7 +7,8 @@ the transfers under way there (shared_link.py). KV that the node holds comes fro
 A near tier holds everything; how long nodes keep KV in truth depends on their memory.
 
 A chunk's KV is saved when it ends, all at once, and can be read from other nodes when the save has ended. Engines save
-blocks as they fill, so this makes peaks higher and waits longer than they are. An instance with more GPUs than a node
+blocks as they fill, also those of responses that then end, so this makes peaks higher and waits longer than they are.
+Saves of prompts are left out. An instance with more GPUs than a node
 has the cards of all its nodes.
 
 Costs are learned as in production (seer.transfer): from the transfers that were seen, with what they waited.
@@ -129,9 +130,10 @@ class ClusterNetwork:
         num_bytes = num_new_tokens * self._bytes_per_token
         self._saves[instance // self._per_node].send(num_bytes, lambda: self._saved(request))
 
-    def free(self, request: int) -> None:
-        """The request has ended."""
+    def free(self, request: int, instance: int, num_new_tokens: int) -> None:
+        """The request has ended with a chunk of so many tokens, whose KV was saved as it was made."""
         self._books.forget(request)
+        self._saves[instance // self._per_node].send(num_new_tokens * self._bytes_per_token, _nothing)
 
     def use(self, makespan_s: float) -> NetworkUse:
         """What was carried."""
@@ -173,6 +175,10 @@ class ClusterNetwork:
             del self._saving[request]
             for begin in self._waiting.pop(request, []):
                 begin()
+
+
+def _nothing() -> None:
+    """Nothing waits for the KV of a response that has ended."""
 
 
 class _After:

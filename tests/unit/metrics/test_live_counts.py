@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from seer.metrics.events import Answered, Asked, Ended, Event, Extended, Queued, Started, Stepped, Stopped
+from seer.metrics.events import Answered, Asked, Ended, Event, Extended, Placed, Queued, Started, Stepped, Stopped
 from seer.metrics.histograms import Histogram
 from seer.metrics.live_counts import LiveCounts
 from seer.metrics.live_timeline import MAX_SPANS, TOOLS, LiveTimeline
@@ -66,6 +66,16 @@ def test_a_count_that_goes_back_after_a_loss_adds_nothing_twice() -> None:
         Stopped(5.0, 1, 1, 70, "limit"),
     )
     assert counts.generated_tokens() == 70
+
+
+def test_moves_to_another_node_are_counted_where_instances_say_where_they_are() -> None:
+    counts = LiveCounts()
+    for instance, node in enumerate("aab"):
+        counts(Placed(0.0, instance, node))
+    counts(Queued(0.0, 0, 0, 0, 10))
+    for moved_from, instance in ((None, 0), (0, 1), (1, 2)):
+        counts(Started(1.0, 0, instance, 100, moved_from, True))
+    assert (counts.migrations, counts.node_changes) == (2, 1)
 
 
 def test_step_times_are_counted_once_per_step() -> None:

@@ -8,6 +8,7 @@ from seer.metrics.events import (
     Asked,
     Ended,
     InstanceState,
+    Placed,
     PoolErrors,
     PoolUsed,
     Preempted,
@@ -45,6 +46,21 @@ def test_counts_of_what_went_wrong_and_what_moved() -> None:
     summary = summarizer.summary()
     assert (summary.preemptions, summary.recomputed_tokens) == (3, 40)
     assert (summary.migrations, summary.migrated_tokens) == (1, 90)
+
+
+def test_moves_that_leave_their_node_and_bytes_that_come_from_another_are_counted_apart() -> None:
+    summarizer = Summarizer(3)
+    summarizer(Queued(0.0, 0, 0, 0, 10))
+    for instance, node in enumerate("aab"):
+        summarizer(Placed(0.0, instance, node))
+    for moved_from, instance in ((None, 0), (0, 1), (1, 2), (2, 2)):
+        summarizer(Started(1.0, 0, instance, 100, moved_from, True))
+    summarizer(Stepped(2.0, 1, 4, 0.1, 8, 0, 8, 0, 0, loaded_bytes=500))
+    summarizer(Stepped(2.0, 2, 4, 0.1, 8, 0, 8, 0, 0, loaded_bytes=700, far_loaded_bytes=600))
+    summarizer(Ended(5.0, 0, 300, "stop"))
+    summary = summarizer.summary()
+    assert (summary.migrations, summary.node_changes) == (2, 1)
+    assert (summary.loaded_bytes, summary.far_loaded_bytes) == (1200, 600)
 
 
 def test_the_pool_s_failures_are_added_up_over_all_instances() -> None:

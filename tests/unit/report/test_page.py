@@ -14,11 +14,13 @@ from seer.metrics.events import (
     Ended,
     Event,
     Extended,
+    Placed,
     PoolErrors,
     PoolUsed,
     Prefilling,
     Queued,
     Started,
+    Stepped,
     Stopped,
 )
 from seer.metrics.jsonl import EventLog
@@ -74,6 +76,19 @@ def test_what_went_to_ssd_and_what_found_no_room_is_reported(tmp_path: Path) -> 
     page = a_page(tmp_path, used)
     assert "5.0 MiB written to SSD, 3.0 MiB read from it; 7 blocks found no room in the pool" in page
     assert "SSD" not in a_page(tmp_path / "other")
+
+
+def test_moves_inside_a_node_are_reported_where_there_are_several(tmp_path: Path) -> None:
+    moves: list[Event] = [Placed(0.0, 0, "a"), Placed(0.0, 1, "b"), Queued(2.0, 1, 1, 0, 10)]
+    for number, (moved_from, instance) in enumerate(((None, 0), (0, 1))):
+        moves += [
+            Started(2.0 + number, 1, instance, 16, moved_from, True),
+            Stopped(2.5 + number, 1, instance, 9, "parked"),
+        ]
+    moves += [Stepped(3.0, 1, 4, 0.1, 8, 0, 8, 0, 0, loaded_bytes=2 << 20, far_loaded_bytes=1 << 20)]
+    page = a_page(tmp_path, *moves, Ended(4.0, 1, 9, "stop"))
+    assert "0 of 2 moves stayed inside a node, 1.0 MiB of 2.0 MiB came from other nodes" in page
+    assert "inside a node" not in a_page(tmp_path / "other")
 
 
 def test_leases_are_shown_where_some_were_extended(tmp_path: Path) -> None:
