@@ -187,10 +187,10 @@ def _end_of_one_turn(sampling: Sampling, stops: set[int], response: Response) ->
         if last < sampling.min_tokens:  # no stop token is sampled before that many tokens
             return f"it stops at {len(tokens)} tokens, min_tokens={sampling.min_tokens}"
         return FinishReason.STOP if at == last else f"token {at} of {len(tokens)} is the end token {tokens[at]}"
-    if sampling.stop and response.finish_reason is FinishReason.STOP:
-        return FinishReason.STOP  # by a string in its text, which is not decoded here
-    if len(tokens) == sampling.max_tokens:
-        return FinishReason.LENGTH
+    # It may have ended by a string in its text, which is not decoded here.
+    may_have_stopped = bool(sampling.stop) and response.finish_reason is FinishReason.STOP
+    if may_have_stopped or len(tokens) == sampling.max_tokens:
+        return FinishReason.STOP if may_have_stopped else FinishReason.LENGTH
     return f"{len(tokens)} tokens without an end token, max_tokens={sampling.max_tokens}"
 
 
