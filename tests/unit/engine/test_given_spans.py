@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import FunctionDrafter, a_chunk, an_engine, generate
+from engines import FunctionDrafter, a_chunk, always, an_engine, generate
 from pools import a_local_pool
 from seer.drafting.base import DraftTree
 from seer.engine.local.cache import block_bytes
@@ -88,3 +88,25 @@ def test_a_stopped_turn_keeps_its_kv_in_the_pool_and_only_given_tokens_are_new(f
     generate(here, [without])
     pool.free("0")
     assert pool.stats().num_pinned_blocks == 0  # a response without turns is over at its stop
+
+
+def test_what_a_tool_answered_is_drafted_where_a_sibling_repeats_it(folder: Path) -> None:
+    pytest.importorskip("seer.drafting._index")
+    from seer.drafting.grouped_drafter import GroupedDrafter
+
+    quoting = a_chunk(1, PROMPT, max_tokens=40, group=5)
+    plain = generate(an_engine(folder), [quoting])[1]
+    observation = TokenSpan(plain.ids[6:36], (), 0, is_given=True)  # what the sibling will say
+    accepted: dict[bool, int] = {}
+    for is_given in (False, True):
+        drafter = GroupedDrafter((), None)
+        drafter.begin_run("a", "grouped", 0)
+        engine = an_engine(folder, drafter=drafter, budget=always(8))
+        first = generate(engine, [a_chunk(0, PROMPT, max_tokens=4, group=5)])[0]
+        spans = (first.span(), observation) if is_given else (first.span(),)
+        generate(engine, [a_chunk(0, PROMPT, max_tokens=2, group=5, spans=spans)])
+        answer = generate(engine, [quoting])[1]
+        assert (answer.ids, answer.logprobs) == (plain.ids, plain.logprobs)
+        accepted[is_given] = answer.num_accepted
+        drafter.close()
+    assert accepted[True] - accepted[False] >= 15, accepted
