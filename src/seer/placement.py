@@ -92,7 +92,8 @@ def loads_kv(request: Request, instance: int, fleet: Fleet, config: PlacementCon
         num_tokens=missing,
         num_pooled_tokens=max(0, missing - request.num_fresh),
         bytes_per_token=costs.bytes_per_token,
-        block_size=fleet.block_size,
+        # A turn ends anywhere, and instances may keep the last block of it that is not full.
+        block_size=1 if request.group.has_turns else fleet.block_size,
         num_near_tokens=max(0, fleet.near_tokens(request, instance) - held),
     )
     return plan_transfer(gap, costs.move, costs.prefill, costs.near_move).move_tokens > 0

@@ -114,6 +114,17 @@ def test_a_prompt_that_was_there_may_have_been_dropped_and_is_priced_as_lacking(
     assert place(request, 64, fleet, CONFIG) == Place(0, load_kv=True)  # all 192 tokens, prompt included
 
 
+def test_after_a_turn_the_block_that_is_not_full_counts_as_pooled() -> None:
+    fleet = a_fleet(1)  # with blocks of 64 tokens
+    costs = replace(COSTS, move=replace(COSTS.move, latency_s=1e-6))
+    config = replace(CONFIG, transfer=TransferEstimate(costs))
+    for has_turns in (False, True):
+        group = replace(a_group(0, 1, prompt=20), has_turns=has_turns, max_context_tokens=500)
+        (request,) = requests_of(group)
+        request.num_generated, request.last_instance = 10, 0
+        assert place(request, 64, fleet, config) == Place(0, load_kv=has_turns)
+
+
 def test_without_a_pool_or_before_the_first_token_nothing_is_pulled() -> None:
     fleet = a_fleet(2)
     load(fleet, 1, 3)
