@@ -64,6 +64,10 @@ class Asked:
     has_turns: bool = False
     """Whether responses talked to an environment."""
 
+    def stop_token_ids(self, sampling: Sampling) -> set[int]:
+        """Tokens that end a response, or with turns a turn."""
+        return {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_token_ids)}
+
 
 @dataclass(slots=True)
 class ResultsCheck:
@@ -158,7 +162,10 @@ def _count_problems(group: Group, response: Response) -> Iterator[tuple[str, str
 
 
 def _end_problems(asked: Asked, group: Group, response: Response) -> Iterator[tuple[str, str]]:
-    expected = _expected_end(asked, group, response)
+    if asked.has_turns:
+        expected = end_of_turns(response, group.sampling, asked.stop_token_ids(group.sampling))
+    else:
+        expected = _expected_end(asked, group, response)
     if isinstance(expected, str):
         yield "end", expected
     elif response.finish_reason is not expected:
@@ -173,24 +180,17 @@ def _expected_end(asked: Asked, group: Group, response: Response) -> FinishReaso
     if asked.forced_lengths is not None:
         length = asked.forced_lengths.get((response.group, response.index))
         return FinishReason.STOP if len(tokens) == length else f"{len(tokens)} tokens, {length} were forced"
-    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else asked.eos_token_ids)}
-    if asked.has_turns:
-        return end_of_turns(response, sampling, stops)
-    return _end_of_one_turn(sampling, stops, response)
-
-
-def _end_of_one_turn(sampling: Sampling, stops: set[int], response: Response) -> FinishReason | str:
-    tokens = response.token_ids
+    stops = asked.stop_token_ids(sampling)
     at = next((position for position, token in enumerate(tokens) if token in stops), None)
     if at is not None:
         last = len(tokens) - 1
         if last < sampling.min_tokens:  # no stop token is sampled before that many tokens
             return f"it stops at {len(tokens)} tokens, min_tokens={sampling.min_tokens}"
         return FinishReason.STOP if at == last else f"token {at} of {len(tokens)} is the end token {tokens[at]}"
-    # It may have ended by a string in its text, which is not decoded here.
-    may_have_stopped = bool(sampling.stop) and response.finish_reason is FinishReason.STOP
-    if may_have_stopped or len(tokens) == sampling.max_tokens:
-        return FinishReason.STOP if may_have_stopped else FinishReason.LENGTH
+    if sampling.stop and response.finish_reason is FinishReason.STOP:
+        return FinishReason.STOP  # by a string in its text, which is not decoded here
+    if len(tokens) == sampling.max_tokens:
+        return FinishReason.LENGTH
     return f"{len(tokens)} tokens without an end token, max_tokens={sampling.max_tokens}"
 
 

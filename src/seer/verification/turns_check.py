@@ -6,7 +6,8 @@ Invariants
      first is generated, and only the environment's last answer may be empty.
   2. The loss mask is 1 for the tokens of generated turns and 0 for those of given ones; a given token has the
      log-probability 0.
-  3. A generated turn ends at its first stop token, and the last one there or at a limit.
+  3. A generated turn ends at its first stop token, and the last one there or at a limit. With stop strings it may end
+     anywhere: its text is not searched for them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def end_of_turns(response: Response, sampling: Sampling, stops: set[int]) -> Fin
             return f"token {turn.start + at} is the end token {tokens[at]}, the turn goes on to {turn.end}"
         if at is not None and num_generated <= sampling.min_tokens:
             return f"a turn stops at {num_generated} generated tokens, min_tokens={sampling.min_tokens}"
-        if at is None and turn is not generated[-1] and not _may_stop_by_text(sampling):
+        if at is None and turn is not generated[-1] and not sampling.stop:
             return f"the turn of tokens {turn.start} to {turn.end} has no end token, and another follows"
     return _last_end(response, sampling, stops, num_generated)
 
@@ -57,7 +58,7 @@ def _last_end(response: Response, sampling: Sampling, stops: set[int], num_gener
     if is_length or num_generated == sampling.max_tokens:
         # Its limits, a full context, or an answer that did not fit: then the turn before it stopped by itself.
         return response.finish_reason if has_stopped else FinishReason.LENGTH
-    if has_stopped or _may_stop_by_text(sampling):
+    if has_stopped or sampling.stop:
         return FinishReason.STOP
     return f"{num_generated} generated tokens, the last turn has no end token, max_tokens={sampling.max_tokens}"
 
@@ -82,8 +83,3 @@ def _first_difference(found: Sequence[int], expected: Sequence[int]) -> str:
 
 def _logprobs(response: Response) -> list[list[float]]:
     return [response.logprobs] + ([response.raw_logprobs] if response.raw_logprobs is not None else [])
-
-
-def _may_stop_by_text(sampling: Sampling) -> bool:
-    """Whether a turn may end without an end token, by a string in its text."""
-    return bool(getattr(sampling, "stop", ()))
