@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from seer.metrics.events import Answered, Asked, Ended, Event
+from seer.metrics.events import Answered, Asked, Ended, Event, Stopped
+from seer.sim.turns import RequestTurns
 from seer.types import FinishReason
 
 
@@ -43,6 +44,28 @@ def tool_waits(events: Sequence[Event], first_s: float = 0.0) -> list[ToolWait]:
             end, num_tokens = ("answered", event.num_tokens) if is_answer else (event.finish_reason, 0)
             waits.append(ToolWait(event.request, since.turn, since.t_s - first_s, event.t_s - first_s, end, num_tokens))
     return waits
+
+
+def recorded_turns(events: Sequence[Event]) -> dict[int, RequestTurns]:
+    """By request: where its turns ended, what tools gave after them, and how long that took. Empty without turns."""
+    num_generated: dict[int, int] = {}
+    ends: dict[int, list[int]] = {}
+    for event in events:
+        if isinstance(event, Stopped):
+            num_generated[event.request] = event.num_generated
+        elif isinstance(event, Asked):
+            ends.setdefault(event.request, []).append(num_generated.get(event.request, 0))
+    waits: dict[int, list[ToolWait]] = {}
+    for wait in tool_waits(events):
+        waits.setdefault(wait.request, []).append(wait)
+    return {
+        request: RequestTurns(
+            tuple(ends[request]),
+            tuple(wait.num_tokens for wait in mine[:-1]),
+            tuple(wait.to_s - wait.from_s for wait in mine),
+        )
+        for request, mine in waits.items()
+    }
 
 
 def most_at_once(waits: Sequence[ToolWait]) -> int:

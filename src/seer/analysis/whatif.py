@@ -5,16 +5,19 @@ The rollout loop and the schedulers are the production code. Instances are the s
 recorded steps were measured to cost (base + slope·batched tokens) instead of a roofline. Moving KV takes as long per
 token as in the recorded run, and no time if nothing moved there. For schedulers that draft, drafts are as long and as
 often accepted as in the recorded run at the same batch size; if it drafted nothing, the replay drafts nothing. A replay
-of the recorded scheduler shows how far the prediction is from the measurement.
+of the recorded scheduler shows how far the prediction is from the measurement. Responses with turns talk to tools that
+give as many tokens after as many seconds as in the recorded run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from seer.analysis.explain import StepFit, explain
+from seer.analysis.tool_waits import recorded_turns
 from seer.buffer import Request
 from seer.context import Context
 from seer.errors import InputError
@@ -26,8 +29,10 @@ from seer.runs.run_events import read_run_events
 from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
+from seer.sim.conversations import Conversations
 from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
 from seer.sim.instance import SimulatedInstance
+from seer.sim.turns import RequestTurns
 from seer.transfer import MoveCost, PrefillCost, TransferCosts, TransferEstimate
 from seer.types import FinishReason, Group, InstanceLimits, Sampling
 
@@ -100,6 +105,8 @@ class RecordedRun:
     """By batch size; empty where nothing was drafted."""
     load_token_s: float = 0.0
     """Seconds to load the KV of a token from the pool; 0 where none was loaded."""
+    turns: tuple[RequestTurns, ...] = ()
+    """Of every response, group after group; empty without an environment."""
 
 
 def read_recorded(folder: RunFolder) -> RecordedRun:
@@ -161,7 +168,27 @@ def recorded_run(
         makespan_s=found.makespan_s,
         gains=draft_gains(event for event in events if isinstance(event, Stepped)),
         load_token_s=_load_token_s(events),
+        turns=_turns(events, sorted(queued.values(), key=lambda one: (one.group, one.index)), ended),
     )
+
+
+def _turns(events: Sequence[Event], queued: Sequence[Queued], ended: Mapping[int, Ended]) -> tuple[RequestTurns, ...]:
+    found = recorded_turns(events)
+    if not found:
+        return ()
+    own = [found.get(event.request) for event in queued]
+    wanted = [ended[event.request].num_generated for event in queued]
+    known = [one for one, length in zip(own, wanted, strict=True) if one is not None and _is_whole(one, length)]
+    if len(known) < len(own):
+        missing = len(own) - len(known)
+        raise InputError(f"the turns of {missing} responses are not in the events", hint="was the run resumed?")
+    return tuple(known)
+
+
+def _is_whole(turns: RequestTurns, length: int) -> bool:
+    """Whether turns that have tokens each make up a response of this length."""
+    edges = (0, *turns.ends)
+    return edges[-1] == length and all(a < b for a, b in pairwise(edges)) and len(turns.tool_s) == len(turns.ends)
 
 
 def _load_token_s(events: Iterable[Event]) -> float:
@@ -214,16 +241,20 @@ def replay_under(recorded: RecordedRun, scheduler: str) -> Summary:
     def true_length(request: Request) -> int:
         return flat[request.id]
 
+    most = min(recorded.limits.kv_tokens, recorded.limits.max_model_len)
+    talks = Conversations(recorded.groups, recorded.turns, max_context_tokens=most) if recorded.turns else None
+    turn_end, on_turn = (talks.turn_end, talks.on_turn) if talks else (None, None)
+
     async def rollout() -> None:
         instances = [
-            SimulatedInstance(i, cost, recorded.limits, flat.__getitem__, events=summarizer)
+            SimulatedInstance(i, cost, recorded.limits, flat.__getitem__, events=summarizer, turn_end=turn_end)
             for i in range(recorded.num_instances)
         ]
         chosen = make_scheduler(spec, settings, context, true_length)
-        loop = RolloutLoop(instances, chosen, context, events=summarizer)
+        loop = RolloutLoop(instances, chosen, context, events=summarizer, on_turn=on_turn)
         for instance in instances:
             await instance.start(loop.on_output)
-        async for _ in loop.run(recorded.groups):
+        async for _ in talks.serve(loop) if talks else loop.run(recorded.groups):
             pass
         for instance in instances:
             await instance.close()

@@ -19,7 +19,7 @@ from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.sim import virtual_time
-from seer.sim.conversations import Conversations
+from seer.sim.conversations import Conversations, num_that_fit
 from seer.sim.instance import SimulatedInstance
 from seer.sim.network import ClusterNetwork, NetworkShape, NetworkUse
 from seer.sim.pool_tiers import PoolTiers
@@ -100,7 +100,7 @@ def simulate(
     flat = [length for row in workload.lengths for length in row]
     chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
 
-    talks = Conversations(workload, while_waiting) if workload.turns else None
+    talks = _conversations(workload, while_waiting) if workload.turns else None
 
     async def rollout() -> None:
         instances = _make_instances(workload, flat, model, emit, pool=pool, talks=talks, network=nodes)
@@ -127,6 +127,15 @@ def simulate(
         wall_s=time.perf_counter() - began_s,
         length_hints=context.as_length_hints({group.id: group for group in workload.groups()}),
         network=None if nodes is None else nodes.use(summary.makespan_s),
+    )
+
+
+def _conversations(workload: Workload, while_waiting: WhileWaiting) -> Conversations:
+    return Conversations(
+        workload.groups(),
+        workload.turns,
+        max_context_tokens=workload.max_context_tokens,
+        most_open=num_that_fit(workload) if while_waiting == "hold" else None,
     )
 
 

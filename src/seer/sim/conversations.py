@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from seer.buffer import Request
 from seer.rollout import RolloutLoop
-from seer.sim.turns import WhileWaiting
+from seer.sim.turns import RequestTurns
 from seer.sim.workloads import Workload
 from seer.types import Chunk, Group, GroupResult
 
@@ -17,9 +17,20 @@ from seer.types import Chunk, Group, GroupResult
 class Conversations:
     """The tools of one simulated rollout."""
 
-    def __init__(self, workload: Workload, while_waiting: WhileWaiting) -> None:
-        self._workload, self._plan = workload, workload.turns
-        self._is_held = while_waiting == "hold"
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        plan: Sequence[RequestTurns],
+        *,
+        max_context_tokens: int,
+        most_open: int | None = None,
+    ) -> None:
+        """`plan` has the turns of all requests, group after group. `most_open` are let in at once; None: all."""
+        self._plan = plan
+        self._most_open = most_open if most_open is not None else len(plan)
+        self._left = [
+            replace(group, has_turns=True, max_context_tokens=max_context_tokens) for group in reversed(groups)
+        ]
         self._loop: RolloutLoop | None = None
 
     def turn_end(self, chunk: Chunk) -> int:
@@ -37,30 +48,25 @@ class Conversations:
             clock.call_later(turns.tool_s[number], self._loop.answer, request, None, turns.given[number])
 
     async def serve(self, loop: RolloutLoop) -> AsyncIterator[GroupResult]:
-        """Roll every group out to its end. While KV is held, groups are let in as there is room; one at least."""
+        """Roll every group out to its end. Groups are let in as there is room; one at least."""
         self._loop = loop
-        most_open = self._room() if self._is_held else self._workload.num_requests
-        left = [
-            replace(group, has_turns=True, max_context_tokens=self._workload.max_context_tokens)
-            for group in reversed(self._workload.groups())
-        ]
-        self._admit(left, most_open)
+        self._admit()
         async for complete in loop.serve():
-            self._admit(left, most_open)
+            self._admit()
             yield complete
 
-    def _admit(self, left: list[Group], most_open: int) -> None:
+    def _admit(self) -> None:
         assert self._loop is not None, "set by serve"
         buffer = self._loop.buffer
-        while left:
+        while self._left:
             num_open = buffer.num_admitted - buffer.num_ended
-            if num_open and num_open + left[-1].num_requests > most_open:
+            if num_open and num_open + self._left[-1].num_requests > self._most_open:
                 return
-            self._loop.admit([left.pop()])
+            self._loop.admit([self._left.pop()])
         self._loop.seal()
 
-    def _room(self) -> int:
-        """Requests whose KV fits at their mean final length, over all instances."""
-        workload = self._workload
-        total = sum(workload.prompt_tokens + one.ends[-1] + sum(one.given) for one in self._plan)
-        return max(1, workload.limits().kv_tokens * len(self._plan) // total) * workload.num_instances
+
+def num_that_fit(workload: Workload) -> int:
+    """Requests whose KV fits at their mean final length, over all instances."""
+    total = sum(workload.prompt_tokens + one.ends[-1] + sum(one.given) for one in workload.turns)
+    return max(1, workload.limits().kv_tokens * len(workload.turns) // total) * workload.num_instances

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from builders import a_workload
 from seer.analysis.explain import StepFit
+from seer.analysis.tool_waits import recorded_turns
 from seer.analysis.whatif import NO_DRAFTS, DraftGain, RecordedCost, draft_gains, recorded_run, replay_under
 from seer.errors import InputError
-from seer.metrics.events import Ended, Event, InstanceState, Prefilling, Queued, Stepped
+from seer.metrics.events import Answered, Asked, Ended, Event, InstanceState, Prefilling, Queued, Stepped
+from seer.sim.cluster import simulate
 from seer.sim.costs import H200, MODELS
+from seer.sim.turns import LogNormal, TurnModel, plan_turns
 from seer.types import InstanceLimits
 
 LIMITS = InstanceLimits(kv_blocks=1000, block_size=16, max_num_seqs=4, max_model_len=4096)
@@ -86,4 +91,38 @@ def test_kv_moves_as_fast_as_it_did() -> None:
 def test_a_run_that_was_cut_cannot_be_replayed() -> None:
     events = [*a_run([100, 200])[:-1], Ended(9.0, 1, 50, "cancelled")]
     with pytest.raises(InputError, match="1 of 2 responses did not end"):
+        recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)
+
+
+def test_turns_are_replayed_with_the_tools_of_the_recorded_run() -> None:
+    lengths = [[30, 50], [40, 90]]
+    model = TurnModel(
+        tool_s=LogNormal(median=2.0, sigma=1.0, least=0.5, most=9.0),
+        given_tokens=LogNormal(median=20, sigma=0.5, least=5, most=60),
+        most_turns=4,
+    )
+    workload = replace(
+        a_workload(lengths, instances=1, kv_tokens=2_000, prompt=30), turns=plan_turns(lengths, model, seed=1)
+    )
+    events: list[Event] = []
+    simulate(workload, "seer", events=events.append)
+    found = recorded_turns(events)
+    assert [(found[i].ends, found[i].given) for i in range(4)] == [(one.ends, one.given) for one in workload.turns]
+    for i, one in enumerate(workload.turns):
+        assert found[i].tool_s == pytest.approx(one.tool_s)
+    events.append(some_steps(1.0, 1, 10))
+    events.append(some_steps(1.0, 4, 10))
+    recorded = recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=90, chunk_tokens=None)
+    longest_s = max(sum(one.tool_s) for one in workload.turns)
+    for scheduler in ("seer", "verl"):
+        summary = replay_under(recorded, scheduler)
+        assert summary.num_turns == sum(len(one.ends) for one in workload.turns)
+        assert summary.makespan_s > longest_s
+        assert summary.num_tokens == workload.num_tokens
+
+
+def test_turns_that_are_not_whole_in_the_events_are_refused() -> None:
+    events = a_run([100, 200])
+    events[3:3] = [Asked(0.1, 0, 1), Answered(0.2, 0, 5, 1)]
+    with pytest.raises(InputError, match="the turns of 2 responses"):
         recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)
