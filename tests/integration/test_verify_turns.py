@@ -156,6 +156,10 @@ FOUND: dict[str, tuple[Callable[[RecordedRun], None], set[str]]] = {
     "no turns": (without_turns, {"turns"}),
     "a turn twice": (doubled_turn, {"turns"}),
     "another reward": (other_reward, {"journal"}),
+    "a raw log-probability less": (
+        lambda run: run.change_response(longest(run)[0], raw_logprobs=longest(run)[1]["raw_logprobs"][1:]),
+        {"counts", "mask"},
+    ),
     "given last": (
         lambda run: run.change_response(longest(run)[0], turns=longest(run)[1]["turns"][:-2]),
         {"turns"},
