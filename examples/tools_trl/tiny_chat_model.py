@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TOKENS = ["<pad>", "<eos>", "<user>", "<tool>", "<model>", *"0123456789+-"]
@@ -18,6 +18,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, and one for each role."""
     made = Tokenizer(models.WordLevel({text: i for i, text in enumerate(TOKENS)}, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.decoder = decoders.Fuse()
     made.add_special_tokens([AddedToken(name, special=True) for name in TOKENS[:5]])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
     tokenizer.chat_template = TEMPLATE
