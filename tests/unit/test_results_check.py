@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -125,6 +126,19 @@ def test_the_text_is_held_against_the_tokens() -> None:
     assert kinds(asked(Words()), [*right[:3], a_response(1, 1)]) == {"text": 1}
 
 
+def test_a_stop_string_ends_a_response_where_it_is_complete() -> None:
+    def with_strings(tokens: tuple[int, ...], **sampling: Any) -> dict[str, int]:
+        wanted = replace(asked(stop=("9 8",), ignore_eos=True, **sampling), decode=Words().decode)
+        ends_later = [a_response(g, i, (6, 9, 8)) for g, i in ((0, 0), (0, 1), (1, 0))]
+        return kinds(wanted, [*ends_later, a_response(1, 1, tokens)])
+
+    assert with_strings((9, 8)) == {}
+    assert with_strings((6, 9)) == {"end": 1}  # cut short
+    assert with_strings((9, 8, 6)) == {"end": 1}  # it went on
+    assert with_strings((6, 9, STOP)) == {}
+    assert with_strings((9, 8), min_tokens=2) == {"end": 1}  # complete with the second, which ends nothing yet
+
+
 def test_an_end_token_before_min_tokens_or_with_ignore_eos_is_no_end() -> None:
     early = all_with(a_response(1, 1, (9, EOS)))
     assert kinds(asked(min_tokens=2), early) == {"end": 1}  # the stop token may be the third at the earliest
@@ -141,4 +155,5 @@ def test_forced_lengths_decide_the_end() -> None:
 
 def test_every_kind_of_a_response_has_a_test() -> None:
     tested = {kind for kind, _ in BAD} | {"missing", "doubled", "unknown"}
-    assert tested == KINDS.keys() - {"settings", "weights"}  # of the run, in tests/integration/test_verify_results.py
+    elsewhere = {"settings", "weights", "turns", "mask", "journal"}  # tests/integration/test_verify_{results,turns}.py
+    assert tested == KINDS.keys() - elsewhere

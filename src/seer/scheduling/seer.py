@@ -137,9 +137,11 @@ class EarliestFinishPlacement(Divided):
         return min(max(tight, fair_share), most)
 
     def cut(self, request: Request, max_tokens: int, block_size: int) -> int:
-        """A lease fills the blocks it reserves; a chunk that ends leaves whole blocks."""
-        chosen = fill_last_block if self._has_pool else end_with_a_block
-        return chosen(request, max_tokens, block_size)
+        """A lease fills the blocks it reserves. A chunk leaves whole blocks, and so does a lease that is too short to be
+        extended in time.
+        """
+        is_extended = self._has_pool and max_tokens >= LEASE_TOKENS
+        return (fill_last_block if is_extended else end_with_a_block)(request, max_tokens, block_size)
 
     def place(self, request: Request, max_tokens: int, fleet: Fleet) -> Place | None:
         """The instance whose longest request, this one included, would end earliest."""

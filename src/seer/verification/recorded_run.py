@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seer.config import RolloutConfig, RunConfig, build_run
 from seer.engine.local.model_config import read_config
+from seer.engine.local.tokenizer import decoder
 from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import InputError
 from seer.metrics.events import Ended, Queued
@@ -54,11 +55,13 @@ def read_recorded(folder: RunFolder, weights: Path | None) -> RecordedRun:
     engine = prepare(_lengths_of(config.rollout, model_dir))
     prompts = _read_prompts(folder, config, engine)
     model = read_config(model_dir)
+    groups = [group_of(i, prompt, config.seed) for i, prompt in enumerate(prompts)]
     asked = Asked(
-        groups=[group_of(i, prompt, config.seed) for i, prompt in enumerate(prompts)],
+        groups=groups,
         codec=engine.codec,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
+        decode=decoder(model_dir) if any(group.sampling.stop for group in groups) else None,
         forced_lengths=_lengths_in_log(folder, manifest.options.instances) if manifest.forced_lengths else None,
         has_turns=config.environment is not None,
     )

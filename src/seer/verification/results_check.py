@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seer.buffer import request_seed
+from seer.engine.stop_strings import Decode
 from seer.engine.text_codec import TextCodec
 from seer.types import FinishReason, Group, Response, Sampling
+from seer.verification.turn_ends import TurnEnds
 from seer.verification.turns_check import end_of_turns, turn_problems
 
 KINDS = {
@@ -59,14 +61,16 @@ class Asked:
     codec: TextCodec | None
     vocab_size: int
     eos_token_ids: frozenset[int]
+    decode: Decode | None = None
+    """Special tokens as their text, as stop strings are looked for."""
     forced_lengths: Mapping[tuple[int, int], int] | None = None
     """Of each response, where end tokens were ignored."""
     has_turns: bool = False
     """Whether responses talked to an environment."""
 
-    def stop_token_ids(self, sampling: Sampling) -> set[int]:
-        """Tokens that end a response, or with turns a turn."""
-        return {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_token_ids)}
+    def ends(self, sampling: Sampling) -> TurnEnds:
+        """What ends a response, or with turns a turn."""
+        return TurnEnds(sampling, self.eos_token_ids, self.decode)
 
 
 @dataclass(slots=True)
@@ -163,7 +167,7 @@ def _count_problems(group: Group, response: Response) -> Iterator[tuple[str, str
 
 def _end_problems(asked: Asked, group: Group, response: Response) -> Iterator[tuple[str, str]]:
     if asked.has_turns:
-        expected = end_of_turns(response, group.sampling, asked.stop_token_ids(group.sampling))
+        expected = end_of_turns(response, group.sampling, asked.ends(group.sampling))
     else:
         expected = _expected_end(asked, group, response)
     if isinstance(expected, str):
@@ -180,18 +184,14 @@ def _expected_end(asked: Asked, group: Group, response: Response) -> FinishReaso
     if asked.forced_lengths is not None:
         length = asked.forced_lengths.get((response.group, response.index))
         return FinishReason.STOP if len(tokens) == length else f"{len(tokens)} tokens, {length} were forced"
-    stops = asked.stop_token_ids(sampling)
-    at = next((position for position, token in enumerate(tokens) if token in stops), None)
-    if at is not None:
-        last = len(tokens) - 1
-        if last < sampling.min_tokens:  # no stop token is sampled before that many tokens
-            return f"it stops at {len(tokens)} tokens, min_tokens={sampling.min_tokens}"
-        return FinishReason.STOP if at == last else f"token {at} of {len(tokens)} is the end token {tokens[at]}"
-    if sampling.stop and response.finish_reason is FinishReason.STOP:
-        return FinishReason.STOP  # by a string in its text, which is not decoded here
-    if len(tokens) == sampling.max_tokens:
-        return FinishReason.LENGTH
-    return f"{len(tokens)} tokens without an end token, max_tokens={sampling.max_tokens}"
+    ends = asked.ends(sampling)
+    end = ends.first(tokens)
+    if end is None:
+        is_full = len(tokens) == sampling.max_tokens
+        return FinishReason.LENGTH if is_full else f"{len(tokens)} tokens have no end, max_tokens={sampling.max_tokens}"
+    if ends.is_early(tokens):
+        return f"it stops at {len(tokens)} tokens, min_tokens={sampling.min_tokens}"
+    return FinishReason.STOP if end == len(tokens) else f"it has {len(tokens)} tokens, the first {end} end it"
 
 
 def _name(response: Response) -> str:

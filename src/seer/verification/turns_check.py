@@ -6,8 +6,7 @@ Invariants
      first is generated, and only the environment's last answer may be empty.
   2. The loss mask is 1 for the tokens of generated turns and 0 for those of given ones; a given token has the
      log-probability 0.
-  3. A generated turn ends at its first stop token, and the last one there or at a limit. With stop strings it may end
-     anywhere: its text is not searched for them.
+  3. A generated turn ends at its first stop token or stop string, and the last one there or at a limit.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from seer.types import FinishReason, Response, Sampling, Turn
+from seer.verification.turn_ends import TurnEnds
 
 
 def turn_problems(response: Response) -> Iterator[tuple[str, str]]:
@@ -30,37 +30,37 @@ def turn_problems(response: Response) -> Iterator[tuple[str, str]]:
         yield "mask", "a given token has a log-probability"
 
 
-def end_of_turns(response: Response, sampling: Sampling, stops: set[int]) -> FinishReason | str:
+def end_of_turns(response: Response, sampling: Sampling, ends: TurnEnds) -> FinishReason | str:
     """How a response with these turns ended, or why it cannot have ended there; its layout is right."""
     generated = [turn for turn in response.turns if turn.kind == "generated"]
-    num_generated = 0
+    num_generated, has_stopped = 0, False
     for turn in generated:
         tokens = response.token_ids[turn.start : turn.end]
+        end = ends.first(tokens, num_generated)
+        has_stopped = end is not None
+        if end is not None and end < len(tokens):
+            return f"the turn of tokens {turn.start} to {turn.end} has its end at {turn.start + end}"
+        if ends.is_early(tokens, num_generated):
+            return f"a turn stops at {num_generated + len(tokens)} generated tokens, min_tokens={sampling.min_tokens}"
         num_generated += len(tokens)
-        at = next((position for position, token in enumerate(tokens) if token in stops), None)
-        if at is not None and at < len(tokens) - 1:
-            return f"token {turn.start + at} is the end token {tokens[at]}, the turn goes on to {turn.end}"
-        if at is not None and num_generated <= sampling.min_tokens:
-            return f"a turn stops at {num_generated} generated tokens, min_tokens={sampling.min_tokens}"
-        if at is None and turn is not generated[-1] and not sampling.stop:
-            return f"the turn of tokens {turn.start} to {turn.end} has no end token, and another follows"
-    return _last_end(response, sampling, stops, num_generated)
+        if end is None and turn is not generated[-1]:
+            return f"the turn of tokens {turn.start} to {turn.end} has no end, and another follows"
+    return _last_end(response, sampling, num_generated, has_stopped=has_stopped)
 
 
-def _last_end(response: Response, sampling: Sampling, stops: set[int], num_generated: int) -> FinishReason | str:
+def _last_end(response: Response, sampling: Sampling, num_generated: int, *, has_stopped: bool) -> FinishReason | str:
     if num_generated > sampling.max_tokens:
         return f"{num_generated} generated tokens, max_tokens={sampling.max_tokens}"
     last = next(turn for turn in reversed(response.turns) if turn.kind == "generated")
     if last is not response.turns[-1] and response.turns[-1].end > last.end:
         return "the environment answered, and no turn follows"
-    has_stopped = response.token_ids[last.end - 1] in stops
     is_length = response.finish_reason is FinishReason.LENGTH
     if is_length or num_generated == sampling.max_tokens:
         # Its limits, a full context, or an answer that did not fit: then the turn before it stopped by itself.
         return response.finish_reason if has_stopped else FinishReason.LENGTH
-    if has_stopped or sampling.stop:
+    if has_stopped:
         return FinishReason.STOP
-    return f"{num_generated} generated tokens, the last turn has no end token, max_tokens={sampling.max_tokens}"
+    return f"{num_generated} generated tokens, the last turn has no end, max_tokens={sampling.max_tokens}"
 
 
 def _layout(turns: Sequence[Turn], num_tokens: int) -> str | None:
