@@ -96,10 +96,9 @@ def malformed(random_: random.Random) -> bytes:
     }
     bad: list[Any] = [None, -1, 1 << 70, 1.5, "x", [], {}, [[]], [None], True, float("1e308"), "\x00", "a" * 1000]
     body = dict(good)
+    others = ["seed", "logprobs", "messages", "prompts", "token_ids", "sampling_params", "\u2028"]
     for _ in range(random_.randint(1, 3)):
-        body[random_.choice([*good, "seed", "logprobs", "messages", "token_ids", "sampling_params", "\u2028"])] = (
-            random_.choice(bad)
-        )
+        body[random_.choice([*good, *others])] = random_.choice(bad)
     data = bytearray(json.dumps(body).encode())
     for _ in range(random_.choice([0, 0, 1, 8])):
         data[random_.randrange(len(data))] = random_.randrange(256)
@@ -110,6 +109,7 @@ def test_malformed_bodies_are_refused_and_the_server_goes_on(server: ServeProces
     async def scenario() -> None:
         random_ = random.Random(0)
         paths = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/generate", "/update_weights")
+        paths += ("/generate/", "/chat/", "/update_named_param/")  # of TRL
         limits = httpx.Limits(max_connections=16)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
 
