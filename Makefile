@@ -133,10 +133,10 @@ crash-test: setup ## A thousand random kills of pool users; nothing acknowledged
 	$(BIN)/python tests/crash/pool_torture.py --kills 1000 --seed 1
 
 .PHONY: test-faults
-test-faults: setup ## 1,000 rollouts that are struck at random: processes, memory, files, messages, clocks (hours)
+test-faults: setup ## 1,000 rollouts that are struck at random: processes, memory, files, messages, connections, clocks (hours)
 	mkdir -p build
-	SEER_FAULT_ROUNDS=1000 SEER_FAULT_REPORT=build/faults.jsonl $(BIN)/pytest -n 0 -s tests/crash/test_rollout_faults.py \
-	  tests/crash/test_driver_faults.py --timeout 36000
+	SEER_FAULT_ROUNDS=1000 SEER_FAULT_REPORT=build/faults.jsonl $(BIN)/pytest -n 0 -s tests/crash/test_*_faults.py \
+	  --timeout 36000
 
 .PHONY: fuzz
 fuzz: setup ## The fuzzers of every reader of bytes from others, 20,000 inputs each

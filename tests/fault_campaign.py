@@ -33,6 +33,17 @@ SEED = int(os.environ.get("SEER_FAULT_SEED", "0")) or secrets.randbelow(2**32)
 SECONDS = float(os.environ.get("SEER_FAULT_SECONDS", "inf"))
 REPORT = os.environ.get("SEER_FAULT_REPORT")
 Tokens = dict[tuple[int, int], list[int]]
+ONE_IN = {"vllm": 25, "ray": 40, "mooncake": 50, "tcp": 10, "http": 10, "driver": 25}
+"""Of all rounds, those of each part; the rest are local ones."""
+AT_LEAST_ONE = ("mooncake", "tcp", "http", "driver")
+"""vLLM and Ray take half a minute to start: they take part from so many rounds on."""
+
+
+def num_rounds_of(part: str) -> int:
+    """How many rounds a part has."""
+    if part == "local":
+        return max(1, ROUNDS - sum(ROUNDS // share for share in ONE_IN.values()))
+    return max(part in AT_LEAST_ONE, ROUNDS // ONE_IN[part])
 
 
 def rng_of(test: str, number: int) -> random.Random:

@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 
 from commands import DEADLINE_S, a_command, assert_nothing_left, num_lines, results, shared_files, wait_until
-from fault_campaign import ROUNDS, Tally, rng_of
+from fault_campaign import Tally, num_rounds_of, rng_of
 from faults import children_of
 
 pytest.importorskip("torch")
 
 from seer.engine.local.tiny import make_tiny_model
 
-DRIVER_ROUNDS = max(1, ROUNDS // 25)
+DRIVER_ROUNDS = num_rounds_of("driver")
 PROMPTS = [[3 + i, 7, 11] for i in range(5)]
 DISK = "64k"
 SHARED_MEMORY = "6m"

@@ -23,12 +23,12 @@ pytest.importorskip("fastapi")
 
 import httpx
 
-from fault_campaign import ROUNDS, Tally, rng_of
+from fault_campaign import Tally, num_rounds_of, rng_of
 from http_strikes import ENDS, HTTP_STRIKES, Served
 from seer.engine.local.tiny import make_tiny_model
 from serve_process import SMALL, a_serve_process
 
-HTTP_ROUNDS = max(1, ROUNDS // 10)
+HTTP_ROUNDS = num_rounds_of("http")
 NUM_STREAMS = 6
 MAX_TOKENS = 48
 DEADLINE_S = 200.0

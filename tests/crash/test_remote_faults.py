@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dial_hosting import over_tcp
-from fault_campaign import ROUNDS, Tally, Tokens
+from fault_campaign import Tally, Tokens, num_rounds_of
 from fault_rounds import HOSTING, ROUNDS_PER_FLEET, a_rollout, disturbed_rounds, undisturbed
 from link_strikes import LINK_STRIKES
 from ray_clusters import TwoNodes, two_nodes
@@ -26,8 +26,7 @@ from seer.engine.local.tiny import make_tiny_model
 from seer.hosting.fleet import HostedFleet
 from strikes import Strike, kill_an_instance, slow_an_instance_down, stop_an_instance, stop_and_resume_an_instance
 
-TCP_ROUNDS = max(1, ROUNDS // 10)
-RAY_ROUNDS = ROUNDS // 40
+TCP_ROUNDS, RAY_ROUNDS = map(num_rounds_of, ("tcp", "ray"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def on_ray(cluster: TwoNodes) -> dict[str, Strike]:
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-@pytest.mark.skipif(not RAY_ROUNDS, reason="Ray takes part from 40 rounds on")
+@pytest.mark.skipif(not RAY_ROUNDS, reason="Ray has no share of so few rounds")
 def test_no_fault_on_a_cluster_changes_a_token(model: Path, expected: list[Tokens], tmp_path: Path) -> None:
     tally = Tally("ray")
     with two_nodes() as cluster:

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fault_campaign import ROUNDS, StrikesAt, Tally, Tokens, rng_of, tokens_of
+from fault_campaign import StrikesAt, Tally, Tokens, num_rounds_of, rng_of, tokens_of
 from fault_rounds import (
     HOSTING,
     NUM_SEEDS,
@@ -36,9 +36,7 @@ from seer.kvpool import supervise
 from strikes import STRIKES, send
 from vllm_engines import HEAD_DIM
 
-VLLM_ROUNDS = ROUNDS // 25
-MOONCAKE_ROUNDS = max(1, ROUNDS // 50)
-LOCAL_ROUNDS = max(1, ROUNDS - VLLM_ROUNDS - MOONCAKE_ROUNDS - ROUNDS // 25)  # the rest: test_driver_faults.py
+VLLM_ROUNDS, MOONCAKE_ROUNDS, LOCAL_ROUNDS = map(num_rounds_of, ("vllm", "mooncake", "local"))
 VLLM_HOSTING = replace(HOSTING, start_deadline_s=200.0, heartbeat_s=0.5, silence_deadline_s=10.0)
 ON_VLLM = {
     name: strike
@@ -69,7 +67,7 @@ def test_no_fault_loses_doubles_or_changes_a_token(model: Path, expected: list[T
 
 
 @pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of each other's deprecations
-@pytest.mark.skipif(not VLLM_ROUNDS, reason="vLLM takes part from 25 rounds on")
+@pytest.mark.skipif(not VLLM_ROUNDS, reason="vLLM has no share of so few rounds")
 def test_no_fault_changes_a_token_of_vllm(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     greedy = Sampling(max_tokens=64, temperature=0.0, ignore_eos=True)

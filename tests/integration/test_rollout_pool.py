@@ -23,6 +23,7 @@ from seer.engine.local.tiny import make_tiny_model
 from seer.errors import ConfigError
 from seer.hosting.fleet_pool import FleetPool
 from seer.kvpool.base import PoolStats
+from seer.kvpool.local_files import PoolFiles
 from seer.kvpool.serve import ServeState
 from seer.metrics.events import Event, Prefilling, Started, Stepped, Stopped
 from seer.transfer import MoveCost, TransferCosts, TransferEstimate
@@ -46,6 +47,10 @@ def a_rollout(model: Path, **settings: Any) -> Rollout:
         "hosting": HostingConfig(pin_cores=False),
     }
     return Rollout(model, **defaults | settings)
+
+
+def tokens_of(groups: list[GroupResult]) -> dict[tuple[int, int], list[int]]:
+    return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
 
 class MovingIsFree(TransferEstimate):
@@ -162,11 +167,30 @@ def test_damage_is_noticed_computed_again_and_reported(model: Path) -> None:
             return expected, await rolled_out(rollout, events=kill_and_damage), rollout.summary
 
     expected, groups, summary = asyncio.run(scenario())
-    assert {(r.group, r.index): r.token_ids for g in groups for r in g.responses} == {
-        (r.group, r.index): r.token_ids for g in expected for r in g.responses
-    }
+    assert tokens_of(groups) == tokens_of(expected)
     assert summary.pool_corrupt > 0
     assert summary.pool_recomputed_tokens > 0
+
+
+def test_instances_come_back_though_the_pools_note_was_destroyed(model: Path, tmp_path: Path) -> None:
+    async def scenario() -> tuple[list[GroupResult], list[GroupResult]]:
+        hosting = HostingConfig(pin_cores=False, restart_pause_s=0.0, max_restarts=2)
+        async with a_rollout(model, hosting=hosting, pool_ssd_dir=tmp_path, pool_ssd_bytes=16 << 20) as rollout:
+            expected = await rolled_out(rollout)
+
+            def strike() -> None:
+                files = PoolFiles.find(pool_of(rollout).settings["name"], "/dev/shm")
+                assert files is not None
+                files.note.write_bytes(b"no note")
+                for instance in rollout.fleet.instances:
+                    os.kill(instance.pid or 0, signal.SIGKILL)
+
+            groups = await rolled_out(rollout, events=Once(Stopped, strike))
+            await rollout.fleet.wait_until_up()
+            return expected, groups
+
+    expected, groups = asyncio.run(scenario())
+    assert tokens_of(groups) == tokens_of(expected)
 
 
 @pytest.fixture

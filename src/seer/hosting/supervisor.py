@@ -17,11 +17,14 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from seer.errors import InstanceError, SeerError
 from seer.hosting.restart_budget import RestartBudget
+
+log = logging.getLogger(__name__)
 
 
 class Restartable(Protocol):
@@ -105,6 +108,7 @@ class Supervisor:
                 await self._instances[instance].restart()
                 break
             except SeerError as error:
+                log.warning("instance %d was not restarted: %s", instance, error)
                 reason = str(error)
         del self._restarting[instance]
         self._has_given_up = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of the global KV pool. Backends: `local`, `mooncake`, and one over the other (node_pool.py); `NonePool`
-(none.py) is for tests.
+(none.py) holds nothing.
 
 The pool holds blocks of KV bytes by key (see keys.py) so that any instance can continue any request. Calls
 are batched; the caller supplies every buffer. A `put`, `get` or `lookup` that fails is a miss, and a miss means that

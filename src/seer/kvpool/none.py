@@ -2,7 +2,8 @@
 """A pool that holds nothing: the smallest implementation of the protocol.
 
 Tests run engines with it, to take the code path with a pool and still compute everything, and build pools of their own
-on it. A run with `--pool none` does not use it: its instances have no pool at all.
+on it. An instance whose pool cannot be opened has a `LostPool`. A run with `--pool none` does not use it: its instances
+have no pool at all.
 
 Invariants
   1. No call changes anything but the counters.
@@ -94,6 +95,20 @@ class NonePool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LostPool(NonePool):
+    """Stands for a pool that cannot be opened: each block that it refuses or misses counts as a failure."""
+
+    name = "lost"
+
+    def stats(self) -> PoolStats:
+        """The blocks refused and missed, as failures."""
+        return PoolStats(backend=self.name, num_failed=self._num_refused + self._num_miss)
+
+    def troubles(self) -> PoolTroubles:
+        """The same."""
+        return PoolTroubles(num_failed=self._num_refused + self._num_miss)
 
 
 def _num_blocks(keys: Keys, buffers: Buffers) -> int:

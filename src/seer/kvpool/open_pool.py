@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from seer.errors import SeerError
 from seer.kvpool.base import Pool
+from seer.kvpool.none import LostPool
+
+log = logging.getLogger(__name__)
 
 
 def open_pool(settings: dict[str, Any]) -> Pool:
@@ -37,3 +42,15 @@ def _open_over(near: dict[str, Any], far: dict[str, Any]) -> Pool:
     except BaseException:
         opened.close()
         raise
+
+
+def join_pool(settings: dict[str, Any]) -> Pool:
+    """For an instance: the pool that the driver made. If its files were damaged since, one that holds nothing.
+
+    So an instance that is restarted computes KV again; otherwise no restart would succeed as long as the run lasts.
+    """
+    try:
+        return open_pool(settings)
+    except (SeerError, OSError) as error:
+        log.warning("the KV pool cannot be opened: KV of requests that move is computed again; %s", error)
+        return LostPool()

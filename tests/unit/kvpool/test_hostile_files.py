@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from seer.cli.main import main
@@ -25,6 +26,7 @@ from seer.hosting.fleet_pool import FleetPool
 from seer.kvpool import local_files, supervise
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, find_pools
+from seer.kvpool.open_pool import join_pool, open_pool
 from seer.kvpool.serve import ServeState, pid_started
 from seer.machine import file_lock, private_files
 
@@ -267,3 +269,20 @@ def test_the_pool_of_a_killed_driver_is_removed_by_the_next(tmp_path: Path, monk
     monkeypatch.setattr(fleet_pool, "DRAM_DIR", str(tmp_path))
     fleet_pool.remove_orphaned_pools()
     assert list(private_files.folder(tmp_path).iterdir()) == []
+
+
+def test_an_instance_joins_a_damaged_pool_as_one_that_holds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restarted instance must start, whatever became of the pool's files; what is missing is computed again."""
+    settings = {"name": "run", "dram_dir": str(tmp_path), "block_bytes": 4096, "dram_bytes": 1 << 20}
+    settings |= {"ssd_dir": str(tmp_path), "ssd_bytes": 1 << 20}
+    with open_pool(settings) as made:
+        assert isinstance(made, LocalPool)
+        made._files.note.write_bytes(b"\xa5" * 40)  # it names the file of the SSD tier
+        with join_pool(settings) as joined:
+            keys, block = np.zeros((1, 32), np.uint8), np.zeros((1, 4096), np.uint8)
+            assert joined.name == "lost"
+            assert joined.put_now(keys, block) == joined.get_now(keys, block) == [False]
+            assert joined.troubles().num_failed == joined.stats().num_failed == 2
+    assert "the KV pool cannot be opened" in caplog.text

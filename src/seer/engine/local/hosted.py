@@ -30,7 +30,7 @@ from seer.engine.local.graph_shapes import DEPTHS
 from seer.engine.pool_errors import PoolErrorCounter
 from seer.engine.step_events import StepTally
 from seer.kvpool.base import Pool
-from seer.kvpool.open_pool import open_pool
+from seer.kvpool.open_pool import join_pool
 from seer.metrics.events import Decoding, Event, EventSink, Prefilling
 from seer.speculation.step_profile import StepProfile
 from seer.speculation.step_report import StepReport
@@ -152,7 +152,7 @@ def make_local(id: int, settings: dict[str, Any], events: EventSink) -> HostedLo
         id,
         config.model,
         drafter=GroupedDrafter(servers, given.draft_keys) if servers is not None else None,
-        pool=open_pool(given.pool) if given.pool is not None else None,
+        pool=join_pool(given.pool) if given.pool is not None else None,
         events=events,
         step_profile=StepProfile.load(Path(given.step_profile)) if given.step_profile is not None else None,
         kv_blocks=config.kv.blocks,

@@ -26,7 +26,7 @@ from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_salt
 from seer.engine.vllm.connector_stats import LoadStats
 from seer.engine.vllm.connector_transfer import BlockTransfer
 from seer.errors import ConfigError, PoolError
-from seer.kvpool.open_pool import open_pool
+from seer.kvpool.open_pool import join_pool
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class SeerPoolConnector(KVConnectorBase_V1):
         assert config is not None, "a connector is made because there is a kv_transfer_config"
         extra = config.kv_connector_extra_config
         options = TransferOptions(**extra.get("options", {}))
-        self._pool = open_pool(extra["pool"])
+        self._pool = join_pool(extra["pool"])
         self._pool_block_bytes: int = extra["pool"]["block_bytes"]
         self._num_blocks = kv_cache_config.num_blocks
         self._plan: Plan | None = None
