@@ -14,8 +14,11 @@ import pytest
 pytest.importorskip("fastapi")
 
 from seer.errors import InputError
+from seer.metrics.fleet_sample import FleetSample
+from seer.metrics.live_counts import LiveCounts
 from seer.serve.bodies import MAX_UNREAD_BODIES
 from seer.serve.keys import MAX_KEY_FILE_BYTES, Keys, read_key
+from seer.serve.live import LivePage
 from seer.serve.settings import Limits, ServeSettings
 from seer.serve.tool_calls import split_tool_calls
 from seer.serve.watch import _from_this_machine
@@ -118,3 +121,13 @@ def test_a_response_of_opening_tags_is_text_and_costs_one_pass() -> None:
     assert (before, [call["function"]["name"] for call in calls]) == ("x", ["f", "g"])
     nested = "<tool_call>" + "[" * 100_000 + "</tool_call>"
     assert split_tool_calls(nested) == (nested, [])
+
+
+def test_no_text_of_the_live_page_ends_its_script() -> None:
+    async def page() -> str:
+        live = LivePage(LiveCounts(), lambda: FleetSample(instances=[]), "</script><script>alert(1)//<!--")
+        return bytes(live.page().body).decode()
+
+    text = asyncio.run(page())
+    assert text.count("<script") == text.count("</script") == 1
+    assert "alert(1)" in text
