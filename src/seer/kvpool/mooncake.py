@@ -4,8 +4,9 @@
 Workers attach to an owner process on their machine through shared memory (mooncake_servers.py starts it), or
 reach owners elsewhere over TCP. Mooncake is a cache that promises less than base.py; this file makes up for it:
 
-  * put returning 0 does not mean that the block stays: a later get may miss, and the caller computes it again. With an
-    SSD tier a block may be missing while blocks move between the tiers; seen once, for one block of 768
+  * put returning 0 does not mean that the block stays: a later get may miss, and the caller computes it again
+  * a get that takes longer than the block's lease (`lease_ms`) fails for a block that is there, as on a busy machine or
+    from SSD: it is tried again
   * a failure is a negative number, which Python takes for true: every answer is compared with == 1, == 0 or
     the exact size
   * put on a held key keeps the old bytes: keys name content and weights version, so the old bytes are the right ones
@@ -61,6 +62,9 @@ _STRIDE_ALIGN = 4096  # a page: rows of the staging memory do not share one
 _SETUP_DEADLINE_S = 20.0  # connecting maps shared memory and asks the master, which may be starting
 _LOCAL_BUFFER_BYTES = 16 << 20  # Mooncake's own buffer; our bytes go through the staging memory
 _UNREACHABLE = (-900, -600)  # master gone, client not set up
+_LEASE_EXPIRED = -707  # before the bytes had come: the block may have been evicted on the way
+_LEASE_TRIES = 3
+"""Further ones. Measured: with a lease of 1 ms every read fails, though the block is there; with 2 s none of 40."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,8 +332,17 @@ class MooncakePool:
         answers, in_time = self._answer_in_staging(
             lambda: self._store.batch_get_into(named, pointers, sizes), len(named), "get", staging
         )
+        answers = list(answers)
+        for _ in range(_LEASE_TRIES):
+            late = [i for i, answer in enumerate(answers) if answer == _LEASE_EXPIRED]
+            if not late or not in_time:
+                break
+            again, in_time = self._get_again(late, named, pointers, staging)
+            for i, answer in zip(late, again, strict=True):
+                answers[i] = answer
         if not in_time:  # the staging may still be written to: its content is undefined
             return [False] * len(named)
+        self._tally.add(failed=answers.count(_LEASE_EXPIRED))
         try:
             rows = zip(staging, answers, blocks, keys, strict=False)
             found = [unseal(row, answer, block, bytes(key)) for row, answer, block, key in rows]
@@ -340,6 +353,16 @@ class MooncakePool:
             self._tally.add(corrupt=len(corrupt))
             self._answer(lambda: self._store.batch_remove(corrupt, True), len(corrupt), "dropping corrupt blocks")
         return [one is Unsealed.GOOD for one in found]
+
+    def _get_again(
+        self, late: list[int], named: list[str], pointers: list[int], staging: NDArray[np.uint8]
+    ) -> tuple[Sequence[int], bool]:
+        """Get some blocks of a batch once more, to the same places: fewer of them take less time."""
+        wanted, places = [named[i] for i in late], [pointers[i] for i in late]
+        sizes = [self._stride] * len(late)
+        return self._answer_in_staging(
+            lambda: self._store.batch_get_into(wanted, places, sizes), len(late), "get", staging
+        )
 
     def _borrow_staging(self) -> NDArray[np.uint8] | None:
         """A stretch of staging memory; None when late calls hold it all."""
