@@ -33,6 +33,7 @@ class DialledProcess:
     """Implements `seer.hosting.launcher.Child` for a process of an `InstanceHost`."""
 
     node: str | None = HERE
+    node_name: str | None = HERE
 
     def __init__(self, connection: Connection, spec: InstanceSpec, host: InstanceHost, relay: TcpRelay) -> None:
         self.channel, self.clock, self.spec = connection.channel, connection.clock, spec
