@@ -16,6 +16,8 @@ from pathlib import Path
 MARK = secrets.token_hex(8)
 os.environ["SEER_FAULT_MARK"] = MARK  # for every process that is started from here
 IS_PRIVATE = "SEER_FAULT_PRIVATE" in os.environ
+_TRACKER = "multiprocessing.resource_tracker"
+"""Of this process itself: it lives as long."""
 PATIENCE_S = 20.0
 """For processes whose parent was killed: they end by themselves."""
 
@@ -30,7 +32,7 @@ def processes() -> list[int]:
                 is_zombie = (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
             except OSError:  # it has ended
                 continue
-            if is_ours and not is_zombie:
+            if is_ours and not is_zombie and _TRACKER not in _command(int(process.name)):
                 found.append(int(process.name))
     return found
 
@@ -48,16 +50,16 @@ def _is_expected(path: Path) -> bool:
     return path.name.startswith("pytest-") or (path.is_dir() and path.name == f"seer-{os.getuid()}")
 
 
-def leftovers(*, with_files: bool = True) -> list[str]:
-    """What is left, after some patience: a process by its command."""
+def leftovers(before: set[int], *, with_files: bool = True) -> list[str]:
+    """What is left, after some patience, beside the processes `before`: a process by its command."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while (found := processes()) and time.monotonic() < deadline_s:
+    while (found := set(processes()) - before) and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    return [_described(pid) for pid in found] + (files() if with_files else [])
+    return [f"{pid}: {_command(pid)}" for pid in found] + (files() if with_files else [])
 
 
-def _described(pid: int) -> str:
+def _command(pid: int) -> str:
     try:
-        return f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(bytes(1), b" ").decode(errors="replace")
     except OSError:
-        return str(pid)
+        return ""

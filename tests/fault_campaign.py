@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaign_leftovers import leftovers
+from campaign_leftovers import leftovers, processes
 from seer import FinishReason, GroupResult
 from seer.metrics.events import Event, Started, Stopped
 
@@ -67,6 +67,7 @@ class Tally:
     start_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        self._before = set(processes())
         print(f"\nSEER_FAULT_SEED={SEED} SEER_FAULT_ROUNDS={ROUNDS}", flush=True)
 
     def goes_on(self, num_rounds: int) -> bool:
@@ -97,7 +98,7 @@ class Tally:
 
     def save(self) -> None:
         """Print the counts so far and add them to the report."""
-        counts = {name: value for name, value in vars(self).items() if name != "start_s"}
+        counts = {name: value for name, value in vars(self).items() if name not in ("start_s", "_before")}
         seconds = round(time.monotonic() - self.start_s, 1)
         line = json.dumps(counts | {"seconds": seconds, "strikes": dict(self.strikes.most_common())})
         print(f"\n{line}", flush=True)
@@ -110,7 +111,7 @@ class Tally:
 
         `all_files`: nor any other, where that can be told.
         """
-        left = [str(path) for path in files if path.exists()] + leftovers(with_files=all_files)
+        left = [str(path) for path in files if path.exists()] + leftovers(self._before, with_files=all_files)
         self.leftovers += len(left)
         assert not left, f"{self.test}, round {self.rounds}: left behind: {left}"
 
