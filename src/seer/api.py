@@ -34,6 +34,7 @@ from seer.ranges import Count, check
 from seer.runs.arguments import (
     check_choice,
     check_environment_calls,
+    check_ids,
     check_journal,
     check_prompts,
     check_run,
@@ -246,7 +247,7 @@ class Rollout:
         verifier = self._make_verifier(encoded, verify, seed, ends_ignored=lengths is not None) if verify else None
         options = RunOptions(
             scheduler=scheduler or self.config.scheduler,
-            speculation=speculation or self.config.speculation,
+            speculation=self.config.speculation if speculation is None else speculation,
             seed=seed,
             chunk_tokens=self.config.chunk_tokens,
             lengths=lengths,
@@ -302,7 +303,7 @@ class Rollout:
         self._require_no_run()
         options = SessionOptions(
             scheduler=scheduler or self.config.scheduler,
-            speculation=speculation or self.config.speculation,
+            speculation=self.config.speculation if speculation is None else speculation,
             seed=seed,
             chunk_tokens=self.config.chunk_tokens,
             length_hints=self._length_hints if length_hints is None else length_hints,
@@ -318,6 +319,7 @@ class Rollout:
 
     async def remove_instances(self, ids: Sequence[int]) -> None:
         """End instances, also while a run or a session goes on: their requests are parked, and go on elsewhere."""
+        check_ids(ids)
         self._require_started()
         await self._fleet.remove_instances(ids)
 

@@ -166,6 +166,82 @@ WEIGHTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+async def never() -> None:
+    """No environment: it takes no conversation."""
+
+
+SESSIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "a seed as text": ({"seed": "1"}, "seed='1'"),
+    "a scheduler for whole batches": ({"scheduler": "group"}, "needs all prompts at once"),
+    "a scheduler that is a number": ({"scheduler": 3}, "scheduler=3"),
+    "an unknown scheduler": ({"scheduler": "sear"}, "sear"),
+    "speculation in other words": ({"speculation": "on"}, "speculation='on'"),
+    "speculation that is True": ({"speculation": True}, "speculation=True"),
+    "hints in a list": ({"length_hints": [1]}, "length_hints is a list"),
+    "a negative hint": ({"length_hints": {"a": -1}}, r"length_hints\['a'\]=-1"),
+    "events that are a number": ({"events": 3}, "events is a int"),
+}
+
+SUBMITTING: dict[str, tuple[dict[str, Any], str]] = {
+    "a prompt that is None": ({"prompt": None}, "prompt 0"),
+    "negative tokens": ({"prompt": [-1]}, "prompt 0"),
+    "no responses": ({"n": 0}, "n=0"),
+    "responses as text": ({"n": "3"}, "n='3'"),
+    "sampling as a mapping": ({"sampling": {"max_tokens": 5}}, "sampling is a dict"),
+    "a seed as text": ({"seed": "1"}, "seed='1'"),
+    "a negative seed": ({"seed": -1}, "seed=-1"),
+    "a seed of NaN": ({"seed": math.nan}, "seed=nan"),
+    "a group that is a number": ({"group": 5}, "group is a int"),
+    "a group without a name": ({"group": ""}, "group has no name"),
+    "on_tokens that is a number": ({"on_tokens": 5}, "on_tokens is a int"),
+    "on_tokens of one argument": ({"on_tokens": lambda handle: None}, "on_tokens cannot be called"),
+    "an environment that is a number": ({"environment": 5}, "environment is a int"),
+    "an environment that is not async": ({"environment": lambda conversation: None}, "not an async function"),
+    "an environment without a conversation": ({"environment": never}, "environment cannot be called"),
+    "an environment with no time": ({"environment_deadline_s": 0}, "environment_deadline_s=0"),
+    "a deadline of NaN": ({"environment_deadline_s": math.nan}, "environment_deadline_s=nan"),
+    "tools that are text": ({"tools": "python"}, "tools is no list"),
+    "no context": ({"max_context_tokens": 0}, "max_context_tokens=0"),
+}
+
+RESIZING: dict[str, tuple[str, Any, str]] = {
+    "no instances more": ("add_instances", 0, "num_instances=0"),
+    "instances as text": ("add_instances", "2", "num_instances='2'"),
+    "instances that are None": ("add_instances", None, "num_instances=None"),
+    "an unknown instance": ("remove_instances", [9], "cannot be removed"),
+    "all instances": ("remove_instances", [0], "would be removed"),
+    "one twice": ("remove_instances", [0, 0], "cannot be removed"),
+    "one that is no list": ("remove_instances", 0, "ids is a int"),
+    "one as text": ("remove_instances", ["0"], "cannot be removed"),
+}
+
+
+def test_what_a_session_cannot_take_is_refused_by_name_and_changes_nothing() -> None:
+    async def scenario() -> list[int]:
+        async with Rollout("none", **FAKE) as rollout:
+            for settings, why in SESSIONS.values():
+                with pytest.raises(SeerError, match=why):
+                    rollout.session(**settings)
+            async with rollout.session(seed=3) as session:
+                [first] = session.submit([1, 2], sampling=S)
+                for settings, why in SUBMITTING.values():
+                    asked: dict[str, Any] = {"prompt": [1, 2], "sampling": S} | settings
+                    with pytest.raises(SeerError, match=why):
+                        session.submit(**asked)
+                for call, argument, why in RESIZING.values():
+                    with pytest.raises(SeerError, match=why):
+                        await getattr(rollout, call)(argument)
+                [second] = session.submit([1, 2], sampling=S)  # seeds are drawn as if nothing was asked between
+                return [(await handle).seed for handle in (first, second)]
+
+    async def undisturbed() -> list[int]:
+        async with Rollout("none", **FAKE) as rollout, rollout.session(seed=3) as session:
+            handles = [session.submit([1, 2], sampling=S)[0] for _ in range(2)]
+            return [(await handle).seed for handle in handles]
+
+    assert asyncio.run(scenario()) == asyncio.run(undisturbed())
+
+
 def test_there_are_more_wrong_calls_than_were_ever_counted() -> None:
     assert len(MAKING) + len(RUNNING) + len(WEIGHTS) >= 100
 

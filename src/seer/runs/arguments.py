@@ -68,6 +68,24 @@ def check_run(
             _check_rows(rows, list[TokenId], f"past_responses[{name!r}]", "[token ids, ...]")
 
 
+def check_submission(seed: Any, group: Any, on_tokens: Any) -> None:
+    """Refuse what a session cannot take with a prompt."""
+    if seed is not None:
+        check(seed, Seed, "seed")
+    if group is not None and not isinstance(group, str):
+        raise ConfigError(f"group is a {type(group).__name__}, not a name", hint="group='uid-1'")
+    if group == "":
+        raise ConfigError("group has no name", hint="leave it out for a group of its own")
+    if on_tokens is not None:
+        _check_callable(on_tokens, "on_tokens", 2, "on_tokens(handle, span)")
+
+
+def check_ids(ids: Any) -> None:
+    """Refuse what is no list of instances."""
+    if not _is_list(ids):
+        raise ConfigError(f"ids is a {type(ids).__name__}, not a list of instances", hint="[0, 1]")
+
+
 def check_environment_calls(environment: Any, deadline_s: Any, tools: Any, max_context_tokens: Any) -> None:
     """Refuse an environment that cannot be called, and settings of it that are of a wrong kind."""
     if environment is not None:

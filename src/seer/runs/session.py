@@ -41,9 +41,8 @@ from seer.engine.text_codec import TextCodec
 from seer.environments.base import Environment, Message
 from seer.errors import ConfigError, SeerError
 from seer.metrics.events import Ended, Event, Stepped
-from seer.ranges import Seed, check
 from seer.rollout import RolloutLoop
-from seer.runs.arguments import check_environment_calls
+from seer.runs.arguments import check_environment_calls, check_submission
 from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.families import Families, Family
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt
@@ -181,11 +180,12 @@ class Session:
             raise self._failure
         if self._is_closed:
             raise SeerError("the session has been closed", hint="async with rollout.session() as session:")
+        check_submission(seed, group, on_tokens)
+        check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
         [encoded] = self._encode([prompt], n=n, sampling=sampling, tools=tools)
         self._refuse_unfit(encoded)
         calls = None
         if environment is not None:
-            check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
             calls = EnvironmentCalls(environment=environment, deadline_s=environment_deadline_s, tools=tools)
         submission = Submission(
             encoded,
@@ -323,7 +323,6 @@ class Session:
     def _seed_of(self, prompt: EncodedPrompt, seed: int | None) -> int:
         self._num_submitted += 1
         if seed is not None:
-            check(seed, Seed, "seed")
             return seed
         if prompt.prompt.seed is not None:
             return prompt.prompt.seed

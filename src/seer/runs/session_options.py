@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from seer.config.rollout import SPECULATION_MODES
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink, discard
 from seer.scheduling.registry import parse_scheduler
@@ -30,7 +31,9 @@ class SessionOptions:
     cancel_deadline_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse schedulers that need the whole batch, or the lengths."""
+        """Refuse schedulers that need the whole batch, or the lengths, and unknown kinds of speculation."""
+        if self.speculation not in SPECULATION_MODES:
+            raise ConfigError(f"speculation={self.speculation!r}", hint=" or ".join(SPECULATION_MODES))
         spec = parse_scheduler(self.scheduler)
         if spec.name.partition("+")[0] in BATCH_SCHEDULERS or spec.needs_true_lengths:
             raise ConfigError(
