@@ -91,6 +91,7 @@ async def disturbed_rounds(rollout: Rollout, model: Path, expected: list[Tokens]
             sink = a_plan(rollout, rng_of(tally.test, number), strikes)
             try:
                 if number % 5 == 4:  # the same weights, of a new weights version: nothing of the old one may be used
+                    await rollout.fleet.wait_until_up()  # one that is alone and has no memory refuses them
                     await rollout.update_weights(model)
                 groups = await rolled_out(rollout, sink, number % NUM_SEEDS, sampling)
             except (SeerError, TimeoutError) as error:

@@ -99,6 +99,21 @@ def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> 
     return make_configured_fake(id, settings, events)
 
 
+def make_full(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """The instances that a file beside the logs names have no memory for new weights, until they are started again."""
+    log_dir = read_settings(settings).config.hosting.log_dir
+    assert log_dir is not None, "the file needs a folder"
+    made, mark = make_configured_fake(id, settings, events), log_dir / f"full-{id}"
+    if mark.exists():
+        mark.unlink()
+
+        async def refuse(weights: Weights, weights_version: int) -> None:
+            raise MemoryError("no memory for new weights")
+
+        made.update_weights = refuse  # type: ignore[method-assign]
+    return made
+
+
 def make_telling(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
     """Writes into its log what its process was given to run on."""
     config, cores = read_settings(settings).config, sorted(os.sched_getaffinity(0))

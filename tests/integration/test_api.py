@@ -121,6 +121,30 @@ def test_an_instance_that_dies_at_once_is_restarted_and_used(tmp_path: Path) -> 
     assert asyncio.run(scenario()) == undisturbed()
 
 
+@pytest.mark.parametrize("full", [(1,), (0, 1)])
+def test_an_instance_that_alone_cannot_take_new_weights_is_started_again_with_them(
+    tmp_path: Path, full: tuple[int, ...]
+) -> None:
+    async def scenario() -> tuple[Tokens, list[int], int]:
+        rollout = a_rollout(hosting=replace(QUICK, log_dir=tmp_path))
+        object.__setattr__(rollout.engine, "factory", "host_fakes:make_full")
+        for id in full:
+            (tmp_path / f"full-{id}").touch()
+        async with rollout:
+            if len(full) == 2:  # what no instance can take is refused, and none is lost for it
+                with pytest.raises(InstanceError, match="no memory for new weights"):
+                    await rollout.update_weights(tmp_path)
+            else:
+                await rollout.update_weights(tmp_path)
+                await rollout.fleet.wait_until_up()
+            versions = [status.weights_version for status in rollout.fleet.view()]
+            return tokens_of(await rolled_out(rollout)), versions, rollout.fleet.num_lost
+
+    tokens, versions, num_lost = asyncio.run(scenario())
+    assert tokens == undisturbed()
+    assert (versions, num_lost) == (([1, 1], 1) if len(full) == 1 else ([0, 0], 0))
+
+
 def test_when_no_instance_is_left_the_run_says_so() -> None:
     async def scenario() -> None:
         hosting = HostingConfig(pin_cores=False, max_restarts=1)

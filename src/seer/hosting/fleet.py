@@ -36,7 +36,7 @@ from seer.engine.staged_weights import (
     stage,
     stage_in_place,
 )
-from seer.errors import DeadlineExceeded, NoProbability, SeerError
+from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.devices import InstanceDevices, assign_devices
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
@@ -335,11 +335,14 @@ class HostedFleet:
             if instance not in up:
                 instance.configure_after_restart(command)
         results = await asyncio.gather(*(instance.configure(command) for instance in up), return_exceptions=True)
-        for instance, result in zip(up, results, strict=True):
-            if isinstance(result, BaseException):
-                if instance.is_up:
-                    raise result
-                instance.configure_after_restart(command)  # it was lost during the call
+        failed = {one: error for one, error in zip(up, results, strict=True) if isinstance(error, BaseException)}
+        for instance, error in failed.items():
+            if instance.is_up:
+                is_its_own = isinstance(error, InstanceError | DeadlineExceeded) and len(failed) < len(up)
+                if not is_its_own:
+                    raise error
+                instance.give_up(str(error))  # as one without memory for new weights: the others have taken them
+            instance.configure_after_restart(command)  # it was lost during the call, or is now
 
     def _take_output(self, output: ChunkOutput) -> None:
         if output.end is not None:

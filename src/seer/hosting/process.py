@@ -266,6 +266,10 @@ class ProcessInstance:
         if self._child is not None:
             self._child.kill()
 
+    def give_up(self, reason: str) -> None:
+        """It cannot do what the others did: end it, as if it had died."""
+        self._lose(reason)
+
     @property
     def is_up(self) -> bool:
         """Whether it accepts chunks now."""
