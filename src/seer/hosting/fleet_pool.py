@@ -30,7 +30,7 @@ from seer.engine.free_memory import free_memory_bytes
 from seer.errors import ConfigError, PoolError
 from seer.hosting.pool_ssd import SsdTier
 from seer.hosting.ray.pool import NodesPool
-from seer.kvpool.base import Pool, PoolStats
+from seer.kvpool.base import Pool, PoolStats, part_owner
 from seer.kvpool.open_pool import open_pool
 from seer.machine import file_lock, owned_folders
 from seer.metrics.events import Stepped
@@ -159,6 +159,7 @@ class FleetPool:
         """Unpin the blocks of a request that has ended."""
         if self._handle is not None:
             self._handle.free(str(request))
+            self._handle.free(part_owner(str(request)))
         elif self.between_nodes is not None:
             self.between_nodes.free(request)
 

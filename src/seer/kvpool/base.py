@@ -54,6 +54,14 @@ def owners_of(owners: Owners) -> list[str]:
     return [] if owners is None else [owners] if isinstance(owners, str) else list(owners)
 
 
+def part_owner(request: str) -> str:
+    """Who owns the last block of a request that waits, where it is not full.
+
+    An owner of its own: such a block is of no use once the request goes on, and is freed then.
+    """
+    return f"{request}/part"
+
+
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of one kind of call, over all processes that share the pool."""
 

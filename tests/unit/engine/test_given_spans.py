@@ -16,6 +16,7 @@ from seer.drafting.base import DraftTree
 from seer.engine.local.cache import block_bytes
 from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model
+from seer.kvpool.base import part_owner
 from seer.kvpool.local import LocalPool
 from seer.speculation.step_report import StepReport
 from seer.types import ChunkEnd, TokenSpan
@@ -71,6 +72,7 @@ def test_a_stopped_turn_keeps_its_kv_in_the_pool_and_only_given_tokens_are_new(f
     here = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
     free = generate(here, [a_chunk(1, PROMPT, max_tokens=30, seed=77)])[1]
     pool.free("1")
+    pool.free(part_owner("1"))
     stop = free.ids[15]
     first = generate(here, [a_chunk(0, PROMPT, seed=77, has_turns=True, stop_token_ids=(stop,))])[0]
     assert first.end is ChunkEnd.STOP
@@ -87,6 +89,7 @@ def test_a_stopped_turn_keeps_its_kv_in_the_pool_and_only_given_tokens_are_new(f
     without = a_chunk(2, PROMPT, seed=77, stop_token_ids=(stop,))
     generate(here, [without])
     pool.free("0")
+    pool.free(part_owner("0"))
     assert pool.stats().num_pinned_blocks == 0  # a response without turns is over at its stop
 
 

@@ -31,7 +31,7 @@ from seer.engine.local.blocks import BlockTable
 from seer.engine.local.cache import KVCache
 from seer.engine.local.parking import restore, save
 from seer.errors import DraftError
-from seer.kvpool.base import Pool
+from seer.kvpool.base import Pool, part_owner
 from seer.kvpool.node_pool import NO_FAR_READS, FarReads, take_far_reads
 
 HEADROOM_BLOCKS = 4
@@ -145,6 +145,8 @@ class BatchScheduler:
             active.num_computed = active.num_found = active.part.num_tokens
         if self.pool is not None and (active.chunk.load_kv or active.saved is not None):
             self._fetch(active, self.pool)
+        if self.pool is not None and active.part is not None:
+            self.pool.free(part_owner(str(active.chunk.request)))
         if active.saved is not None:
             restore(active, self.cache, self.blocks)
         active.num_loaded, active.part = active.num_computed - active.num_found, None

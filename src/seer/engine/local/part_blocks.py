@@ -8,7 +8,8 @@ to the token before its newest one, given tokens not counted. So there is one ke
 Invariants
   1. A chunk writes only to blocks without a key: the key of a part is dropped when a chunk goes on in it.
   2. What a part block holds after its part is never read before it is computed.
-  3. After a wait nothing of a context is computed again but its newest token, unless instance and pool dropped blocks.
+  3. The pool holds at most one part of a request: it is freed when the request goes on.
+  4. After a wait nothing of a context is computed again but its newest token, unless instance and pool dropped blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from seer.engine.local.active import ActiveChunk, Part
 from seer.engine.local.blocks import BlockTable
 from seer.engine.local.cache import KVCache
-from seer.kvpool.base import Pool
+from seer.kvpool.base import Pool, part_owner
 from seer.kvpool.keys import Namespace, part_key
 
 
@@ -35,7 +36,7 @@ def keep_part(active: ActiveChunk, namespace: Namespace, cache: KVCache, blocks:
         block = active.blocks[part.index]
         blocks.seal(block, part.key)
         if pool is not None:
-            cache.export(pool, [part.key], [block], [str(active.chunk.request)])
+            cache.export(pool, [part.key], [block], [part_owner(str(active.chunk.request))])
 
 
 def _part(active: ActiveChunk, namespace: Namespace, num_tokens: int) -> Part | None:

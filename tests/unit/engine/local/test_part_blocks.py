@@ -99,12 +99,19 @@ def test_a_chunk_that_ends_by_its_lease_leaves_its_part_too(folder: Path, pool: 
     assert [*first.ids, *second.ids] == whole.ids
 
 
-def test_nothing_is_left_of_a_response_that_is_over(folder: Path, pool: LocalPool) -> None:
-    engine = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
-    generate(engine, [a_chunk(0, PROMPT, max_tokens=11, has_turns=False)])
-    assert pool.stats().num_pinned_blocks > 0
+def test_the_pool_holds_one_part_of_a_request_and_none_while_it_runs(folder: Path, pool: LocalPool) -> None:
+    spans: tuple[TokenSpan, ...] = ()
+    for number in range(6):
+        engine = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
+        spans += (generate(engine, [a_chunk(0, PROMPT, max_tokens=3, spans=spans)])[0].span(),)
+        num_known = len(PROMPT) + 3 * (number + 1) - 1
+        assert pool.stats().num_pinned_blocks == -(-num_known // BLOCK_SIZE)
+    with torch.inference_mode():
+        engine.add(a_chunk(0, PROMPT, max_tokens=30, spans=spans))
+        engine.step()
+    assert pool.stats().num_pinned_blocks == num_known // BLOCK_SIZE
     pool.free("0")
-    assert pool.stats().num_pinned_blocks == 0
+    assert pool.stats().num_blocks == 0
 
 
 def test_the_key_of_a_part_is_the_key_of_nothing_else(folder: Path) -> None:
