@@ -114,14 +114,26 @@ def test_a_response_ends_with_the_token_that_completes_the_string(
     assert (found.end, found.stop_token) == (ChunkEnd.STOP, None)
 
 
-def test_a_string_counts_from_min_tokens_on_and_only_in_the_present_turn(folder: Path, free: Generated) -> None:
+def test_a_string_counts_from_min_tokens_on(folder: Path, free: Generated) -> None:
     stop, end = a_stop(folder, free.ids, 20)
     late = with_stop(an_engine(folder), stop, min_tokens=end)
     assert late.ids[:end] == free.ids[:end]
     assert len(late.ids) > end
-    half, given = a_stop(folder, free.ids, 20)[0], TokenSpan([13, 14], (), 0, is_given=True)
-    before = TokenSpan(free.ids[: end - 1], free.logprobs[: end - 1], 0)  # ends with the first of the two letters
-    second = TokenSpan([free.ids[end - 1]], (-1.0,), 0)  # the next turn begins with the second one
-    chunk = a_chunk(0, PROMPT, max_tokens=1, spans=(before, given, second), stop=(half,))
-    assert chunk.turn_start == end - 1
-    assert generate(an_engine(folder), [chunk])[0].end is ChunkEnd.LIMIT
+
+
+def test_a_string_counts_only_in_what_was_generated_since_the_turn_began(folder: Path, free: Generated) -> None:
+    """The tool's answer ends with the first letter of the string, and the model goes on with the second."""
+    engine, before, decode = an_engine(folder), TokenSpan(free.ids[:5], free.logprobs[:5], 0), decoder(folder)
+    for token in range(70, 130):
+        spans = (before, TokenSpan([13, token], (), 0, is_given=True))
+        answer = generate(engine, [a_chunk(0, PROMPT, max_tokens=2, spans=spans)])[0]
+        stop = decode([token, answer.ids[0]])
+        if len(stop) == 2 and stop.isascii() and stop.isprintable():
+            break
+    else:
+        raise AssertionError("no two letters in a row")
+    chunk = a_chunk(0, PROMPT, max_tokens=2, spans=spans, stop=(stop,))
+    assert chunk.turn_start == 5
+    assert generate(engine, [chunk])[0].ids == answer.ids
+    by_its_own = a_chunk(0, PROMPT, max_tokens=2, spans=spans, stop=(stop[1],))
+    assert generate(engine, [by_its_own])[0].ids == answer.ids[:1]
