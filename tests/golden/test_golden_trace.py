@@ -10,21 +10,11 @@ from pathlib import Path
 import pytest
 
 from builders import a_workload, roll_out
-from seer.metrics.events import Event
+from event_lines import line
 from seer.scheduling.registry import NAMES
 
 FOLDER = Path(__file__).parent
 WORKLOAD = a_workload([[30, 190, 60], [200, 150], [145]], instances=2, kv_tokens=256, chunk_tokens=64)
-
-
-def line(event: Event) -> str:
-    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "t_s"}
-    shown = " ".join(value if isinstance(value, str) else f"{name}={_short(value)}" for name, value in fields.items())
-    return f"{event.t_s:9.4f}  {type(event).__name__.lower():13} {shown}"
-
-
-def _short(value: object) -> object:
-    return round(value, 3) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize("scheduler", [*NAMES, "verl+sd"])

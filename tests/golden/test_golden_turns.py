@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_golden_trace import line
 
 from builders import a_workload
+from event_lines import line
 from seer.metrics.events import Event
 from seer.sim.cluster import simulate
 from seer.sim.turns import WAYS, RequestTurns, WhileWaiting

@@ -190,8 +190,8 @@ def test_enough_groups_are_kept_while_tools_fail_and_instances_die_again_and_aga
         return kills.num_kills
 
     async def scenario() -> int:
-        settings = {"engine": "fake", "engine_settings": {"step_s": 0.0005}, "hosting": hosting}
-        async with Rollout("none", instances=3, **settings) as rollout:
+        engine: dict[str, Any] = {"engine": "fake", "engine_settings": {"step_s": 0.0005}, "hosting": hosting}
+        async with Rollout("none", instances=3, **engine) as rollout:
             return sum([await one(rollout, seed) for seed in range(12)])
 
     assert asyncio.run(scenario()) >= 8, "faults were meant to happen"

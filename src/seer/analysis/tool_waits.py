@@ -40,8 +40,8 @@ def tool_waits(events: Sequence[Event], first_s: float = 0.0) -> list[ToolWait]:
             asked[event.request] = event
         elif isinstance(event, Answered | Ended) and event.request in asked:
             since = asked.pop(event.request)
-            is_answer = isinstance(event, Answered)
-            end, num_tokens = ("answered", event.num_tokens) if is_answer else (event.finish_reason, 0)
+            end = "answered" if isinstance(event, Answered) else event.finish_reason
+            num_tokens = event.num_tokens if isinstance(event, Answered) else 0
             waits.append(ToolWait(event.request, since.turn, since.t_s - first_s, event.t_s - first_s, end, num_tokens))
     return waits
 

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events as lines of text, for golden files."""
+
+from __future__ import annotations
+
+from seer.metrics.events import Event
+
+
+def line(event: Event) -> str:
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "t_s"}
+    shown = " ".join(value if isinstance(value, str) else f"{name}={_short(value)}" for name, value in fields.items())
+    return f"{event.t_s:9.4f}  {type(event).__name__.lower():13} {shown}"
+
+
+def _short(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value
