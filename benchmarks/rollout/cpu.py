@@ -32,11 +32,19 @@ from stamp import as_text, print_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "examples" / "prompts"
+BLOCK_SIZE = 16
 
 
 async def run(args: argparse.Namespace, ledger: Ledger) -> None:
     schedulers = args.schedulers.split(",")
-    async with Rollout(args.model, instances=args.instances, max_num_seqs=args.max_num_seqs) as rollout:
+    kv_blocks = args.kv_tokens // BLOCK_SIZE if args.kv_tokens else None
+    async with Rollout(
+        args.model,
+        instances=args.instances,
+        max_num_seqs=args.max_num_seqs,
+        kv_blocks=kv_blocks,
+        block_size=BLOCK_SIZE,
+    ) as rollout:
         sampling = Sampling(max_tokens=args.max_tokens)
         lengths: Any = None
         for part in args.parts.split(","):
@@ -82,6 +90,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--kv-tokens", type=int, help="KV memory of each instance; 1 GiB unless given")
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--groups", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=1024)

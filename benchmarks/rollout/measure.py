@@ -128,7 +128,9 @@ async def measure(
         numbers["driver_cores"] = cpu_s / rollout.summary.makespan_s
         ledger.add(label | {"repetition": repetition} | numbers)
         name = f"{len(rollout.fleet.instances)}-{scheduler.replace('/', '-')}-{repetition}"
-        ledger.keep(name, events, label)
+        limits = asdict(rollout.fleet.instances[0].limits)
+        facts = limits | {"kv_tokens": rollout.fleet.instances[0].limits.kv_tokens, "max_tokens": max_tokens}
+        ledger.keep(name, events, label | facts | {"scheduler": scheduler})
         responses = {(one.group, one.index): one for group in groups for one in group.responses}
         baseline = baseline or responses
         ledger.keep_partings(name, baseline, responses, prompts)
