@@ -84,7 +84,8 @@ class Bench:
                 stream_tokens=1,
                 speculation=drafts,
                 pool=pool,
-                engine={"load_format": "dummy"},
+                # The share of memory that must be free at the start; KV memory is given in bytes.
+                engine={"load_format": "dummy", "gpu_memory_utilization": 0.02 if args.tiny else 0.3},
             ),
             max_waiting=4096,
         )
