@@ -107,7 +107,7 @@ test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
 .PHONY: test-verl
 # verl, Ray and vLLM warn of each other.
 test-verl: $(VERL)/ready ## verl trains a tiny model with Seer's rollout and with its own, in a virtual environment of its own
-	$(VERL)/bin/pytest -W ignore -p no:cacheprovider tests/verl_training --timeout 1200
+	$(VERL)/bin/pytest -W ignore -p no:cacheprovider --durations 8 tests/verl_training --timeout 1200
 
 .PHONY: test-vllm-older
 test-vllm-older: setup .venv/vllm-older ## Guards, connector, migration and drafts on an older vLLM
