@@ -37,8 +37,8 @@ from stamp import take_stamp
 
 LAYOUT = KVLayout(num_layers=28, num_kv_heads=4, head_dim=128, dtype="bfloat16", block_size=16)
 BLOCK_BYTES = 2 * LAYOUT.num_layers * LAYOUT.num_kv_heads * LAYOUT.head_dim * 2 * LAYOUT.block_size
-BATCH = 64
-"""Blocks of one call."""
+BATCH = 16
+"""Blocks of one call, as an engine with the default staging memory reads them."""
 PIECE_BYTES = 1 << 20
 
 
@@ -85,7 +85,7 @@ def measure(num_tokens: int, repeats: int, servers: MooncakeServers, near_dir: P
     blocks = np.random.default_rng(0).integers(0, 256, (BATCH, BLOCK_BYTES), dtype=np.uint8)
     times: dict[str, list[float]] = {"put": [], "between": [], "near": []}
     with contextlib.ExitStack() as stack:
-        deadline = {"block_bytes": BLOCK_BYTES, "deadline_s": 60.0, "staging_blocks": 2 * BATCH}
+        deadline = {"block_bytes": BLOCK_BYTES, "deadline_s": 60.0}
         writer = MooncakePool(MooncakePoolConfig(owner_address=servers.owner_address, **deadline))  # type: ignore[arg-type]
         reader = MooncakePool(MooncakePoolConfig(master_address=servers.master_address, **deadline))  # type: ignore[arg-type]
         config = LocalPoolConfig(

@@ -92,21 +92,17 @@ class PacedInstance:
 
 
 async def main() -> tuple[str, dict[str, Any]]:
-    lines = iter(sys.stdin.readline, "")
-    settings = json.loads(next(lines))
+    settings = json.loads(await asyncio.to_thread(sys.stdin.readline))
     arrived: list[tuple[int, int, float]] = []
 
     def make(id: int, _: dict[str, Any], events: EventSink) -> Any:
         return PacedInstance(id, settings, arrived)
 
     serving = []
-    for line in lines:
-        dial = json.loads(line)
+    while len(serving) < settings["instances"]:
+        dial = json.loads(await asyncio.to_thread(sys.stdin.readline))
         dial["secret"] = bytes.fromhex(dial["secret"])
         serving.append(asyncio.create_task(serve_instance(Dial(**dial), make)))
-        await asyncio.sleep(0)
-        if len(serving) == settings["instances"]:
-            break
     await asyncio.gather(*serving, return_exceptions=True)
     return settings["out"], {"arrived": arrived, "cpu_s": time.process_time()}
 

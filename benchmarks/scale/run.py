@@ -33,6 +33,7 @@ from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
 from seer.metrics.events import Event, Started
 from seer.rollout import RolloutLoop
+from seer.runs.run import GATHER_S
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.types import Group, Sampling
 from stamp import take_stamp
@@ -45,6 +46,10 @@ START_DEADLINE_S = 120.0
 OPTIONS = HostingConfig(
     heartbeat_s=1.0, silence_deadline_s=300.0, progress_deadline_s=600.0, start_deadline_s=START_DEADLINE_S
 )
+
+
+def say(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
 
 
 def resident_bytes() -> int:
@@ -105,6 +110,7 @@ async def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     for first in range(0, len(instances), 64):
         await asyncio.gather(*(one.start(outputs.append) for one in instances[first : first + 64]))
     connected = {"connect_s": time.monotonic() - began_s, "connect_cpu_s": time.process_time() - began_cpu_s}
+    say(f"{args.instances} connections in {connected['connect_s']:.1f} s")
     context = Context()
     scheduler = make_scheduler(parse_scheduler("seer"), SchedulerSettings(), context, lambda _: 1)
 
@@ -112,7 +118,7 @@ async def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
         counts.num_tokens += output.num_tokens
         counts.num_outputs += 1
 
-    loop = RolloutLoop(instances, scheduler, context, events=counts, on_tokens=on_tokens)
+    loop = RolloutLoop(instances, scheduler, context, events=counts, on_tokens=on_tokens, gather_s=GATHER_S)
     for one in instances:
         one._sink = loop.on_output
     before_bytes = resident_bytes()
@@ -139,7 +145,9 @@ async def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
         "in_flight": loop.buffer.num_in_flight,
         "bytes_per_request": (resident_bytes() - before_bytes) / args.requests,
     }
+    say(f"{filled['in_flight']} requests started in {filled['fill_s']:.1f} s")
     steady = await steady_state(args.seconds, counts, loop)
+    say(f"{steady['tokens_s']:,.0f} tokens/s on {steady['driver_cores']:.2f} cores")
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     await asyncio.gather(*(one.close() for one in instances))

@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default=",".join(PAPER))
     parser.add_argument("--nodes", type=int, default=64)
-    parser.add_argument("--gbps", default="3200,400,100,25,10", help="of a node's card (%(default)s)")
+    parser.add_argument("--gbps", default="100,10,1", help="of a node's card (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of an earlier run")
