@@ -137,8 +137,8 @@ class EarliestFinishPlacement(Divided):
         return min(max(tight, fair_share), most)
 
     def cut(self, request: Request, max_tokens: int, block_size: int) -> int:
-        """A lease fills the blocks it reserves. A chunk leaves whole blocks, and so does a lease that is too short to be
-        extended in time.
+        """A lease fills the blocks it reserves. A chunk leaves whole blocks, and so does a lease that may end as one,
+        because it is too short to be extended in time.
         """
         is_extended = self._has_pool and max_tokens >= LEASE_TOKENS
         return (fill_last_block if is_extended else end_with_a_block)(request, max_tokens, block_size)
