@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from builders import a_fleet, a_group, a_scheduler, requests_of
+from builders import a_buffer, a_fleet, a_group, a_scheduler, requests_of
 from seer.buffer import Request
+from seer.context import Context
 from seer.engine.fake import FakeInstance
 from seer.fleet import Fleet
+from seer.placement import PlacementConfig
 from seer.prefetch import Prefetcher
+from seer.scheduling.base import LooksAhead
 from seer.scheduling.look_ahead import Upcoming
-from seer.types import Chunk, TokenSpan
+from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
+from seer.transfer import TransferCosts, TransferEstimate
+from seer.types import Chunk, ChunkEnd, ChunkOutput, TokenSpan
 
 
 class Asked(FakeInstance):
@@ -64,3 +70,23 @@ def test_instances_and_schedulers_that_know_nothing_of_it_are_left_alone() -> No
     asked = Asked(0)
     Prefetcher(a_scheduler("verl"), [asked], 0).look_ahead(a_fleet(1))
     assert asked.chunks == []
+
+
+def test_a_conversation_is_named_when_its_tool_has_answered_and_not_before() -> None:
+    costs = TransferCosts(prefetch_tokens=10_000)
+    settings = SchedulerSettings(placement=PlacementConfig(transfer=TransferEstimate(costs)))
+    scheduler = make_scheduler(parse_scheduler("seer"), settings, Context(), lambda request: request.max_tokens)
+    assert isinstance(scheduler, LooksAhead)
+    group = replace(a_group(size=1, prompt=100), has_turns=True, max_context_tokens=2000)
+    buffer, fleet = a_buffer(group), a_fleet()
+    request = buffer[0]
+    scheduler.admit([request], fleet)
+    plan = scheduler.next(fleet)
+    assert plan is not None
+    chunk = buffer.start(request, plan.instance, plan.max_tokens, plan.load_kv, 0.0)
+    buffer.apply(ChunkOutput(0, chunk.attempt, plan.instance, 30, end=ChunkEnd.STOP), 1.0)
+    scheduler.away(request)
+    assert list(scheduler.upcoming(fleet)) == []
+    buffer.answer(request, None, 5, 2.0)
+    scheduler.requeue(request)
+    assert list(scheduler.upcoming(fleet)) == [Upcoming(request, plan.instance)]
