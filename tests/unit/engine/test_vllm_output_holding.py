@@ -53,6 +53,12 @@ def test_the_first_token_leaves_at_once_and_later_ones_together() -> None:
     assert left == [[("a", [0])], [], [], [], [("a", [1, 2, 3, 4])], [], [], [], [("a", [5, 6, 7, 8])], []]
 
 
+def test_requests_that_begin_together_do_not_leave_together() -> None:
+    holding = a_holding(4)
+    steps = [holding.pass_on([an_output(name, [token]) for name in "abcd"]) for token in range(9)]
+    assert [[due.request_id for due in step] for step in steps[1:]] == [["d"], ["c"], ["b"], ["a"]] * 2
+
+
 def test_an_end_leaves_with_what_was_held() -> None:
     holding = a_holding(16)
     for token in range(3):
@@ -85,7 +91,7 @@ def test_an_output_with_more_than_tokens_leaves_at_once_with_what_was_held() -> 
 
 
 def test_nothing_is_held_of_a_request_that_was_aborted() -> None:
-    holding = a_holding(4)
+    holding = a_holding(5)
     for token in range(3):
         holding.pass_on([an_output("a", [token]), an_output("b", [token])])
     holding.drop(["a", "never seen"])

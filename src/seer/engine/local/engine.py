@@ -318,6 +318,12 @@ class Engine:
 
     # Reporting
 
+    def _report_after(self, active: ActiveChunk) -> int:
+        """Tokens to report together. The first report comes earlier, at another step for each of those that entered
+        together: otherwise all would report at the same steps, and the driver would answer all of them late.
+        """
+        return self.stream_tokens if active.num_reported else 1 + active.chunk.request % self.stream_tokens
+
     def collect(self, works: Sequence[Work]) -> list[ChunkOutput]:
         """Outputs of the chunks that ended or have `stream_tokens` to report. Chunks that ended leave."""
         outputs = []
@@ -325,7 +331,7 @@ class Engine:
             active = work.active
             if active.end is not None:
                 outputs.append(self._finish(active, active.end))
-            elif active.num_unreported >= self.stream_tokens:
+            elif active.num_unreported >= self._report_after(active):
                 outputs.append(active.take_output(self.instance, self.namespace.weights_version))
         return outputs
 

@@ -8,6 +8,8 @@ Invariants
   1. Tokens leave in the order they came, each with its log-probability, at the latest with the output that ends their
      request. Only an abort drops tokens that are held: the front end has ended the request by then.
   2. The first output of a request leaves at once, and so does every output that carries more than tokens.
+  3. Requests that begin together do not all leave at the same steps: their second outputs are spread over
+     `stream_interval` steps. Otherwise hundreds would reach the driver at once, and it would answer them late.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class OutputHolding:
         self._max_tokens = max_tokens  # of one request, before they are sent
         self._held: dict[str, list[EngineCoreOutput]] = {}
         self._num_tokens: dict[str, int] = {}
+        self._num_begun = 0
 
     def pass_on(self, outputs: Iterable[EngineCoreOutput]) -> list[EngineCoreOutput]:
         """Take a step's outputs and return those that are due."""
@@ -46,7 +49,8 @@ class OutputHolding:
         is_last = output.finish_reason is not None
         if held is None:
             if not is_last:
-                self._held[request], self._num_tokens[request] = [], 0
+                self._held[request], self._num_tokens[request] = [], self._num_begun % self._max_tokens
+                self._num_begun += 1
             return output
         held.append(output)
         self._num_tokens[request] += len(output.new_token_ids)
