@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ def main() -> None:
         args.data = args.out
         write_problems(args.data, args.seed)
     runs = {rollout: train(args, rollout) for rollout in args.rollouts.split(",")}
-    summary = {"stamp": take_stamp(args), **{rollout: summarize(steps) for rollout, steps in runs.items()}}
+    stamp = take_stamp(args, **{name: version(name) for name in ("verl", "ray")})
+    summary = {"stamp": stamp, **{rollout: summarize(steps) for rollout, steps in runs.items()}}
     (args.out / "summary.json").write_text(json.dumps(summary, indent=1))
-    print(as_text(summary["stamp"]))
+    print(as_text(stamp))
     for rollout, steps in runs.items():
         print(rollout, json.dumps(summary[rollout]))
         print("  reward", " ".join(f"{step[REWARD]:.2f}" for step in steps))
