@@ -51,8 +51,11 @@ class TcpRelay:
             instance, _ = self._listening.accept()
             driver = socket.create_connection(self._target)
             self._ends += [instance, driver]
-            for direction, source, target in (("up", instance, driver), ("down", driver, instance)):
-                threading.Thread(target=self._relay, args=(source, target, self._asked[direction]), daemon=True).start()
+            for asked, source, target in (
+                (self._asked["up"], instance, driver),
+                (self._asked["down"], driver, instance),
+            ):
+                threading.Thread(target=self._relay, args=(source, target, asked), daemon=True).start()
 
     def _relay(self, source: socket.socket, target: socket.socket, asked: queue.SimpleQueue[LinkFault]) -> None:
         with contextlib.suppress(OSError):

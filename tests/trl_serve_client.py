@@ -32,7 +32,12 @@ class TrlServeClient:
         return self._post("/generate/", {"prompts": prompts, "images": None, "generation_kwargs": {}} | settings)
 
     def chat(self, messages: list[Any], **settings: Any) -> dict[str, Any]:
-        body = {"messages": messages, "generation_kwargs": {}, "chat_template_kwargs": {}, "tools": None}
+        body: dict[str, Any] = {
+            "messages": messages,
+            "generation_kwargs": {},
+            "chat_template_kwargs": {},
+            "tools": None,
+        }
         return self._post("/chat/", body | settings)
 
     def init_communicator(self) -> None:

@@ -108,8 +108,8 @@ def malformed(random_: random.Random) -> bytes:
 def test_malformed_bodies_are_refused_and_the_server_goes_on(server: ServeProcess) -> None:
     async def scenario() -> None:
         random_ = random.Random(0)
-        paths = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/generate", "/update_weights")
-        paths += ("/generate/", "/chat/", "/update_named_param/")  # of TRL
+        paths = ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/generate", "/update_weights"]
+        paths += ["/generate/", "/chat/", "/update_named_param/"]  # of TRL
         limits = httpx.Limits(max_connections=16)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_a_stop_string_hands_over_and_tokens_are_those_of_one_turn_at_a_time(tmp
     close = decode.func.__self__.encode("<|im_end|>")[0]  # type: ignore[attr-defined]
 
     async def scenario() -> list[Response]:
-        settings = {"kv_blocks": 128, "max_num_seqs": 4, "chunk_tokens": 16, "pool_bytes": 32 << 20}
+        settings: dict[str, Any] = {"kv_blocks": 128, "max_num_seqs": 4, "chunk_tokens": 16, "pool_bytes": 32 << 20}
         async with Rollout(model, instances=2, hosting=HostingConfig(pin_cores=False), **settings) as rollout:
             groups = rollout.run([PROMPT], n=6, sampling=SAMPLING, environment=tool)
             return [response async for group in groups for response in group.responses]

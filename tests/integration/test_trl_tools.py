@@ -36,7 +36,7 @@ def test_the_example_trains_with_turns_and_can_be_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
-    script = load(monkeypatch, "train", "--tiny", "--steps", "4", "--output-dir", out)
+    script = load(monkeypatch, "train_with_tool", "--tiny", "--steps", "4", "--output-dir", out)
     steps = script.main()
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed if line[:4].strip().isdigit()] == ["1", "2", "3", "4"]

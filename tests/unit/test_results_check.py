@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ EOS, STOP, VOCAB = 2, 7, 50
 class Words:
     """A codec: token 5 is "5 "."""
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return "".join(f"{token} " for token in ids)
 
 

@@ -29,11 +29,11 @@ def test_a_group_shows_its_turns_and_their_times_with_its_first_finish() -> None
     assert context.turns.of(first.group) is None
     converse(first, 3)
     context.observe_finished(first)
-    assert context.turns.of(first.group) == (3, 10.0, pytest.approx(2.0), pytest.approx(0.1))
+    assert context.turns.of(first.group) == pytest.approx((3, 10.0, 2.0, 0.1))
     converse(second, 5, tokens=20, tool_s=4.0)
     context.observe_finished(second)
     seen = context.turns.of(first.group)
-    assert seen == (5, (30 + 100) / 8, pytest.approx((6 + 20) / 8), pytest.approx(0.1))
+    assert seen == pytest.approx((5, (30 + 100) / 8, (6 + 20) / 8, 0.1))
     assert context.turns.remaining_wait_tokens(third) == pytest.approx(5 * 3.25 / 0.1)
     context.forget(1)
     assert context.turns.of(first.group) is None

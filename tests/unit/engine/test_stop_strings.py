@@ -108,7 +108,7 @@ def test_a_response_ends_with_the_token_that_completes_the_string(
     folder: Path, free: Generated, chunk_tokens: int, has_drafts: bool
 ) -> None:
     stop, end = a_stop(folder, free.ids, 20)
-    drafts = {"drafter": knowing({0: free.ids}, tree=True), "budget": always(6)} if has_drafts else {}
+    drafts: dict[str, Any] = {"drafter": knowing({0: free.ids}, tree=True), "budget": always(6)} if has_drafts else {}
     found = with_stop(an_engine(folder, **drafts), stop, chunk_tokens)
     assert (found.ids, found.logprobs) == (free.ids[:end], free.logprobs[:end])
     assert (found.end, found.stop_token) == (ChunkEnd.STOP, None)

@@ -33,4 +33,5 @@ class NcclGroup:
 
     def barrier(self) -> None:
         """Wait for the other ranks, as TRL's client does after every tensor."""
-        self._communicator.group.barrier()
+        group: Any = self._communicator.group  # one of vLLM's own, here
+        group.barrier()

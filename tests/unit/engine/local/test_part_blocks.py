@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,11 @@ def test_after_a_wait_only_the_newest_token_and_those_given_are_computed(
     folder: Path, pool: LocalPool, num_tokens: int, way: str
 ) -> None:
     steps: list[StepReport] = []
-    options = {"block_size": BLOCK_SIZE, "pool": None if way == "no pool" else pool, "on_step": steps.append}
+    options: dict[str, Any] = {
+        "block_size": BLOCK_SIZE,
+        "pool": None if way == "no pool" else pool,
+        "on_step": steps.append,
+    }
     here = an_engine(folder, **options)
     first = generate(here, [a_turn(folder, num_tokens)])[0]
     assert (first.end, len(first.ids)) == (ChunkEnd.STOP, num_tokens)
@@ -67,7 +72,8 @@ def test_after_a_wait_only_the_newest_token_and_those_given_are_computed(
 
 def test_a_part_has_one_writer_and_equal_siblings_do_not_disturb_each_other(folder: Path, pool: LocalPool) -> None:
     """Both had the same first turn. One goes on in the part that is cached, the other in a copy of the pool."""
-    for drafts in ({}, {"drafter": random_trees(3, 128), "budget": always(4)}):
+    both: list[dict[str, Any]] = [{}, {"drafter": random_trees(3, 128), "budget": always(4)}]
+    for drafts in both:
         engine = an_engine(folder, block_size=BLOCK_SIZE, pool=pool, **drafts)
         first = generate(engine, [a_turn(folder, 5)])[0]
         chunks = [next_turn(first, 0), next_turn(first, 1)]

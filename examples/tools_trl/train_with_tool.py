@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRPO with TRL on a task with a tool: the model may run Python before it answers; rollouts by Seer.
 
-    python examples/tools_trl/train.py --tiny                 # a minute; a tiny model with random weights
+    python examples/tools_trl/train_with_tool.py --tiny                 # a minute; a tiny model with random weights
     seer model get smollm2
-    python examples/tools_trl/train.py --steps 20             # SmolLM2-135M on two CPU instances
+    python examples/tools_trl/train_with_tool.py --steps 20             # SmolLM2-135M on two CPU instances
     seer report out/tools/seer                                # turns, waits for the tool, reward, the timeline
 
 The lines that Seer adds to a plain TRL script are marked `Seer`. Tokens that the tool gave are not trained on. Each
@@ -35,6 +35,7 @@ def main() -> list[dict[str, Any]]:
     args = read_arguments()
     model: Any
     tokenizer: Any
+    environment: Any
     if args.tiny:
         model, tokenizer, environment = tiny_model(args.seed), tiny_tokenizer(), SumTool()
         rows = sums(args.num_prompts, args.seed)
