@@ -75,7 +75,10 @@ def a_server(command: list[str], port: int, log: Path) -> Iterator[int]:
         yield process.pid
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
