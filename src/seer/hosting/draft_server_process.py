@@ -109,9 +109,11 @@ class DraftServerProcess:
         with contextlib.suppress(ConnectionError):  # it died at once: no answer comes, and the cause is read below
             child.socket.sendall(frame(_Setup(address, self._keys)))
         child.socket.setblocking(False)
+        line = b""
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                line = await asyncio.get_running_loop().sock_recv(child.socket, 1024)
+                with contextlib.suppress(ConnectionError):  # it died before it read what it was sent
+                    line = await asyncio.get_running_loop().sock_recv(child.socket, 1024)
         except TimeoutError:
             await self._end()
             raise DeadlineExceeded("the start of the draft server", START_DEADLINE_S) from None
@@ -138,7 +140,7 @@ class DraftServerProcess:
                 try:
                     await self._launch(self.address)
                     log.warning("the draft server died and was started again")
-                except SeerError as error:
+                except (SeerError, OSError, MemoryError) as error:  # no process can be made now
                     log.warning("the draft server cannot be started again: %s", error)
 
     async def _may_restart(self) -> bool:

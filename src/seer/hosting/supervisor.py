@@ -107,7 +107,7 @@ class Supervisor:
             try:
                 await self._instances[instance].restart()
                 break
-            except SeerError as error:
+            except (SeerError, OSError, MemoryError) as error:  # no process can be made now
                 log.warning("instance %d was not restarted: %s", instance, error)
                 reason = str(error)
         del self._restarting[instance]

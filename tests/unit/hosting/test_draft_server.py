@@ -8,12 +8,15 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.ids import number_of
+from seer.hosting import draft_server_process
 from seer.hosting.draft_server_process import DraftServerProcess
+from seer.hosting.launch import ChildProcess
 
 DEADLINE_S = 60.0
 
@@ -59,6 +62,34 @@ def test_a_killed_server_returns_to_its_address_and_keys_and_gets_its_logs_back(
             assert server.pid is None
 
     assert asyncio.run(scenario()) == [1, 2, 3, 4, 5]
+
+
+def test_a_server_that_is_killed_before_it_reads_its_settings_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unread bytes make the end of its socket an error instead of the end of a file."""
+
+    class KilledEarly(ChildProcess):
+        num_killed = 0
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            if KilledEarly.num_killed < 2:
+                KilledEarly.num_killed += 1
+                os.kill(self.pid, signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(0.05, os.kill, self.pid, signal.SIGKILL)
+
+    async def scenario() -> int:
+        server = DraftServerProcess(max_restarts=9, restart_pause_s=0.0)
+        await server.start()
+        assert server.pid is not None
+        monkeypatch.setattr(draft_server_process, "ChildProcess", KilledEarly)
+        os.kill(server.pid, signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            await server._is_down.wait()
+            await server.wait_until_up()
+        await server.close()
+        return server.num_restarts
+
+    assert asyncio.run(scenario()) == 3
 
 
 def test_beyond_the_limit_it_stays_down(caplog: pytest.LogCaptureFixture) -> None:

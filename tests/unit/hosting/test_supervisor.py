@@ -10,15 +10,16 @@ from seer.sim.virtual_time import run
 
 
 class Restartable:
-    def __init__(self, id: int, failures: int = 0) -> None:
+    def __init__(self, id: int, failures: int = 0, error: type[Exception] = InstanceError) -> None:
         self.id = id
         self.is_up = True
         self.failures = failures
+        self.error = error
 
     async def restart(self) -> None:
         if self.failures:
             self.failures -= 1
-            raise InstanceError("not yet")
+            raise self.error("not yet")
         self.is_up = True
 
 
@@ -54,9 +55,12 @@ def test_a_lost_instance_is_restarted() -> None:
     assert run(scenario()) == ["lost 1", "back 1"]
 
 
-def test_a_restart_that_fails_is_tried_again_within_the_limit() -> None:
+@pytest.mark.parametrize("error", [InstanceError, BlockingIOError, MemoryError])
+def test_a_restart_that_fails_is_tried_again_within_the_limit(error: type[Exception]) -> None:
+    """The last two: no process can be made now."""
+
     async def scenario() -> list[str]:
-        driver = Driver([Restartable(0, failures=2)], max_restarts=3)
+        driver = Driver([Restartable(0, failures=2, error=error)], max_restarts=3)
         await driver.lose(0)
         return driver.calls
 
