@@ -11,13 +11,14 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
 from dialled import HERE
 from seer.errors import DeadlineExceeded, InputError, InstanceError
-from seer.hosting.channel import HEAD, frame
+from seer.hosting.channel import HEAD, BadFrame, frame
 from seer.hosting.messages import CallResult, Ping
 from seer.hosting.remote import handshake, listener
 from seer.hosting.remote.certificate import make_certificate
@@ -220,6 +221,17 @@ def test_what_a_stranger_says_ends_its_connection_and_nothing_else(data: bytes) 
         await asyncio.gather(theirs.close(), ours.channel.close())
 
     play(scenario)
+
+
+@pytest.mark.parametrize("length", [MAX_MESSAGE_BYTES + 1, 1 << 30])
+def test_nothing_is_read_of_a_first_message_that_is_too_long(length: int) -> None:
+    async def scenario() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(HEAD.pack(length, 0))
+        with pytest.raises(BadFrame, match=f"a first message of {length} bytes"):
+            await handshake.welcome(reader, mock.Mock(), {})
+
+    asyncio.run(asyncio.wait_for(scenario(), 10.0))
 
 
 def test_plain_text_to_an_encrypted_port_ends_its_connection_and_nothing_else() -> None:
