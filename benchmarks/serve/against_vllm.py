@@ -88,9 +88,9 @@ def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
             return
         if process.poll() is not None:
-            raise SystemExit(f"{process.args} ended:\n{log.read_text()[-2000:]}")
+            raise SystemExit(f"{process.args!r} ended:\n{log.read_text()[-2000:]}")
         time.sleep(0.5)
-    raise SystemExit(f"{process.args} is not ready after {READY_S:g} s")
+    raise SystemExit(f"{process.args!r} is not ready after {READY_S:g} s")
 
 
 def load(port: int, pid: int, options: argparse.Namespace, duration_s: float) -> dict[str, float]:
