@@ -75,7 +75,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
                 f"| {card} | {row['makespan_s'] / free['makespan_s']:.2f} | {inside:.0%} of {row['migrations']:,} "
                 f"| {row['far_bytes'] / 1e12:.2f} TB | {row['saved_bytes'] / 1e12:.1f} TB "
                 f"| {max(row['busiest_read_share'], row['busiest_save_share']):.1%} "
-                f"| {row['load_s'] / row['alone_s']:.2f} x alone "
+                f"| {row['load_s'] / row['alone_s'] if row['alone_s'] else 1.0:.2f} x alone "
                 f"| {row['recomputed_tokens'] / row['num_tokens']:.2%} |"
             )
     return "\n".join(lines)

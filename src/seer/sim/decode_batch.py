@@ -36,6 +36,7 @@ class ChunkRun:
         "entered_step",
         "is_last",
         "lease",
+        "num_loading",
         "prefill",
         "produced",
         "rate",
@@ -60,6 +61,7 @@ class ChunkRun:
         self.reports = False  # at that step; otherwise it ends
         self.version = 0  # of its heap entry; 0 without one
         self.prefill = 0  # tokens to compute before decoding
+        self.num_loading: int | None = None  # tokens whose KV comes over a network; None: all that it lacks
         self.ready_s = 0.0  # when the KV that it loads from the pool has arrived
 
     def set_lease(self, max_tokens: int, left: int, produced: float) -> None:

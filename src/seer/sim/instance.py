@@ -143,7 +143,7 @@ class SimulatedInstance:
             run.ready_s = self._loop.time() + from_ssd_s + self._cost.transfer_s(missing)
             if self._network is not None:
                 run.ready_s = math.inf
-                self._network.load(chunk, self._id, held, missing, lambda: self._arrived(run))
+                run.num_loading = self._network.load(chunk, self._id, held, missing, lambda: self._arrived(run))
             heapq.heappush(self._loading, (run.ready_s, chunk.request, run))
         else:
             self._waiting.append(run)
@@ -331,7 +331,10 @@ class SimulatedInstance:
         fresh = min(missing, chunk.num_fresh_tokens) if not run.produced else 0
         loaded = 0
         if run.ready_s:
-            loaded, missing = missing - fresh, fresh
+            loaded = missing - fresh
+            if run.num_loading is not None:
+                loaded = min(loaded, run.num_loading)
+            missing -= loaded
             run.ready_s = 0.0  # if it is preempted later, its KV is computed, not loaded
         run.prefill = missing
         if missing and self._network is not None:

@@ -6,9 +6,9 @@ reader's node, and a save by the card of the writer's; the other ends are spread
 the transfers under way there (shared_link.py). KV that the node holds comes from its memory, which is shared too.
 A near tier holds everything; how long nodes keep KV in truth depends on their memory.
 
-A chunk's KV is saved when it ends, all at once, and can be read from other nodes when the save has ended. Engines save
-blocks as they fill, also those of responses that then end, so this makes peaks higher and waits longer than they are.
-Saves of prompts are left out. An instance with more GPUs than a node
+A chunk's KV is saved when it ends, all at once, and other nodes can read it when the save has ended. Engines save
+blocks as they fill, also those of responses that then end, so this makes peaks higher than they are. KV whose save has
+not ended is computed again. Saves of prompts are left out. An instance with more GPUs than a node
 has the cards of all its nodes.
 
 Costs are learned as in production (seer.transfer): from the transfers that were seen, with what they waited.
@@ -87,7 +87,6 @@ class ClusterNetwork:
         for instance in range(num_instances):
             self._books.place(instance, self.node_name(instance))
         self._saving: dict[int, int] = {}  # request -> saves that have not ended
-        self._waiting: dict[int, list[Callable[[], None]]] = {}  # request -> loads that wait for its saves
         self._load_s = self._alone_s = 0.0
         self.estimate = TransferEstimate(self._costs(cost))
         """What the scheduler believes."""
@@ -103,21 +102,24 @@ class ClusterNetwork:
         near_move = near if self._shape.has_near_tier else None
         return TransferCosts(move=far, near_move=near_move, prefill=own.prefill, bytes_per_token=own.bytes_per_token)
 
-    def load(self, chunk: Chunk, instance: int, num_held: int, num_tokens: int, done: Callable[[], None]) -> None:
-        """Bring KV of tokens `num_held .. num_held + num_tokens` to an instance; `done` is called when it is there."""
+    def load(self, chunk: Chunk, instance: int, num_held: int, num_tokens: int, done: Callable[[], None]) -> int:
+        """Bring KV of tokens `num_held .. num_held + num_tokens` to an instance; `done` is called when it is there.
+
+        Returns how many of them come: KV whose save has not ended is not in the store yet.
+        """
         node = instance // self._per_node
         near = 0
         if self._shape.has_near_tier:
             near = min(num_tokens, max(0, self._books.near_tokens(chunk.request, instance) - num_held))
-        near_bytes, far_bytes = near * self._bytes_per_token, (num_tokens - near) * self._bytes_per_token
+        far = 0 if chunk.request in self._saving else num_tokens - near
+        near_bytes, far_bytes = near * self._bytes_per_token, far * self._bytes_per_token
         waits = _After(int(near_bytes > 0) + int(far_bytes > 0), done)
         if near_bytes:
             self._timed(self._memory[node], near_bytes, waits, self.estimate.saw_near_move)
         if far_bytes:
             self._alone_s += far_bytes / self._card_bytes_s
-            self._when_saved(
-                chunk.request, lambda: self._timed(self._reads[node], far_bytes, waits, self._saw_far_load)
-            )
+            self._timed(self._reads[node], far_bytes, waits, self._saw_far_load)
+        return near + far
 
     def computed(self, num_held: int, num_tokens: int) -> None:
         """An instance computes so many tokens after so many."""
@@ -163,18 +165,10 @@ class ClusterNetwork:
         self._load_s += seconds
         self.estimate.saw_move(num_bytes, seconds)
 
-    def _when_saved(self, request: int, begin: Callable[[], None]) -> None:
-        if request in self._saving:
-            self._waiting.setdefault(request, []).append(begin)
-        else:
-            begin()
-
     def _saved(self, request: int) -> None:
         self._saving[request] -= 1
         if not self._saving[request]:
             del self._saving[request]
-            for begin in self._waiting.pop(request, []):
-                begin()
 
 
 def _nothing() -> None:

@@ -51,7 +51,7 @@ def test_transfers_under_way_share_the_link_equally() -> None:
     assert ends_of(100.0, [(0.0, 500.0), (3.0, 500.0)]) == pytest.approx([7.0, 10.0], rel=1e-2)
 
 
-def test_a_load_waits_for_the_save_and_comes_from_the_own_node_where_it_can() -> None:
+def test_a_load_comes_from_the_own_node_where_it_can_and_from_others_once_it_was_saved() -> None:
     cost = a_cost()
     rate = cost.model.kv_bytes_per_token  # one token a second over the card
     shape = NetworkShape(nic_bytes_s=rate, near_bytes_s=10 * rate, gpus_per_node=2)
@@ -67,15 +67,17 @@ def test_a_load_waits_for_the_save_and_comes_from_the_own_node_where_it_can() ->
             arrived[name] = loop.time()
             done.release()
 
-        network.load(chunk, 1, 0, 20, lambda: note("near"))
-        network.load(chunk, 2, 0, 20, lambda: note("far"))
-        await done.acquire()
-        await done.acquire()
+        assert network.load(chunk, 1, 0, 20, lambda: note("near")) == 20
+        assert network.load(chunk, 2, 0, 20, lambda: note("nothing")) == 0, "it is still being saved"
+        await asyncio.sleep(25.0)
+        assert network.load(chunk, 2, 0, 20, lambda: note("far")) == 20
+        for _ in range(3):
+            await done.acquire()
         use = network.use(loop.time())
         assert (use.near_bytes, use.far_bytes, use.saved_bytes) == (20 * rate, 20 * rate, 20 * rate)
 
     virtual_time.run(scenario())
-    assert arrived == pytest.approx({"near": 2.0, "far": 40.0}, rel=1e-2)
+    assert arrived == pytest.approx({"nothing": 0.0, "near": 2.0, "far": 45.0}, rel=1e-2)
 
 
 def makespan_s(nic_bytes_s: float | None, *, near: bool = True) -> float:
