@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from fault_campaign import StrikesAt, Tally, rng_of, tokens_of
 from seer import HostingConfig, Rollout, Sampling
 from seer.errors import SeerError
+from seer.hosting.health import Health
 from seer.hosting.ray import placement
 from two_machines import kill_processes, ray_environment, ray_start
 from two_machines_driver import MovingIsFree
@@ -41,12 +43,14 @@ HOSTING = HostingConfig(
 CUT_S = 8.0
 """Longer than the silence deadline, so that instances are lost, and shorter than Ray takes to notice."""
 NODE_BACK_S = 2.0
+NODE_STARTS = 8
+MAX_INSTANCES = 4
+"""As many as both machines have places for."""
 ROUND_DEADLINE_S = 150.0
 NUM_SEEDS = 3
 
 
 def a_rollout(model: str, ray: str | None) -> Rollout:
-    hosting = HOSTING if ray is None else HostingConfig(**{**vars_of(HOSTING), "ray": ray})
     return Rollout(
         model,
         instances=1 if ray is None else 3,
@@ -55,12 +59,8 @@ def a_rollout(model: str, ray: str | None) -> Rollout:
         chunk_tokens=16,
         pool="none" if ray is None else "mooncake",
         pool_bytes=64 << 20,
-        hosting=hosting,
+        hosting=replace(HOSTING, ray=ray),
     )
-
-
-def vars_of(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
 class Machines:
@@ -80,7 +80,7 @@ class Machines:
             "cut the link here": partial(self._start, partial(self._cut, [])),
             "cut the link there": partial(self._start, partial(self._cut, self._there)),
             "kill and restart the node": partial(self._start, self._lose_node),
-            "add an instance": partial(self._start, partial(self._rollout.add_instances, 1)),
+            "add an instance": partial(self._start, self._add),
             "remove an instance": partial(self._start, partial(self._remove, rng)),
         }
 
@@ -115,8 +115,19 @@ class Machines:
 
     async def _lose_node(self) -> None:
         await asyncio.to_thread(kill_processes, self._far_pid)
-        await asyncio.sleep(NODE_BACK_S)
-        await _run(ray_start(self._far_pid, 2, num_cpus=2, head=1, folder=self._far_folder))
+        await _run([*self._there, "find", "/dev/shm", "-mindepth", "1", "-delete"])  # as a loss of power
+        for _ in range(NODE_STARTS):  # the link may be cut
+            await asyncio.sleep(NODE_BACK_S)
+            with contextlib.suppress(AssertionError):
+                await _run(ray_start(self._far_pid, 2, num_cpus=2, head=1, folder=self._far_folder))
+                return
+
+    async def _add(self) -> None:
+        if self._num_wanted() < MAX_INSTANCES:
+            await self._rollout.add_instances(1)
+
+    def _num_wanted(self) -> int:
+        return sum(one.health is not Health.RETIRED for one in self._rollout.fleet.instances)
 
     async def _remove(self, rng: random.Random) -> None:
         up = self._up()
@@ -127,7 +138,7 @@ class Machines:
         """Until the strikes are over and at least two instances are up."""
         while self.tasks:
             await asyncio.wait(set(self.tasks))
-        if len([one for one in self._rollout.fleet.instances if one.health.value != "retired"]) < 3:
+        if self._num_wanted() < MAX_INSTANCES - 1:
             await self._rollout.add_instances(1)
         while len(self._up()) < 2:  # noqa: ASYNC110 - nothing says when so many are up
             await asyncio.sleep(0.1)
