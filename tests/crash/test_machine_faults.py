@@ -2,12 +2,13 @@
 """Faults at random over a fleet on two machines: nodes, links and processes that are lost and come back, instances that
 join and leave. Every response comes once, with the tokens of one machine, and nothing is left.
 
-SEER_FAULT_ROUNDS and SEER_FAULT_SEED: fault_campaign.py. A round here takes as long as many elsewhere, so there is one
-for every three of them.
+It runs where SEER_FAULT_MACHINES is set. SEER_FAULT_ROUNDS and SEER_FAULT_SEED: fault_campaign.py. A round here takes
+as long as many elsewhere, so there is one for every three of them.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ def left_on(machine: Machine) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("SEER_FAULT_MACHINES" not in os.environ, reason="SEER_FAULT_MACHINES=1 runs it: it takes minutes")
 @pytest.mark.timeout(200 + 120 * NUM_ROUNDS)
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_no_fault_of_a_machine_loses_doubles_or_changes_a_token(tmp_path: Path) -> None:
