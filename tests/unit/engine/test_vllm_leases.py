@@ -14,12 +14,13 @@ from vllm_engines import needs_vllm
 
 pytestmark = needs_vllm
 NUM_PROMPT_TOKENS = 5
+RUN = "run"
 
 
-def a_request(number: int = 0, *, lease: int, max_left: int = 100, num_output: int = 0) -> Any:
+def a_request(number: int = 0, *, lease: int, max_left: int = 100, num_output: int = 0, run: str = RUN) -> Any:
     from seer.engine.vllm.chunks import EXTRA
 
-    facts = {"request": number, "attempt": 1, "lease": lease}
+    facts = {"run": run, "request": number, "attempt": 1, "lease": lease}
     return SimpleNamespace(
         sampling_params=SimpleNamespace(extra_args={EXTRA: facts}),
         max_tokens=max_left,
@@ -44,7 +45,7 @@ def test_a_request_ends_at_its_lease_and_an_extension_moves_the_end(scheduler: A
     request = a_request(lease=64)
     scheduler.add_request(request)
     assert request.max_tokens == 64
-    scheduler.renew_leases([[0, 1, 96], [0, 1, 70], [0, 2, 99]], [])
+    scheduler.renew_leases(RUN, [[0, 1, 96], [0, 1, 70], [0, 2, 99]], [])
     assert request.max_tokens == 96
 
 
@@ -60,16 +61,24 @@ def test_a_request_ends_at_its_lease_and_an_extension_moves_the_end(scheduler: A
 def test_a_parked_request_ends_with_its_block(scheduler: Any, num_output: int, lease: int, end: int) -> None:
     request = a_request(lease=lease, num_output=num_output)
     scheduler.add_request(request)
-    scheduler.renew_leases([], [[0, 1], [7, 1]])
+    scheduler.renew_leases(RUN, [], [[0, 1], [7, 1]])
     assert request.max_tokens == end
 
 
 def test_what_comes_before_its_request_is_kept_for_it(scheduler: Any) -> None:
-    scheduler.renew_leases([[0, 1, 96]], [[1, 1]])
+    scheduler.renew_leases(RUN, [[0, 1, 96]], [[1, 1]])
     extended, parked = a_request(0, lease=64), a_request(1, lease=64)
     for request in (extended, parked):
         scheduler.add_request(request)
     assert (extended.max_tokens, parked.max_tokens) == (96, 1)
+
+
+def test_what_came_after_its_request_had_ended_is_not_for_a_later_run(scheduler: Any) -> None:
+    scheduler.renew_leases(RUN, [[0, 1, 96]], [[1, 1]])  # neither is there any more
+    later = [a_request(number, lease=64, run="later") for number in (0, 1)]
+    for request in later:
+        scheduler.add_request(request)
+    assert [request.max_tokens for request in later] == [64, 64]
 
 
 def test_the_engine_finds_the_call_and_this_vllm_has_the_names(scheduler: Any) -> None:
@@ -80,6 +89,6 @@ def test_the_engine_finds_the_call_and_this_vllm_has_the_names(scheduler: Any) -
 
     request = a_request(lease=8)
     scheduler.add_request(request)
-    getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), [[0, 1, 20]], [])
+    getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), RUN, [[0, 1, 20]], [])
     assert request.max_tokens == 20
     assert missing_name(COUNTING) is None

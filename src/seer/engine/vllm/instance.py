@@ -232,7 +232,7 @@ class VllmInstance:
                 if active.is_begun:
                     granted.append([lease.request, lease.attempt, lease.max_tokens])
         if granted:
-            self._in_background(self._renew(granted, []))
+            self._in_background(self._renew(self._run, granted, []))
 
     def park(self, attempts: Sequence[Attempt]) -> None:
         """End chunks with the block they are in; with vLLM's own scheduler they end where they were to."""
@@ -249,7 +249,7 @@ class VllmInstance:
             else:
                 active.max_tokens = 1
         if parked:
-            self._in_background(self._renew([], parked))
+            self._in_background(self._renew(self._run, [], parked))
 
     def _running(self, request: int, attempt: int) -> _Active | None:
         """A chunk that neither ends nor was asked to."""
@@ -257,9 +257,9 @@ class VllmInstance:
         is_here = active is not None and active.chunk.attempt == attempt and not active.is_parked
         return active if is_here else None
 
-    async def _renew(self, leases: list[list[int]], parked: list[list[int]]) -> None:
+    async def _renew(self, run: str, leases: list[list[int]], parked: list[list[int]]) -> None:
         with contextlib.suppress(EngineDeadError):
-            await self._started().engine_core.call_utility_async(RENEW, leases, parked)
+            await self._started().engine_core.call_utility_async(RENEW, run, leases, parked)
 
     def abort(self, request: int) -> None:
         """End a request's chunk; tokens generated so far are reported first."""

@@ -9,7 +9,8 @@ connector, also with asynchronous scheduling.
 
 The front end reaches the scheduler by a utility call. vLLM looks its method up on the engine by name, and `install`
 puts it there. Calls and new requests come in order on one socket, but the front end may send a call before it has sent
-the request. Such leases are kept until the request is added.
+the request. Such leases are kept until the request is added. Runs number their requests from 0, so leases name their
+run: one that came after its request had ended must not be given to a request of a later run.
 
 Used in vLLM 0.26 to 0.32: `add_request`, `Request.max_tokens` and utility calls are the same there.
 """
@@ -30,7 +31,8 @@ RENEW = "seer_renew_leases"
 """The utility call; its arguments are those of `LeasedScheduler.renew_leases`."""
 MAX_EARLY = 1024
 """Leases kept for requests that were not added yet. Those of requests that have ended are among them, oldest first."""
-Key = tuple[int, int]
+Key = tuple[str, int, int]
+"""Run, request and attempt."""
 
 
 class LeasedScheduler(Scheduler):
@@ -47,7 +49,7 @@ class LeasedScheduler(Scheduler):
         params = request.sampling_params
         facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
         if facts is not None and "lease" in facts:
-            key = (facts["request"], facts["attempt"])
+            key = (facts["run"], facts["request"], facts["attempt"])
             early = self._early.pop(key, None)
             lease = facts["lease"] if early is None else max(1, early and max(early, facts["lease"]))
             request.max_tokens = min(request.max_tokens, lease)
@@ -56,18 +58,20 @@ class LeasedScheduler(Scheduler):
                 self._leased = {key: one for key, one in self._leased.items() if not one.is_finished()}
         super().add_request(request)
 
-    def renew_leases(self, leases: list[list[int]], parked: list[list[int]]) -> None:
-        """Extend leases, [request, attempt, tokens in all], and end others, [request, attempt], with their block."""
+    def renew_leases(self, run: str, leases: list[list[int]], parked: list[list[int]]) -> None:
+        """Extend leases of a run, [request, attempt, tokens in all], and end others, [request, attempt], with their
+        block.
+        """
         for number, attempt, max_tokens in leases:
-            request = self._leased.get((number, attempt))
+            request = self._leased.get((run, number, attempt))
             if request is None:
-                self._keep((number, attempt), max_tokens)
+                self._keep((run, number, attempt), max_tokens)
             else:
                 request.max_tokens = max(request.max_tokens, max_tokens)
         for number, attempt in parked:
-            request = self._leased.get((number, attempt))
+            request = self._leased.get((run, number, attempt))
             if request is None:
-                self._keep((number, attempt), 0)
+                self._keep((run, number, attempt), 0)
             else:
                 # The KV of all tokens but the last is kept; the next token is being computed already.
                 to_block_end = -request.num_tokens % self.block_size
@@ -82,7 +86,7 @@ class LeasedScheduler(Scheduler):
 def install() -> None:
     """Let this process's engine find the utility call."""
 
-    def renew(engine: Any, leases: list[list[int]], parked: list[list[int]]) -> None:
-        engine.scheduler.renew_leases(leases, parked)
+    def renew(engine: Any, run: str, leases: list[list[int]], parked: list[list[int]]) -> None:
+        engine.scheduler.renew_leases(run, leases, parked)
 
     setattr(EngineCore, RENEW, renew)
