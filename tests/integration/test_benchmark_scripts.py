@@ -23,7 +23,7 @@ from seer.drafting.recording import read_groups
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 RECORDINGS = BENCHMARKS / "recordings"
-STARTED_BY_OTHERS = ("served.py", "lmcache_peer.py")  # by vllm/gpu.py and pool/run.py
+STARTED_BY_OTHERS = ("served.py", "lmcache_peer.py", "farm.py")  # by vllm/gpu.py, pool/run.py and scale/run.py
 STAMPED = ("date", "commit", "is_dirty", "command", "config", "hardware", "versions")
 SCRIPTS = sorted(
     path for path in BENCHMARKS.glob("*/*.py") if "__main__" in path.read_text() and path.name not in STARTED_BY_OTHERS

@@ -15,6 +15,7 @@ import pytest
 import seer
 from seer.cli.main import build_parser
 from seer.cli.reference import verbs_of
+from seer.cli.serve import _refused_key
 
 SANDBOX = "sandbox_main.py"
 """Runs a model's code in a process without rights, which is what it is for (unit/environments/test_sandbox.py)."""
@@ -77,12 +78,14 @@ def test_what_is_forbidden_is_found(code: str) -> None:
 
 
 def test_no_secret_is_an_argument_of_a_command() -> None:
-    """Other users see command lines. Options about keys take the path of a file or folder."""
+    """Other users see command lines. Options about keys take the path of a file or folder, or refuse every value."""
     for _, parser in verbs_of(build_parser()):
         for action in parser._actions:
             words = set("-".join(action.option_strings).split("-"))
             if words & {"key", "keys", "secret", "password", "passphrase", "credential"}:
-                assert action.type is Path or isinstance(action, argparse._StoreTrueAction), action.option_strings
+                is_refused = action.help == argparse.SUPPRESS and action.type is _refused_key
+                is_path = action.type is Path or isinstance(action, argparse._StoreTrueAction)
+                assert is_path or is_refused, action.option_strings
 
 
 def test_no_secret_is_printed_with_its_object() -> None:

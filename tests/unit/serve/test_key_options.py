@@ -33,6 +33,7 @@ def test_a_key_of_the_environment_does_not_stay_there(monkeypatch: pytest.Monkey
     assert "SEER_API_KEY" not in os.environ
     assert _key(None, "SEER_API_KEY") is None
     (tmp_path / "key").write_text("the-key-of-the-file\n")
+    (tmp_path / "key").chmod(0o600)
     monkeypatch.setenv("SEER_API_KEY", KEY)
     assert _key(tmp_path / "key", "SEER_API_KEY") == "the-key-of-the-file"
     assert "SEER_API_KEY" not in os.environ
