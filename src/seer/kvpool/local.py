@@ -32,13 +32,14 @@ from seer.kvpool.base import Buffers, Latency, Owners, PoolStats, PoolTroubles, 
 from seer.kvpool.keys import Keys, as_key_array
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles, open_files, remove_files
 from seer.kvpool.offload import Offload
+from seer.kvpool.offloaded_calls import OffloadedCalls
 
 _KEEPER_WAIT_S = 1.0
 """A dead keeper is replaced within about this time."""
 T = TypeVar("T")
 
 
-class LocalPool:
+class LocalPool(OffloadedCalls):
     """A pool in shared memory and on SSD; open the same config, or `attach` by name, in every process."""
 
     name = "local"
@@ -93,18 +94,6 @@ class LocalPool:
             self._keeper.start()
 
     # hot calls
-
-    async def lookup(self, keys: Keys) -> int:
-        """Count the leading keys that are held."""
-        return await self._offload.run(self.lookup_now, keys)
-
-    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
-        """Store one block per key, True where it is held."""
-        return await self._offload.run(self.put_now, keys, buffers, owners)
-
-    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
-        """Fill one buffer per key, False where it is a miss."""
-        return await self._offload.run(self.get_now, keys, buffers)
 
     def lookup_now(self, keys: Keys) -> int:
         """Count the leading keys that are held."""

@@ -56,6 +56,7 @@ from seer.kvpool.mooncake_record import (
     weights_version_pattern,
 )
 from seer.kvpool.offload import Offload
+from seer.kvpool.offloaded_calls import OffloadedCalls
 from seer.kvpool.tally import Tally
 
 _STRIDE_ALIGN = 4096  # a page: rows of the staging memory do not share one
@@ -106,7 +107,7 @@ class MooncakePoolConfig:
             )
 
 
-class MooncakePool:
+class MooncakePool(OffloadedCalls):
     """A client of a Mooncake store."""
 
     name = "mooncake"
@@ -127,18 +128,6 @@ class MooncakePool:
         self._tally = Tally()
 
     # hot calls
-
-    async def lookup(self, keys: Keys) -> int:
-        """Count the leading keys that are held."""
-        return await self._offload.run(self.lookup_now, keys)
-
-    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
-        """Store one block per key, True where Mooncake took it."""
-        return await self._offload.run(self.put_now, keys, buffers, owners)
-
-    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
-        """Fill one buffer per key, False where it is a miss."""
-        return await self._offload.run(self.get_now, keys, buffers)
 
     def lookup_now(self, keys: Keys) -> int:
         """Count the leading keys that are held."""

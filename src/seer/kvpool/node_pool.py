@@ -23,6 +23,7 @@ import numpy as np
 from seer.kvpool.base import Buffers, Owners, Pool, PoolStats, PoolTroubles
 from seer.kvpool.keys import KeyArray, Keys, as_key_array
 from seer.kvpool.offload import Offload
+from seer.kvpool.offloaded_calls import OffloadedCalls
 from seer.kvpool.tally import Tally
 
 
@@ -49,7 +50,7 @@ def take_far_reads(pool: Pool) -> FarReads:
     return pool.take_far_reads() if isinstance(pool, ReadsFar) else NO_FAR_READS
 
 
-class NodePool:
+class NodePool(OffloadedCalls):
     """A near pool over a far one."""
 
     name = "node"
@@ -64,18 +65,6 @@ class NodePool:
         self._is_closed = False
 
     # hot calls
-
-    async def lookup(self, keys: Keys) -> int:
-        """Count the leading keys that are held, near or far."""
-        return await self._offload.run(self.lookup_now, keys)
-
-    async def put(self, keys: Keys, buffers: Buffers, owners: Owners = None) -> list[bool]:
-        """Store one block per key in both tiers, True where one of them holds it."""
-        return await self._offload.run(self.put_now, keys, buffers, owners)
-
-    async def get(self, keys: Keys, buffers: Buffers) -> list[bool]:
-        """Fill one buffer per key, from the near tier where it can."""
-        return await self._offload.run(self.get_now, keys, buffers)
 
     def lookup_now(self, keys: Keys) -> int:
         """Count the leading keys that are held, near or far."""
