@@ -6,7 +6,8 @@
 Ray ends the actors of a driver that is gone with a signal that none of them can act on. Weights and KV are gigabytes,
 so they must not wait for the next run on that node.
 
-It leaves the agent's children before it waits: a worker of Ray that is told to end kills all of them first.
+It forks, and its parent ends, before it waits: so it is no child of the agent, in case Ray stops an actor's child
+processes together with the actor.
 
 Waits for                                    unblocked by
   the agent's end                              its death, or its `close`
