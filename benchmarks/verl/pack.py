@@ -18,14 +18,14 @@ below 5.11, so that is packed too and stands before the machine's own.
 from __future__ import annotations
 
 import argparse
-import io
-import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-PART_BYTES = 55 << 20
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from wheel_parts import download, fresh_folder, write_parts
+
 NEEDED = (
     *("verl==0.9.1", "TransferQueue==0.1.11", "ray==2.60.0", "transformers==5.10.4", "tensordict==0.10.0"),
     *("tokenizers==0.22.2", "huggingface-hub==1.33.0"),  # newer ones are refused by that transformers
@@ -40,24 +40,8 @@ NEEDED = (
 )
 BUILT = ("antlr4-python3-runtime==4.9.3",)
 """Of Hydra; pure Python without a wheel."""
-PLATFORMS = (*(f"manylinux_2_{n}_x86_64" for n in (35, 34, 31, 28, 27, 24, 17)), "manylinux2014_x86_64", "any")
-UNPACK = """\
-#!/usr/bin/env bash
-# Build ~/gpu/site-verl from the parts that benchmarks/verl/pack.py made.
-set -euo pipefail
-cd ~/gpu
-mkdir -p verl-wheels site-verl
-cat verl.[0-9][0-9] | tar x -C verl-wheels
-python3 - <<'P'
-import zipfile
-from pathlib import Path
-for wheel in sorted(Path("verl-wheels").glob("*.whl")):
-    zipfile.ZipFile(wheel).extractall("site-verl")
-P
-chmod +x site-verl/ray/core/src/ray/gcs/gcs_server site-verl/ray/core/src/ray/raylet/raylet  # zipfile drops modes
-rm -rf verl-wheels verl.[0-9][0-9]
-echo "ready: PYTHONPATH=$HOME/gpu/site-verl"
-"""
+SERVERS = "site-verl/ray/core/src/ray/gcs/gcs_server site-verl/ray/core/src/ray/raylet/raylet"
+MORE = f"chmod +x {SERVERS}  # zipfile drops modes\n"
 
 
 def main() -> None:
@@ -65,39 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".verl"))
     args = parser.parse_args()
-    work = args.out / "work"
-    shutil.rmtree(args.out, ignore_errors=True)
-    work.mkdir(parents=True)
-    download(work)
-    wheels = sorted(work.glob("*.whl"))
-    content = packed(wheels)
-    parts = [content[at : at + PART_BYTES] for at in range(0, len(content), PART_BYTES)]
-    for number, part in enumerate(parts, 1):
-        folder = args.out / str(number)
-        folder.mkdir()
-        (folder / f"verl.{number:02d}").write_bytes(part)
-    (args.out / str(len(parts)) / "unpack-verl.sh").write_text(UNPACK)
-    shutil.rmtree(work)
-    sys.stdout.write(f"{len(wheels)} wheels, {len(content) / 2**20:.0f} MiB in {len(parts)} parts under {args.out}/\n")
-
-
-def packed(wheels: list[Path]) -> bytes:
-    """All of them in one archive."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for wheel in wheels:
-            tar.add(wheel, wheel.name)
-    return buffer.getvalue()
-
-
-def download(folder: Path) -> None:
-    """The wheels for Python 3.12, also if another Python runs this script."""
-    pip = [sys.executable, "-m", "pip"]
-    command = [*pip, "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
-    for platform in PLATFORMS:
-        command += ["--platform", platform]
-    subprocess.run([*command, "-d", str(folder), *NEEDED], check=True)
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(folder), *BUILT], check=True)
+    work = fresh_folder(args.out)
+    download(work, NEEDED)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(work), *BUILT], check=True)
+    write_parts(work, "verl", "benchmarks/verl/pack.py", more=MORE)
 
 
 if __name__ == "__main__":
