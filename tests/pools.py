@@ -35,6 +35,19 @@ def a_local_pool(folder: Path, *, block_bytes: int, dram_blocks: int, ssd_blocks
         opened.close(remove=True)
 
 
+@contextlib.contextmanager
+def an_engine_pool(folder: Path, model: Path, *, block_size: int, num_blocks: int) -> Iterator[LocalPool]:
+    """A pool for blocks of the embedded engine in float32, as many in DRAM as on SSD."""
+    import torch
+
+    from seer.engine.local.cache import block_bytes
+    from seer.engine.local.model_config import read_config
+
+    size = block_bytes(read_config(model), block_size, torch.float32)
+    with a_local_pool(folder, block_bytes=size, dram_blocks=num_blocks, ssd_blocks=num_blocks) as opened:
+        yield opened
+
+
 def needs_mooncake() -> None:
     """Skip the test where Mooncake is not installed, or its wheel cannot be loaded without the system's libibverbs."""
     reason = "needs `pip install 'seer-rollout[mooncake]'` and the system package libibverbs1"

@@ -14,10 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import a_chunk, always, an_engine, generate, random_trees, tokens_of
-from pools import a_local_pool
+from pools import an_engine_pool
 from seer.engine.local.assembly import update
-from seer.engine.local.cache import block_bytes
-from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
 from seer.kvpool.local import LocalPool
 from seer.kvpool.none import NonePool
@@ -35,8 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool(tmp_path: Path, folder: Path) -> Iterator[LocalPool]:
-    size = block_bytes(read_config(folder), BLOCK_SIZE, torch.float32)
-    with a_local_pool(tmp_path, block_bytes=size, dram_blocks=512, ssd_blocks=512) as opened:
+    with an_engine_pool(tmp_path, folder, block_size=BLOCK_SIZE, num_blocks=512) as opened:
         yield opened
 
 

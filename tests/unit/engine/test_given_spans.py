@@ -11,10 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import FunctionDrafter, a_chunk, always, an_engine, generate
-from pools import a_local_pool
+from pools import an_engine_pool
 from seer.drafting.base import DraftTree
-from seer.engine.local.cache import block_bytes
-from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model
 from seer.kvpool.base import part_owner
 from seer.kvpool.local import LocalPool
@@ -33,8 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool(tmp_path: Path, folder: Path) -> Iterator[LocalPool]:
-    size = block_bytes(read_config(folder), BLOCK_SIZE, torch.float32)
-    with a_local_pool(tmp_path, block_bytes=size, dram_blocks=64, ssd_blocks=64) as opened:
+    with an_engine_pool(tmp_path, folder, block_size=BLOCK_SIZE, num_blocks=64) as opened:
         yield opened
 
 
