@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from seer.hosting.ray.launcher import InstanceNeeds
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
+SETTLED_S = 120.0
+
 
 class TwoNodes:
     """The cluster."""
@@ -36,6 +39,10 @@ class TwoNodes:
         """Lose the second node, processes and all, and let another join."""
         self.cluster.remove_node(self.second, allow_graceful=False)
         self.second = self.cluster.add_node(num_cpus=1)
+
+    async def settle(self) -> None:
+        """Wait until Ray counts two nodes: one that was killed counts as alive until its health check fails."""
+        await asyncio.to_thread(self.cluster.wait_for_nodes, SETTLED_S)
 
 
 @contextlib.contextmanager

@@ -137,6 +137,7 @@ def a_spec(model: str = "/nowhere") -> InstanceSpec:
 
 def test_a_node_that_was_out_of_reach_is_left_out(cluster: TwoNodes) -> None:
     async def scenario() -> None:
+        await cluster.settle()
         instance = OnRay(cluster.address, a_spec(), HostingConfig())
         await instance.hosting.start()
         placer = instance.hosting.launcher._placer
@@ -154,6 +155,7 @@ def test_a_node_that_was_out_of_reach_is_left_out(cluster: TwoNodes) -> None:
 
 def test_what_cannot_be_placed_or_started_is_said_by_name(cluster: TwoNodes) -> None:
     async def scenario() -> None:
+        await cluster.settle()
         instance = OnRay(cluster.address, a_spec(), HostingConfig())
         await instance.hosting.start()
         with pytest.raises(InstanceError, match=r"it needs 64 CPU, the cluster has 2 nodes with 2 CPU"):
