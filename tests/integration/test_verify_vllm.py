@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from recorded_runs import VOCABULARY, RecordedRun, make_run
 from seer.cli.main import main
+from seer.engine.vllm import fitting
 from vllm_engines import HEAD_DIM, needs_vllm
 
 pytestmark = needs_vllm
@@ -24,10 +25,12 @@ RUNS = ("0", "1")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]:
     home = tmp_path_factory.mktemp("runs")
-    return {
-        name: make_run(home / name, "--engine", "vllm", "--device", "cpu", "--temperature", name, head_dim=HEAD_DIM)
-        for name in RUNS
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "SMALL_MODEL_BYTES", 0)  # drafts, also for a small model
+        return {
+            name: make_run(home / name, "--engine", "vllm", "--device", "cpu", "--temperature", name, head_dim=HEAD_DIM)
+            for name in RUNS
+        }
 
 
 def verified(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:

@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("torch")
 
 from seer import GroupResult, HostingConfig, Rollout, Sampling
+from seer.config import VllmEngineConfig, VllmSpeculation
 from seer.engine.local.models_get import find_model
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError
@@ -134,6 +135,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             kv_blocks=20,  # of 32 tokens: too few for six whole requests, which need up to five each
             max_num_seqs=6,
             pool_bytes=16 << 20,
+            engine_settings=VllmEngineConfig(speculation=VllmSpeculation()),  # a small model has no drafts otherwise
             hosting=HostingConfig(pin_cores=False, max_restarts=0, log_dir=home / "logs"),
         )
         async with rollout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,12 @@ from vllm.config import VllmConfig
 
 from seer.config import VllmSpeculation
 from seer.drafting.curve_keys import ClientKeys
+from seer.engine.local.tiny import make_tiny_model
 from seer.engine.vllm import fitting
 from seer.engine.vllm.draft_link import VARIABLE, DraftLink, publish, read_link
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.gpu_drafts import install
+from seer.engine.vllm.model_folder import read_folder
 from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError
 
@@ -80,12 +83,18 @@ def test_drafts_on_the_gpu_are_the_default_where_they_were_measured(
     place: str | None,
 ) -> None:
     monkeypatch.setattr(fitting, "minor_version", lambda: version)
-    folder: Any = SimpleNamespace(architecture=architecture)
+    folder: Any = SimpleNamespace(architecture=architecture, weights_bytes=fitting.SMALL_MODEL_BYTES)
     on_gpu = fitting.default_speculation(folder, on_cpu=False, tensor_parallel=tensor_parallel)
     assert (on_gpu and on_gpu.place) == place
     on_cpu = fitting.default_speculation(folder, on_cpu=True, tensor_parallel=tensor_parallel)
     assert on_cpu is not None
     assert on_cpu.place == "scheduler"
+
+
+def test_on_a_cpu_a_small_model_has_no_drafts_by_default(tmp_path: Path) -> None:
+    folder = read_folder(make_tiny_model(tmp_path / "tiny"))
+    assert 0 < folder.weights_bytes < fitting.SMALL_MODEL_BYTES
+    assert fitting.default_speculation(folder, on_cpu=True, tensor_parallel=1) is None
 
 
 def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) -> Any:

@@ -22,12 +22,17 @@ DRAFTED = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 """Models that drafts on the GPU have run with; others need to be asked for."""
 DRAFTED_VERSION = (0, 26)
 """The vLLM that they have run with."""
+SMALL_MODEL_BYTES = 64 << 20
+"""Below this size of weights there are no drafts on a CPU unless they are asked for. They need vLLM's synchronous
+scheduling, which costs about 2 ms a step, as much as a small model computes (docs/log.md)."""
 
 
 def default_speculation(folder: ModelFolder, *, on_cpu: bool, tensor_parallel: int) -> VllmSpeculation | None:
-    """Drafts where the user says nothing: in the scheduler on a CPU, on the GPU where they are known to work."""
+    """Drafts where the user says nothing: in the scheduler on a CPU unless the model is small, on the GPU where they
+    are known to work.
+    """
     if on_cpu:
-        return VllmSpeculation()
+        return VllmSpeculation() if folder.weights_bytes >= SMALL_MODEL_BYTES else None
     is_known = folder.architecture in DRAFTED and minor_version() == DRAFTED_VERSION and tensor_parallel == 1
     return VllmSpeculation(place="gpu") if is_known else None
 

@@ -52,6 +52,7 @@ from seer.engine.vllm.guards import guarded
 from seer.engine.vllm.leased_scheduler import RENEW
 from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
+from seer.engine.vllm.shared_cores import worker_threads
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
 from seer.errors import InputError, InstanceError, NoProbability, SeerError
@@ -183,6 +184,8 @@ class VllmInstance:
         self._sink = sink
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if self._settings.device == "cpu":
+            os.environ.setdefault("OMP_NUM_THREADS", str(worker_threads()))
         self._identity = await asyncio.to_thread(self._identify, self.folder.path)
         self._settings = await asyncio.to_thread(ready, guarded(self._settings))
         arguments = engine_arguments(self._settings, self._identity)

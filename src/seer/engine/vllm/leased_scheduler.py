@@ -23,6 +23,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
 from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.shared_cores import share_cores
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -43,6 +44,7 @@ class LeasedScheduler(Scheduler):
         self._leased: dict[Key, Request] = {}
         self._early: dict[Key, int] = {}  # leases that came before their request; 0 for a park
         install()
+        share_cores()
 
     def add_request(self, request: Request) -> None:
         """Also set its first lease."""

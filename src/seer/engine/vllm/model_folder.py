@@ -38,6 +38,11 @@ class ModelFolder:
     latent_dim: int | None = None
     """Values that latent attention (MLA) keeps per token and layer, in place of keys and values of each head."""
 
+    @property
+    def weights_bytes(self) -> int:
+        """Size of its safetensors files."""
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
     def block_bytes(self, block_size: int, value_bytes: int, num_ranks: int = 1) -> int:
         """Memory of one KV block over all layers, on each of the tensor-parallel ranks."""
         if self.latent_dim is not None:
