@@ -31,8 +31,10 @@ CODES = [
     ("while True: pass", "longer than 1 s"),
     ("import os; os.abort()", "died of signal"),
     ("import sys\nfor _ in range(1 << 20): sys.stdout.write('x' * 1024)", "more than 4,096 bytes"),
-    ("import os; os.fork()", None),
-    ("import os\ntry:\n    os.fork()\nexcept OSError:\n    os.abort()", "died of signal"),
+    ("import os; os.fork()", "tried to make another process"),
+    ("import os\ntry:\n    os.fork()\nexcept OSError:\n    print('no')", "tried to make another process"),
+    ("import subprocess; subprocess.run(['true'])", "tried to make another process"),
+    ("import socket; socket.socket()", None),
     ("x = 'x' * (1 << 40)", None),
 ]
 
@@ -83,4 +85,4 @@ def test_tools_that_hang_crash_print_a_gigabyte_or_fork_end_their_own_response(t
     given = next(turn for turn in answered.turns if turn.kind == "given" and turn.end > turn.start)
     text = reference.decode(answered.token_ids[given.start : given.end])
     assert str(text).endswith("<|im_start|>tool\n42\n<|im_end|>\n<|im_start|>assistant\n")
-    assert "PermissionError" in (found[4][0].text or "")
+    assert "PermissionError" in (found[7][0].text or "")

@@ -6,8 +6,8 @@ code that is out to attack the kernel, run the whole rollout in a container or a
 
 Invariants
   1. A call ends within its time limit and what the kernel needs to end a process.
-  2. Nothing is left behind: the code cannot make other processes, and its own is ended and collected, however the call
-     ends, a cancellation included.
+  2. Nothing is left behind: code that makes another process dies of it before that exists, and its own is ended and
+     collected, however the call ends, a cancellation included.
   3. No more than `max_output_bytes` are ever held of what it prints.
 
 Waits for                                    unblocked by
@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 import platform
+import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Sequence
@@ -30,12 +31,12 @@ from seer.errors import ConfigError, SeerError
 from seer.ranges import Count, NumBytes, Seconds, check_fields
 
 _INSIDE = Path(__file__).with_name("sandbox_main.py")
-_NO_SANDBOX = 3
-"""Exit status of sandbox_main.py when its limits cannot be set."""
+_NO_SANDBOX = 3, "the sandbox cannot be made"
+"""Exit status of sandbox_main.py and what it prints first when its limits cannot be set."""
 
 
 class ToolError(SeerError):
-    """The code broke a limit, or its process died."""
+    """The code broke a limit or tried to fork, or its process died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class PythonSandbox:
         self._places = asyncio.Semaphore(self.limits.max_processes)
 
     async def run(self, code: str) -> str:
-        """What the code printed, its traceback included if it raised; `ToolError` if it broke a limit."""
+        """What the code printed, with the traceback if it raised; `ToolError` if it broke a limit, forked or died."""
         async with self._places:
             process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, env={}, cwd="/", start_new_session=True
@@ -108,8 +109,10 @@ class PythonSandbox:
     @staticmethod
     def _result(process: Process, output: bytes) -> str:
         text, status = output.decode(errors="replace"), process.returncode
-        if status == _NO_SANDBOX:
-            raise ToolError(text.strip() or "the sandbox cannot be made")
+        if status == _NO_SANDBOX[0] and text.startswith(_NO_SANDBOX[1]):
+            raise ToolError(text.strip())
+        if status == -signal.SIGSYS:
+            raise ToolError("the code tried to make another process")
         if status is not None and status < 0:
             raise ToolError(f"the code's process died of signal {-status}")
         return text

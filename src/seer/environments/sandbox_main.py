@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inside of the sandbox: a program of its own, which limits itself and then runs the code on its standard input.
 
-It imports nothing of Seer. A seccomp filter (Linux on x86-64) makes the kernel refuse to make processes, to open
-sockets, to run programs, to write, create, rename or remove files, and to signal others; what is left is to compute and
-to read. Time, memory and output are limited from outside and by resource limits.
+It imports nothing of Seer. A seccomp filter (Linux on x86-64) makes the kernel refuse to open sockets, to run programs,
+to write, create, rename or remove files, and to signal others; what is left is to compute and to read. Code that makes
+another process is ended by SIGSYS, which it cannot catch and which nothing else gives it, so the caller knows why it
+died. Time, memory and output are limited from outside and by resource limits.
 
     python -I -S sandbox_main.py MEMORY_BYTES CPU_S < code
 
@@ -17,12 +18,13 @@ import struct
 import sys
 
 ARCHITECTURE = 0xC000003E  # x86-64
-NO_PROCESS, NO_SUCH_CALL = 1, 38  # EPERM, ENOSYS
+NOT_PERMITTED, NO_SUCH_CALL = 1, 38  # EPERM, ENOSYS
+FORKING = (57, 58)  # fork, vfork
 CLONE, CLONE_THREAD, OPEN, OPENAT, CLONE3, OPENAT2 = 56, 0x00010000, 2, 257, 435, 437
 WRITING = 0o3 | 0o100 | 0o1000 | 0o20000000  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE without its directory bit
 REFUSED = (
     *(41, 42, 49, 50, 53),  # socket, connect, bind, listen, socketpair
-    *(57, 58, 59, 322),  # fork, vfork, execve, execveat
+    *(59, 322),  # execve, execveat
     *(62, 129, 200, 234, 297, 424),  # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo, pidfd_send_signal
     *(76, 82, 83, 84, 85, 86, 87, 88),  # truncate, rename, mkdir, rmdir, creat, link, unlink, symlink
     *(90, 91, 92, 93, 94, 132, 133, 235),  # chmod, fchmod, chown, fchown, lchown, utime, mknod, utimes
@@ -52,26 +54,33 @@ def answer(error: int) -> bytes:
     return rule(0x06, 0x00050000 | error if error else 0x7FFF0000)
 
 
+def end_process() -> bytes:
+    """End the whole process with SIGSYS."""
+    return rule(0x06, 0x80000000)
+
+
 def refuse_if_set(number: int, argument: int, bits: int) -> list[bytes]:
     """Refuse a call whose argument has one of these bits."""
     return [
         rule(0x15, number, 0, 4),
         load(16 + 8 * argument),
         rule(0x45, bits, 0, 1),
-        answer(NO_PROCESS),
+        answer(NOT_PERMITTED),
         answer(0),
     ]
 
 
 def instructions() -> list[bytes]:
     """The whole filter."""
-    lines = [load(4), rule(0x15, ARCHITECTURE, 1, 0), rule(0x06, 0x80000000), load(0)]
-    lines += [rule(0x35, 0x40000000, 0, 1), answer(NO_PROCESS)]  # calls of the x32 interface
+    lines = [load(4), rule(0x15, ARCHITECTURE, 1, 0), answer(NOT_PERMITTED), load(0)]
+    lines += [rule(0x35, 0x40000000, 0, 1), answer(NOT_PERMITTED)]  # calls of the x32 interface
+    for number in FORKING:
+        lines += [rule(0x15, number, 0, 1), end_process()]
     for number in REFUSED:
-        lines += [rule(0x15, number, 0, 1), answer(NO_PROCESS)]
+        lines += [rule(0x15, number, 0, 1), answer(NOT_PERMITTED)]
     for number in (CLONE3, OPENAT2):  # their flags are out of reach: programs then use the older calls
         lines += [rule(0x15, number, 0, 1), answer(NO_SUCH_CALL)]
-    lines += [rule(0x15, CLONE, 0, 4), load(16), rule(0x45, CLONE_THREAD, 1, 0), answer(NO_PROCESS), answer(0)]
+    lines += [rule(0x15, CLONE, 0, 4), load(16), rule(0x45, CLONE_THREAD, 1, 0), end_process(), answer(0)]
     lines += [*refuse_if_set(OPEN, 1, WRITING), *refuse_if_set(OPENAT, 2, WRITING), answer(0)]
     return lines
 
