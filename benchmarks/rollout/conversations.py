@@ -13,9 +13,10 @@ from its range. Three ways, interleaved and repeated:
     hold N      a conversation keeps its place and its KV until it ends, so only as many run at once as fit in memory;
                 the better number is the best of --held
 
-Seconds are from the first submission to the last end. Tokens are equal in all ways on the embedded engine, which is
-asserted. On vLLM sums round differently from batch to batch, so conversations differ in length by chance: compare
-tokens per second there. Runs that would not fit into --limit-s are left out and named.
+Seconds are from the first submission to the last end; of these the instance spends `step_s` in steps and `load_s` on KV
+from the pool between them. Tokens are equal in all ways on the embedded engine, which is asserted. On vLLM sums round
+differently from batch to batch, so conversations differ in length by chance: compare tokens per second there. Runs that
+would not fit into --limit-s are left out and named.
 """
 
 from __future__ import annotations
@@ -50,13 +51,17 @@ class Counts:
     """What the instance computed."""
 
     def __init__(self) -> None:
-        self.num_prefilled = self.num_recomputed = 0
+        self.num_prefilled = self.num_recomputed = self.num_steps = 0
+        self.step_s = self.load_s = 0.0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Prefilling):
             self.num_recomputed += event.num_recomputed
         elif isinstance(event, Stepped):
             self.num_prefilled += event.num_prefill_tokens
+            self.num_steps += event.num_steps
+            self.step_s += event.duration_s
+            self.load_s += event.load_s
 
 
 async def converse(
@@ -91,6 +96,9 @@ def _numbers(responses: list[Response], counts: Counts, seconds: float) -> dict[
         "prompt_and_given": context,
         "recomputed_share": round(counts.num_recomputed / context, 4),
         "prefilled": counts.num_prefilled,
+        "steps": counts.num_steps,
+        "step_s": round(counts.step_s, 2),
+        "load_s": round(counts.load_s, 2),
         "turns": sum(turn.kind == "generated" for response in responses for turn in response.turns),
         "reward": round(statistics.mean(response.reward or 0.0 for response in responses), 3),
     }
