@@ -123,6 +123,28 @@ def test_steps_report_what_they_computed_and_what_they_loaded(pair: Pair, load_k
         assert num_context - len(GROUP) - BLOCK_SIZE <= num_prefilled < num_context
 
 
+def test_a_conversation_goes_on_elsewhere_and_only_what_was_given_is_computed(pair: Pair) -> None:
+    given = TokenSpan([50, 51, 52, 53, 54], (), 0, is_given=True)
+
+    async def scenario() -> tuple[list[TokenSpan], list[TokenSpan], int]:
+        await pair.begin("none")
+        request = pair.request()
+        first = await pair.chunk(0, request, (), max_tokens=50, variant=21, has_turns=True)  # ends in mid-block
+        await pair.chunk(0, pair.request(), (), max_tokens=4, variant=22)  # saves go with the next step
+        await pair.instances[0].settle_saves()
+        spans = (*(o.span for o in first if o.span), given)
+        before = pair.instances[1].num_recomputed_tokens
+        second = await pair.chunk(1, request, spans, max_tokens=40, variant=21, has_turns=True)
+        num_recomputed = pair.instances[1].num_recomputed_tokens - before
+        plain = await pair.chunk(0, pair.request(), spans, max_tokens=40, variant=21, load_kv=False)
+        return [o.span for o in second if o.span], [o.span for o in plain if o.span], num_recomputed
+
+    moved, plain, num_recomputed = pair.thread.run(scenario())
+    assert num_recomputed == 0
+    assert ids(moved) == ids(plain)
+    assert raw(moved) == pytest.approx(raw(plain), abs=1e-5)
+
+
 def test_a_request_aborted_in_the_middle_continues_on_another_instance(pair: Pair) -> None:
     async def scenario() -> tuple[list[TokenSpan], list[TokenSpan]]:
         await pair.begin("grouped")

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from seer.errors import ConfigError
-from seer.kvpool.keys import KVLayout, Namespace, block_keys
+from seer.kvpool.keys import KVLayout, Namespace, block_keys, part_key
 from seer.kvpool.none import NonePool
 from vllm_engines import needs_vllm
 
@@ -316,3 +316,49 @@ def test_saves_are_dropped_when_the_pool_is_too_slow() -> None:
     transfer.settle()
     assert transfer.counts()["saved_blocks"] == 1
     transfer.close()
+
+
+def test_a_conversation_s_last_block_is_saved_and_loaded_though_it_is_not_full() -> None:
+    """Eleven tokens were computed: two blocks of four and three tokens. Two were given since."""
+    pool, plan = MemoryPool(), a_plan(MemoryPool())
+    request = a_request("a", 12, prompt=5, has_turns=True)
+    enter(plan, request, [10, 11, 12])
+    request.num_computed_tokens = 11
+    plan.finish(request, [10, 11, 12])
+    jobs = step(plan).saves
+    keys = dict(zip([key for job in jobs for key in job.keys], saved_of(jobs), strict=True))
+    namespace = Namespace(model="m", weights_version=0, layout=LAYOUT, salt="")
+    full = [key.tobytes() for key in block_keys(namespace, request.tokens[:11])]
+    assert keys == {full[0]: 10, full[1]: 11, part_key(namespace, full, request.tokens[8:11]): 12}
+
+    pool.blocks = dict.fromkeys(keys, b"")
+    there, again = a_plan(pool), a_request("b", 14, prompt=5, has_turns=True, num_fresh=2)
+    assert there.matched_tokens(again, 0) == (11, False)
+    there.load_into(again, [20, 21, 22, 23], 11)
+    (load,) = step(there, new=[("b", [20, 21, 22, 23])]).loads
+    assert (load.keys, load.blocks) == (list(keys), [20, 21, 22])
+    # The engine still has the full blocks: the part alone is loaded.
+    here, again = a_plan(pool), a_request("c", 14, prompt=5, has_turns=True, num_fresh=2)
+    assert here.matched_tokens(again, 8) == (3, False)
+    here.load_into(again, [20, 21, 22, 23], 3)
+    (load,) = step(here, new=[("c", [20, 21, 22, 23])]).loads
+    assert (load.keys, load.blocks) == (list(keys)[2:], [22])
+
+
+def test_parts_are_left_alone_without_turns_and_where_a_full_block_is_missing() -> None:
+    pool, plan = MemoryPool(), a_plan(MemoryPool())
+    request = a_request("a", 12, prompt=5)
+    enter(plan, request, [10, 11, 12])
+    request.num_computed_tokens = 11
+    plan.finish(request, [10, 11, 12])
+    assert saved(step(plan)) == [10, 11]
+
+    namespace = Namespace(model="m", weights_version=0, layout=LAYOUT, salt="")
+    again = a_request("b", 12, prompt=5, has_turns=True)
+    first, second = (key.tobytes() for key in block_keys(namespace, again.tokens[:11]))
+    pool.blocks = {first: b"", part_key(namespace, [first, second], again.tokens[8:11]): b""}
+    assert a_plan(pool).matched_tokens(again, 0) == (4, False)
+
+
+def saved_of(jobs: Any) -> list[int]:
+    return [block for job in jobs for block in job.blocks]

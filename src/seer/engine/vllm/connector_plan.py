@@ -8,7 +8,8 @@ have passed, or their request leaves.
     request enters      -> keys of its context are looked up in the pool and pinned for it
     a block is full     -> pending            (checked when it can be full, not at every step)
     enough are pending  -> saved with this step
-    the chunk ends      -> the rest is saved with the next step, before anything can overwrite it
+    the chunk ends      -> the rest is saved with the next step, before anything can overwrite it; of a conversation the
+                           last block too, though it is not full, under a key of its own (`part_key`)
     the request is done -> freed in the pool
 
 Invariants
@@ -35,7 +36,8 @@ from vllm.v1.request import RequestStatus
 from seer.config import TransferOptions
 from seer.engine.vllm.chunks import EXTRA
 from seer.engine.vllm.connector_parts import WholeBlocks
-from seer.kvpool.keys import KVLayout, Namespace, chain_hash, key_prefix, namespace_digest
+from seer.kvpool.base import part_owner
+from seer.kvpool.keys import HASH_BYTES, KVLayout, Namespace, chain_hash, key_prefix, namespace_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -98,8 +100,12 @@ class _Tracked:
     has_turns: bool
     num_fresh: int
     """The last tokens of its context, whose KV was never computed."""
+    root: bytes = b""
+    """Parent hash of its first block."""
     keys: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    part: bytes | None = None
+    """Key of the part that is to be loaded after full blocks; freed once the request runs."""
     num_planned: int = 0
     """Leading blocks that are in the pool, being saved, or pending."""
     num_sent: int = 0
@@ -141,14 +147,16 @@ class Plan:
         self._hash(tracked)
         first = num_computed // self._block_size
         wanted = tracked.keys[first : (request.num_tokens - 1) // self._block_size]
-        if not wanted:
+        is_continued = request.num_tokens > tracked.num_prompt_tokens
+        num_known_tokens = request.num_tokens - 1 - tracked.num_fresh
+        tracked.part = self._part_key(tracked, num_known_tokens) if is_continued else None
+        if not wanted and tracked.part is None:
             return 0, False
         now_s = time.monotonic()
         if tracked.asked_s is not None and now_s - tracked.looked_s < self._options.ask_again_s:
             return None, False
-        held = self._pool.lookup_now(wanted)
-        is_continued = request.num_tokens > tracked.num_prompt_tokens
-        num_known = (request.num_tokens - 1 - tracked.num_fresh) // self._block_size - first
+        held = self._pool.lookup_now(wanted) if wanted else 0
+        num_known = num_known_tokens // self._block_size - first
         if is_continued and 0 < num_known - held <= NEAR_BLOCKS:
             tracked.asked_s = now_s if tracked.asked_s is None else tracked.asked_s
             tracked.looked_s = now_s
@@ -156,16 +164,20 @@ class Plan:
                 return None, False
         tracked.asked_s = None
         tracked.first_loaded = first
-        return held * self._block_size, held > 0 and self._options.load_async
+        has_part = tracked.part is not None and held == num_known and self._pool.lookup_now([tracked.part]) == 1
+        found = held * self._block_size + (num_known_tokens % self._block_size if has_part else 0)
+        return found, found > 0 and self._options.load_async
 
     def load_into(self, request: Request, blocks: Sequence[int], num_tokens: int) -> None:
         """Plan a load: `blocks` are all the request's blocks, and the loaded ones follow its computed ones."""
         tracked = self._tracked[request.request_id]
-        span = slice(tracked.first_loaded, tracked.first_loaded + num_tokens // self._block_size)
+        end = tracked.first_loaded + num_tokens // self._block_size
+        keys, into = tracked.keys[tracked.first_loaded : end], list(blocks[tracked.first_loaded : end])
+        if num_tokens % self._block_size:
+            assert tracked.part is not None, f"{num_tokens} tokens of {request.request_id} are no full blocks"
+            keys, into = [*keys, tracked.part], [*into, blocks[end]]
         tracked.is_loading = self._options.load_async
-        self._next.loads.append(
-            LoadJob(request.request_id, tracked.keys[span], list(blocks[span]), self._options.load_async)
-        )
+        self._next.loads.append(LoadJob(request.request_id, keys, into, self._options.load_async))
 
     # Every step
 
@@ -213,6 +225,9 @@ class Plan:
         request = tracked.request
         if request.status != RequestStatus.RUNNING:
             return  # finished, or preempted: then `_grow` tracks it again
+        if tracked.part is not None:  # it was loaded with an earlier step, and the request goes on
+            self._next.frees.append(part_owner(tracked.name))
+            tracked.part = None
         # Tokens after the known ones are drafts, or still being sampled.
         final = min(request.num_computed_tokens, request.num_tokens)
         full = final // self._block_size
@@ -263,8 +278,12 @@ class Plan:
             self._next.frees.append(tracked.name)
         elif not tracked.is_loading and tracked.blocks:
             # The last token's KV has not been computed, or belongs to a rejected draft.
-            final = min(request.num_computed_tokens, request.num_tokens - 1) // self._block_size
-            self._save(tracked, min(final, len(blocks)), blocks)
+            num_final = min(request.num_computed_tokens, request.num_tokens - 1)
+            full = num_final // self._block_size
+            self._save(tracked, min(full, len(blocks)), blocks)
+            part = self._part_key(tracked, num_final)
+            if part is not None and full < len(blocks):
+                self._next.saves.append(SaveJob(part_owner(tracked.name), [part], [blocks[full]]))
 
     def forget_blocks(self, blocks: set[int]) -> None:
         """These blocks could not be loaded: the pool no longer has them."""
@@ -299,6 +318,7 @@ class Plan:
                 facts["has_turns"],
                 facts["num_fresh"],
             )
+            tracked.root = tracked.parent
         return tracked
 
     def _hash(self, tracked: _Tracked) -> None:
@@ -312,6 +332,18 @@ class Plan:
             block = self._pack(*request.all_token_ids[start : start + tokens])
             tracked.parent = chain_hash(tracked.parent, block)
             keys.append(tracked.prefix + tracked.parent)
+
+    def _part_key(self, tracked: _Tracked, num_tokens: int) -> bytes | None:
+        """The key of a conversation's last block after so many tokens, as `seer.kvpool.keys.part_key` makes it; None if
+        that block is full.
+        """
+        full, rest = divmod(num_tokens, self._block_size)
+        if not rest or not tracked.has_turns:
+            return None
+        self._hash(tracked)
+        parent = tracked.keys[full - 1][-HASH_BYTES:] if full else tracked.root
+        tokens = tracked.request.all_token_ids[full * self._block_size : num_tokens]
+        return tracked.prefix + chain_hash(parent, struct.pack(f"<{rest}I", *tokens))
 
     def _namespace(self, model: str, weights_version: int) -> tuple[bytes, bytes]:
         """The prefix of the keys, and the parent hash of first blocks."""
