@@ -78,6 +78,8 @@ class Tally:
         """Compare a round with the undisturbed one and count it."""
         differing = [key for key in {*tokens, *expected} if tokens.get(key) != expected.get(key)]
         self.differences += len(differing)
+        if differing:
+            self.save()  # it counts, though the test ends here
         assert not differing, f"{self.story(strikes)}: {len(differing)} responses differ, the first is {differing[0]}"
         print(f"{self.test} {self.rounds}: {', '.join(strikes) or 'nothing'}", flush=True)
         self.rounds += 1
@@ -113,6 +115,8 @@ class Tally:
         """
         left = [str(path) for path in files if path.exists()] + leftovers(self._before, with_files=all_files)
         self.leftovers += len(left)
+        if left:
+            self.save()
         assert not left, f"{self.test}, round {self.rounds}: left behind: {left}"
 
     def story(self, strikes: list[str]) -> str:

@@ -82,6 +82,15 @@ def a_plan(rollout: Rollout, rng: random.Random, strikes: Mapping[str, Strike]) 
 
 
 async def disturbed_rounds(rollout: Rollout, model: Path, expected: list[Tokens], tally: Tally, **options: Any) -> None:
+    """Rounds on one fleet, which leaves nothing when it is closed."""
+    tally.check_leftovers(await struck_rounds(rollout, model, expected, tally, **options))
+    tally.save()
+
+
+async def struck_rounds(
+    rollout: Rollout, model: Path, expected: list[Tokens], tally: Tally, **options: Any
+) -> set[Path]:
+    """Rounds on one fleet, which is closed then; returns the files in shared memory that it had."""
     strikes, sampling = options.get("strikes", STRIKES), options.get("sampling", SAMPLING)
     before = shared_files(os.getpid())  # of other tests in this process
     async with rollout:
@@ -99,6 +108,4 @@ async def disturbed_rounds(rollout: Rollout, model: Path, expected: list[Tokens]
             tally.compare(tokens_of(groups), expected[number % NUM_SEEDS], sink.done)
             tally.check_ends(groups, rollout.weights_version, sink.done)
         tally.instances_lost += rollout.fleet.num_lost
-        files = shared_files(os.getpid()) - before
-    tally.check_leftovers(files)
-    tally.save()
+        return shared_files(os.getpid()) - before

@@ -41,7 +41,7 @@ def _pid(fleet: HostedFleet, rng: random.Random) -> int | None:
     return rng.choice(fleet.instances).pid
 
 
-def _later(delay_s: float, action: Callable[[], None]) -> None:
+def later(delay_s: float, action: Callable[[], None]) -> None:
     """In a thread, which no jump of the event loop's clock concerns."""
     timer = threading.Timer(delay_s, action)
     timer.daemon = True
@@ -63,7 +63,7 @@ def stop_an_instance(fleet: HostedFleet, rng: random.Random) -> None:
 def stop_and_resume_an_instance(fleet: HostedFleet, rng: random.Random) -> None:
     pid = _pid(fleet, rng)
     send(signal.SIGSTOP, pid)
-    _later(rng.uniform(0.1, 1.0), lambda: send(signal.SIGCONT, pid))
+    later(rng.uniform(0.1, 1.0), lambda: send(signal.SIGCONT, pid))
 
 
 def slow_an_instance_down(fleet: HostedFleet, rng: random.Random) -> None:
@@ -77,7 +77,7 @@ def slow_an_instance_down(fleet: HostedFleet, rng: random.Random) -> None:
             send(signal.SIGCONT, pid)
             time.sleep(0.005)
 
-    _later(0.0, slow_down)
+    later(0.0, slow_down)
 
 
 def take_memory_from_an_instance(fleet: HostedFleet, rng: random.Random) -> None:
@@ -100,7 +100,7 @@ def kill_the_draft_server(fleet: HostedFleet, rng: random.Random) -> None:
 def stop_and_resume_the_draft_server(fleet: HostedFleet, rng: random.Random) -> None:
     pid = _draft_server(fleet)
     send(signal.SIGSTOP, pid)
-    _later(rng.uniform(0.1, 3.0), lambda: send(signal.SIGCONT, pid))
+    later(rng.uniform(0.1, 3.0), lambda: send(signal.SIGCONT, pid))
 
 
 def damage_the_pool_memory(fleet: HostedFleet, rng: random.Random) -> None:

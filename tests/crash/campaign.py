@@ -142,15 +142,24 @@ def added_up(folders: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def print_table(sums: dict[str, dict[str, Any]]) -> None:
+    """Counts by part, then the strikes of each kind by part."""
     names = ("runs", "rounds", "responses", "tokens", "differences", "leftovers", "instances_lost")
-    print(f"{'':10}", *(f"{name:>14}" for name in (*names, "strikes")))
-    strikes: Counter[str] = Counter()
-    for part, total in sorted(sums.items()):
-        strikes.update(total["strikes"])
-        print(f"{part:10}", *(f"{total[name]:14,}" for name in names), f"{total['strikes'].total():14,}")
-    print(f"{'all':10}", *(f"{sum(t[name] for t in sums.values()):14,}" for name in names), f"{strikes.total():14,}")
-    for name, number in strikes.most_common():
-        print(f"  {number:6,} {name}")
+    rows = {part: [total[name] for name in names] + [total["strikes"].total()] for part, total in sorted(sums.items())}
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    _print_rows("part", (*names, "strikes"), rows)
+    kinds = sum((total["strikes"] for total in sums.values()), Counter())
+    parts = sorted(sums)
+    by_kind = {kind: [*(sums[part]["strikes"][kind] for part in parts), number] for kind, number in kinds.most_common()}
+    print()
+    _print_rows("strikes", (*parts, "all"), by_kind)
+
+
+def _print_rows(corner: str, heads: tuple[str, ...], rows: dict[str, list[int]]) -> None:
+    """A table in Markdown."""
+    print("|", " | ".join((corner, *heads)), "|")
+    print("|" + "---|" * (1 + len(heads)))
+    for name, numbers in rows.items():
+        print("|", " | ".join((name, *(f"{number:,}" for number in numbers))), "|")
 
 
 def main() -> int:
@@ -165,9 +174,9 @@ def main() -> int:
     if options.sum:
         print_table(added_up(options.sum))
         return 0
-    num_failed = run(
-        options.parts, options.processes, options.seconds, options.report, options.seed or secrets.randbelow(10**9)
-    )
+    seed = options.seed or secrets.randbelow(10**9)
+    print(f"--seed {seed} strikes in the same way again", flush=True)
+    num_failed = run(options.parts, options.processes, options.seconds, options.report, seed)
     print_table(added_up([options.report]))
     print(f"{num_failed} tests failed")
     return 1 if num_failed else 0

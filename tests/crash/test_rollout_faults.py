@@ -7,6 +7,7 @@ Every token is there once, nothing hangs, and nothing is left when the fleet is 
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 from dataclasses import replace
 from functools import partial
@@ -17,23 +18,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fault_campaign import StrikesAt, Tally, Tokens, num_rounds_of, rng_of, tokens_of
-from fault_rounds import (
-    HOSTING,
-    NUM_SEEDS,
-    ROUNDS_PER_FLEET,
-    SAMPLING,
-    a_rollout,
-    disturbed_rounds,
-    rolled_out,
-    undisturbed,
-)
+from fault_campaign import Tally, Tokens, num_rounds_of
+from fault_rounds import HOSTING, ROUNDS_PER_FLEET, a_rollout, disturbed_rounds, struck_rounds, undisturbed
 from frame_proxy import proxied
 from pools import a_mooncake_store
 from seer import Sampling
 from seer.engine.local.tiny import make_tiny_model
+from seer.hosting.fleet import HostedFleet
 from seer.kvpool import supervise
-from strikes import STRIKES, send
+from strikes import STRIKES, Strike, later, send
 from vllm_engines import HEAD_DIM
 
 VLLM_ROUNDS, MOONCAKE_ROUNDS, LOCAL_ROUNDS = map(num_rounds_of, ("vllm", "mooncake", "local"))
@@ -81,23 +74,37 @@ def test_no_fault_changes_a_token_of_vllm(model: Path, tmp_path: Path) -> None:
     tally.finish()
 
 
+def on_mooncake(name: str) -> dict[str, Strike]:
+    """Faults of the store's processes, and of what uses them."""
+
+    def server(which: str) -> int | None:
+        state = supervise.find_state(name, "/dev/shm")
+        return state.pids.get(which) if state is not None else None
+
+    def kill(which: str, fleet: HostedFleet, rng: random.Random) -> None:
+        send(signal.SIGKILL, server(which))
+
+    def stop_and_resume(which: str, fleet: HostedFleet, rng: random.Random) -> None:
+        pid = server(which)
+        send(signal.SIGSTOP, pid)
+        later(rng.uniform(0.1, 1.0), lambda: send(signal.SIGCONT, pid))
+
+    return {
+        "kill Mooncake's master": partial(kill, "master"),
+        "kill Mooncake's owner": partial(kill, "owner"),
+        "stop and resume Mooncake's master": partial(stop_and_resume, "master"),
+        "stop and resume Mooncake's owner": partial(stop_and_resume, "owner"),
+    } | {name: STRIKES[name] for name in ("kill an instance", "stop and resume an instance", "slow an instance down")}
+
+
 def test_no_fault_of_mooncake_changes_a_token(model: Path, expected: list[Tokens]) -> None:
     tally = Tally("mooncake")
-
-    def kill_master(name: str) -> None:
-        now = supervise.find_state(name, "/dev/shm")
-        send(signal.SIGKILL, now.pids.get("master") if now is not None else None)
-
-    async def disturbed(name: str) -> None:
-        async with a_rollout(model, pool="mooncake", pool_name=name) as rollout:
-            while tally.goes_on(MOONCAKE_ROUNDS):
-                number = tally.rounds
-                moment = rng_of(tally.test, number).randrange(2, 40)
-                sink = StrikesAt({moment: ("kill Mooncake's master", partial(kill_master, name))})
-                groups = await rolled_out(rollout, sink, number % NUM_SEEDS, SAMPLING)
-                tally.compare(tokens_of(groups), expected[number % NUM_SEEDS], sink.done)
-                tally.check_ends(groups, rollout.weights_version, sink.done)
-
-    with a_mooncake_store() as store:
-        asyncio.run(disturbed(store.name))
+    while tally.goes_on(MOONCAKE_ROUNDS):
+        with a_mooncake_store() as store:
+            rollout = a_rollout(model, pool="mooncake", pool_name=store.name)
+            options = {"strikes": on_mooncake(store.name)}
+            num_rounds = min(ROUNDS_PER_FLEET, MOONCAKE_ROUNDS - tally.rounds)
+            files = asyncio.run(struck_rounds(rollout, model, expected, tally, num_rounds=num_rounds, **options))
+        tally.check_leftovers(files)
+        tally.save()
     tally.finish()
