@@ -73,6 +73,7 @@ class Worker:
     def __init__(self, part: str, seed: int, end_s: float, report: Path, log: Path) -> None:
         self.part, self.seed, self.end_s, self.report, self.log = part, seed, end_s, report, log
         self.num_failed = 0
+        self.num_started = 0
         self.before = private()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -93,9 +94,10 @@ class Worker:
 
     def _start(self, left_s: float) -> None:
         self.seed += 1_000
+        self.num_started += 1
         variables = environment(self.seed, left_s, self.report)
         if self.before:
-            temporary = self.log.with_suffix(f".{self.seed}")
+            temporary = self.log.with_suffix(f".{self.num_started}")  # short: sockets of Ray and vLLM are made in it
             temporary.mkdir()
             variables |= {"TMPDIR": str(temporary), "SEER_FAULT_PRIVATE": "1"}
         with open(self.log, "wb") as log:
@@ -147,7 +149,7 @@ def print_table(sums: dict[str, dict[str, Any]]) -> None:
     rows = {part: [total[name] for name in names] + [total["strikes"].total()] for part, total in sorted(sums.items())}
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
     _print_rows("part", (*names, "strikes"), rows)
-    kinds = sum((total["strikes"] for total in sums.values()), Counter())
+    kinds: Counter[str] = sum((total["strikes"] for total in sums.values()), Counter())
     parts = sorted(sums)
     by_kind = {kind: [*(sums[part]["strikes"][kind] for part in parts), number] for kind, number in kinds.most_common()}
     print()

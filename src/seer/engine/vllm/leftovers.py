@@ -13,7 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from seer.machine import owned_folders
+from seer.machine import owned_folders, private_files
 from seer.machine.owned_segments import name_segments_after
 
 _KIND = "vllm-sockets"
@@ -21,6 +21,9 @@ _SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes its sockets; its processes inherit it."""
 _PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 """The names that Python's `multiprocessing` gives."""
+
+_MAX_HOME_CHARS = 40
+"""Of this user's folder. The path of a socket has room for 107; the folder made there and vLLM's name take 67."""
 
 
 def unname_segments(pid: int) -> None:
@@ -33,7 +36,9 @@ def unname_segments(pid: int) -> None:
 
 def place_sockets() -> Path:
     """Have vLLM make its sockets in a new folder; the caller removes it. Before the engine starts."""
-    folder = owned_folders.make_folder(_KIND, tempfile.gettempdir())
+    temporary = tempfile.gettempdir()
+    fits = len(os.fsencode(private_files.folder(temporary))) <= _MAX_HOME_CHARS
+    folder = owned_folders.make_folder(_KIND, temporary if fits else private_files.SHARED_MEMORY)
     os.environ[_SOCKETS] = str(folder)
     name_segments_after(folder)
     return folder
