@@ -47,7 +47,10 @@ def files() -> list[str]:
 
 
 def _is_expected(path: Path) -> bool:
-    return path.name.startswith("pytest-") or (path.is_dir() and path.name == f"seer-{os.getuid()}")
+    """pytest's folders, logs that Ray keeps of a cluster, PyTorch's store of compiled kernels, and our empty folder."""
+    if not path.is_dir():
+        return False
+    return path.name.startswith(("pytest-", "torchinductor_")) or path.name in ("ray", f"seer-{os.getuid()}")
 
 
 def leftovers(before: set[int], *, with_files: bool = True) -> list[str]:

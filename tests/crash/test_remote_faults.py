@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from dial_hosting import over_tcp
 from fault_campaign import Tally, Tokens, num_rounds_of
-from fault_rounds import HOSTING, ROUNDS_PER_FLEET, a_rollout, disturbed_rounds, undisturbed
+from fault_rounds import HOSTING, ROUNDS_PER_FLEET, a_rollout, disturbed_rounds, struck_rounds, undisturbed
 from link_strikes import LINK_STRIKES
 from ray_clusters import TwoNodes, two_nodes
 from seer.engine.local.tiny import make_tiny_model
@@ -72,10 +72,13 @@ def on_ray(cluster: TwoNodes) -> dict[str, Strike]:
 @pytest.mark.skipif(not RAY_ROUNDS, reason="Ray has no share of so few rounds")
 def test_no_fault_on_a_cluster_changes_a_token(model: Path, expected: list[Tokens], tmp_path: Path) -> None:
     tally = Tally("ray")
+    files: set[Path] = set()
     with two_nodes() as cluster:
         hosting = replace(HOSTING, ray=cluster.address, log_dir=tmp_path, silence_deadline_s=8.0)
         while tally.goes_on(RAY_ROUNDS):
             rollout = a_rollout(model, hosting=hosting)
             options = {"strikes": on_ray(cluster), "num_rounds": min(ROUNDS_PER_FLEET, RAY_ROUNDS - tally.rounds)}
-            asyncio.run(disturbed_rounds(rollout, model, expected, tally, **options))
+            files |= asyncio.run(struck_rounds(rollout, model, expected, tally, **options))
+            tally.save()
+    tally.check_leftovers(files)  # now, because the cluster's own processes are among ours
     tally.finish()

@@ -21,7 +21,7 @@ from seer.engine.instance_settings import read_settings
 from seer.engine.instance_wrapper import ModelInstanceWrapper
 from seer.engine.step_events import StepTally
 from seer.engine.vllm.instance import ContextReady, MakeEngine, VllmInstance, settle_process, start_engine
-from seer.engine.vllm.leftovers import place_sockets
+from seer.engine.vllm.leftovers import place_files
 from seer.engine.vllm.settings import VllmSettings
 from seer.machine.owned_folders import remove_folder
 from seer.metrics.events import Decoding, EventSink, Prefilling
@@ -48,12 +48,12 @@ class HostedVllm(ModelInstanceWrapper[VllmInstance]):
         self._settings = settings
         self._tally = StepTally(id)
         self._seeding: GroupedDrafter | None = None
-        self._sockets: Path | None = None
+        self._files: Path | None = None
         self.inner.counts.on_step = self._on_step
 
     async def start(self, sink: OutputSink) -> None:
         """Start the engine, then settle this process: from here on it serves one engine and nothing else."""
-        self._sockets = place_sockets()
+        self._files = place_files()
         await super().start(sink)
         settle_process()
 
@@ -82,8 +82,8 @@ class HostedVllm(ModelInstanceWrapper[VllmInstance]):
     async def close(self) -> None:
         """Close the engine, then the client that sends `past`."""
         await super().close()
-        if self._sockets is not None:
-            remove_folder(self._sockets)
+        if self._files is not None:
+            remove_folder(self._files)
         if self._seeding is not None:
             self._seeding.close()
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's processes would leave behind when they are killed: shared memory, semaphores and sockets.
+"""What vLLM's processes would leave behind when they are killed: shared memory, semaphores, sockets, temporary files.
 
 On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`. Once both have
 mapped them, the names are not needed: the system frees a segment without a name when its last process ends, however it
-ends. Sockets go into a folder of this process, which the next process removes if this one is killed. Segments are named
-after that folder and go with it, so that also a kill during the start leaves nothing.
+ends. Sockets and temporary files go into a folder of this process, which the next process removes if this one is
+killed. Segments are named after that folder and go with it, so that also a kill during the start leaves nothing.
+Compiled kernels are kept for the next start, where PyTorch looks for them by itself.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import tempfile
 from pathlib import Path
@@ -16,14 +18,15 @@ from pathlib import Path
 from seer.machine import owned_folders, private_files
 from seer.machine.owned_segments import name_segments_after
 
-_KIND = "vllm-sockets"
+_KIND = "vllm"
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes its sockets; its processes inherit it."""
 _PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 """The names that Python's `multiprocessing` gives."""
 
-_MAX_HOME_CHARS = 40
-"""Of this user's folder. The path of a socket has room for 107; the folder made there and vLLM's name take 67."""
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+_MAX_HOME_CHARS = 48
+"""Of this user's folder. The path of a socket has room for 107; the folder made there and vLLM's name take 59."""
 
 
 def unname_segments(pid: int) -> None:
@@ -34,18 +37,26 @@ def unname_segments(pid: int) -> None:
             Path(path).unlink(missing_ok=True)
 
 
-def place_sockets() -> Path:
-    """Have vLLM make its sockets in a new folder; the caller removes it. Before the engine starts."""
+def place_files() -> Path:
+    """Before the engine starts: have it make sockets and temporary files in a new folder, which the caller removes."""
     temporary = tempfile.gettempdir()
     fits = len(os.fsencode(private_files.folder(temporary))) <= _MAX_HOME_CHARS
     folder = owned_folders.make_folder(_KIND, temporary if fits else private_files.SHARED_MEMORY)
-    os.environ[_SOCKETS] = str(folder)
+    os.environ.setdefault(_KERNELS, f"{temporary}/torchinductor_{_user()}")
+    os.environ |= {_SOCKETS: str(folder), "TMPDIR": str(folder)}
     name_segments_after(folder)
     return folder
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return str(os.getuid())
+
+
 def name_segments() -> None:
-    """In a process that vLLM started: segments are named after the folder of the engine's sockets, if it is ours."""
+    """In a process that vLLM started: segments are named after the engine's folder, if it is ours."""
     folder = Path(os.environ.get(_SOCKETS, ""))
     if folder.name.startswith(f"{_KIND}-"):
         name_segments_after(folder)

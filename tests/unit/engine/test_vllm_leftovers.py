@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's processes make their files in a folder of ours, whose path has room for the names of sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seer.engine.vllm import leftovers
+from seer.machine import owned_folders
+
+VARIABLES = ("VLLM_RPC_BASE_PATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+@pytest.fixture(autouse=True)
+def only_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set for the whole process is undone."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(leftovers, "name_segments_after", lambda folder: None)
+
+
+@contextlib.contextmanager
+def a_temporary_folder(num_chars: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One whose path has so many characters."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as home:
+        folder = Path(home, "x" * (num_chars - len(home) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
+@pytest.mark.parametrize("num_chars", [41, 42, 60, 200])
+def test_a_temporary_folder_of_any_length_leaves_room_for_sockets(
+    num_chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_temporary_folder(num_chars, monkeypatch) as temporary, contextlib.ExitStack() as after:
+        folder = leftovers.place_files()
+        after.callback(owned_folders.remove_folder, folder)
+        assert folder.is_relative_to(temporary) == (len(f"{temporary}/seer-{os.geteuid()}") <= 48)
+        listener = after.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(f"{os.environ['VLLM_RPC_BASE_PATH']}/{uuid.uuid4()}")
+
+
+def test_temporary_files_of_its_processes_go_with_its_folder_and_compiled_kernels_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_temporary_folder(30, monkeypatch) as temporary:
+        folder = leftovers.place_files()
+        program = "import tempfile; print(tempfile.mkstemp()[1])"
+        made = Path(subprocess.run([sys.executable, "-c", program], stdout=-1, check=True, text=True).stdout.strip())
+        assert made.parent == folder
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == temporary
+        owned_folders.remove_folder(folder)
+        assert not made.exists()
