@@ -27,7 +27,7 @@ PROMPTS = [[3 + i, 7, 11] for i in range(5)]
 SAMPLING = Sampling(max_tokens=64)
 HOSTING = HostingConfig(
     pin_cores=False,
-    start_deadline_s=200.0,
+    start_deadline_s=60.0,
     call_deadline_s=200.0,
     heartbeat_s=0.2,
     silence_deadline_s=2.0,
