@@ -33,9 +33,9 @@ SEED = int(os.environ.get("SEER_FAULT_SEED", "0")) or secrets.randbelow(2**32)
 SECONDS = float(os.environ.get("SEER_FAULT_SECONDS", "inf"))
 REPORT = os.environ.get("SEER_FAULT_REPORT")
 Tokens = dict[tuple[int, int], list[int]]
-ONE_IN = {"vllm": 25, "ray": 40, "mooncake": 50, "tcp": 10, "http": 10, "driver": 25}
+ONE_IN = {"vllm": 25, "ray": 40, "mooncake": 50, "tcp": 10, "http": 10, "driver": 25, "hosting": 5}
 """Of all rounds, those of each part; the rest are local ones."""
-AT_LEAST_ONE = ("mooncake", "tcp", "http", "driver")
+AT_LEAST_ONE = ("mooncake", "tcp", "http", "driver", "hosting")
 """vLLM and Ray take half a minute to start: they take part from so many rounds on."""
 
 

@@ -26,12 +26,14 @@ from typing import Any
 HERE = Path(__file__).parent
 ROLLOUTS, REMOTE = HERE / "test_rollout_faults.py", HERE / "test_remote_faults.py"
 DRIVERS, HTTP = HERE / "test_driver_faults.py", HERE / "test_http_faults.py"
+HOSTING = HERE / "test_hosting_faults.py"
 PARTS = {
     "local": f"{ROLLOUTS}::test_no_fault_loses_doubles_or_changes_a_token",
     "vllm": f"{ROLLOUTS}::test_no_fault_changes_a_token_of_vllm",
     "mooncake": f"{ROLLOUTS}::test_no_fault_of_mooncake_changes_a_token",
     "tcp": f"{REMOTE}::test_no_fault_of_a_connection_changes_a_token",
     "ray": f"{REMOTE}::test_no_fault_on_a_cluster_changes_a_token",
+    "hosting": f"{HOSTING}::test_no_fault_of_hosting_changes_a_token",
     "http": f"{HTTP}::test_no_fault_changes_a_token_of_a_stream",
     "driver": f"{DRIVERS}::test_no_fault_of_the_driver_loses_a_token_or_leaves_anything_behind",
 }
