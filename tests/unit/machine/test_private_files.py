@@ -134,8 +134,8 @@ def a_foreign_file(path: Path) -> None:
 
 REFUSED: dict[str, Callable[[Path], object]] = {
     "link": a_link,
-    "FIFO": os.mkfifo,
-    "folder": Path.mkdir,
+    "FIFO": lambda path: os.mkfifo(path, 0o600),
+    "folder": lambda path: path.mkdir(0o700),
     "readable": lambda path: a_file(path, mode=0o644),
     "writable": lambda path: a_file(path, mode=0o622),
 }
