@@ -64,6 +64,7 @@ def test_a_hosted_engines_process_settles_once_it_has_started(
     import vllm.envs as envs
 
     from seer.engine.local.tiny import make_tiny_model
+    from seer.engine.vllm import hosted as module
     from seer.engine.vllm.hosted import HostedVllm
     from seer.engine.vllm.instance import VllmInstance
 
@@ -74,6 +75,7 @@ def test_a_hosted_engines_process_settles_once_it_has_started(
         monkeypatch.setenv(name, "1")  # an engine's start may set variables
 
     monkeypatch.setattr(VllmInstance, "start", start)
+    monkeypatch.setattr(module, "place_files", lambda: tmp_path)  # it moves the temporary files of the whole process
     hosted = HostedVllm(0, vllm_settings(make_tiny_model(tmp_path / "tiny")), lambda event: None)
     asyncio.run(hosted.start(lambda output: None))
     assert was_frozen == [0]
