@@ -30,6 +30,7 @@ class ChunkRun:
     """One chunk on a simulated instance, from its submission to its end."""
 
     __slots__ = (
+        "began_s",
         "chunk",
         "context",
         "due_step",
@@ -48,9 +49,10 @@ class ChunkRun:
         "version",
     )
 
-    def __init__(self, chunk: Chunk, left: int) -> None:
+    def __init__(self, chunk: Chunk, left: int, began_s: float = 0.0) -> None:
         """`left`: tokens to the response's end."""
         self.chunk = chunk
+        self.began_s = began_s
         self.reported = 0  # tokens in earlier outputs
         self.set_lease(chunk.max_tokens, left, 0.0)
         self.context: float = chunk.num_context_tokens  # when its rate was last set

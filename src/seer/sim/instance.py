@@ -132,7 +132,7 @@ class SimulatedInstance:
             limits=self._limits,
             in_flight=self._in_flight,
         )
-        run = ChunkRun(chunk, self._left(chunk))
+        run = ChunkRun(chunk, self._left(chunk), self._loop.time())
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
         self._in_flight.add(chunk.request)
         self._progress.started(chunk.group)
@@ -172,7 +172,7 @@ class SimulatedInstance:
                 produced = self._remove(run)
                 if is_decoding:
                     self._memory.rest(request, run.chunk.num_context_tokens + produced)
-                    self._save(run.chunk, produced)
+                    self._save(run, produced)
                 self._emit(run, produced, ChunkEnd.PARKED)
                 self._replan_soon()
 
@@ -413,24 +413,25 @@ class SimulatedInstance:
             self._memory.drop_member(run.chunk)
             if not run.is_last or run.chunk.has_turns:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
-                self._save(run.chunk, run.target)
+                self._save(run, run.target)
             else:
-                self._free(run.chunk, run.target)
+                self._free(run, run.target)
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
 
-    def _save(self, chunk: Chunk, produced: int) -> None:
+    def _save(self, run: ChunkRun, produced: int) -> None:
         """The chunk has ended and its request goes on: the pool holds its KV."""
+        request, num_tokens = run.chunk.request, run.chunk.num_context_tokens + produced
         if self._pool is not None:
-            self._pool.save(chunk.request, chunk.num_context_tokens + produced)
+            self._pool.save(request, num_tokens)
         if self._network is not None:
-            self._network.save(chunk.request, self._id, chunk.num_context_tokens + produced, produced)
+            self._network.save(request, self._id, num_tokens, produced, run.began_s)
 
-    def _free(self, chunk: Chunk, produced: int) -> None:
+    def _free(self, run: ChunkRun, produced: int) -> None:
         """The request has ended with this chunk."""
         if self._pool is not None:
-            self._pool.free(chunk.request)
+            self._pool.free(run.chunk.request)
         if self._network is not None:
-            self._network.free(chunk.request, self._id, produced)
+            self._network.free(run.chunk.request, self._id, produced, run.began_s)
 
     def _set_step_time(self) -> None:
         """Set the cost of the coming steps; start a piece of prefill if none is in progress."""

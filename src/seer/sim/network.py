@@ -6,10 +6,9 @@ reader's node, and a save by the card of the writer's; the other ends are spread
 the transfers under way there (shared_link.py). KV that the node holds comes from its memory, which is shared too.
 A near tier holds everything; how long nodes keep KV in truth depends on their memory.
 
-A chunk's KV is saved when it ends, all at once, and other nodes can read it when the save has ended. Engines save
-blocks as they fill, also those of responses that then end, so this makes peaks higher than they are. KV whose save has
-not ended is computed again. Saves of prompts are left out. An instance with more GPUs than a node
-has the cards of all its nodes.
+Engines save blocks as they fill. Here a chunk's KV goes into the idle time of the card while the chunk ran, and what
+did not fit goes at its end, all at once. KV that is not saved when its request starts elsewhere is computed again.
+Saves of prompts are left out. An instance with more GPUs than a node has the cards of all its nodes.
 
 Costs are learned as in production (seer.transfer): from the transfers that were seen, with what they waited.
 """
@@ -17,6 +16,7 @@ Costs are learned as in production (seer.transfer): from the transfers that were
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,7 +86,7 @@ class ClusterNetwork:
         self._books = NodeBooks()
         for instance in range(num_instances):
             self._books.place(instance, self.node_name(instance))
-        self._saving: dict[int, int] = {}  # request -> saves that have not ended
+        self._stored: dict[int, int] = {}  # request -> its first tokens, whose KV is in the store
         self._load_s = self._alone_s = 0.0
         self.estimate = TransferEstimate(self._costs(cost))
         """What the scheduler believes."""
@@ -105,13 +105,13 @@ class ClusterNetwork:
     def load(self, chunk: Chunk, instance: int, num_held: int, num_tokens: int, done: Callable[[], None]) -> int:
         """Bring KV of tokens `num_held .. num_held + num_tokens` to an instance; `done` is called when it is there.
 
-        Returns how many of them come: KV whose save has not ended is not in the store yet.
+        Returns how many of them come: the node's own, and those that are in the store.
         """
         node = instance // self._per_node
         near = 0
         if self._shape.has_near_tier:
             near = min(num_tokens, max(0, self._books.near_tokens(chunk.request, instance) - num_held))
-        far = 0 if chunk.request in self._saving else num_tokens - near
+        far = max(0, min(num_tokens, self._stored.get(chunk.request, 0) - num_held) - near)
         near_bytes, far_bytes = near * self._bytes_per_token, far * self._bytes_per_token
         waits = _After(int(near_bytes > 0) + int(far_bytes > 0), done)
         if near_bytes:
@@ -125,17 +125,23 @@ class ClusterNetwork:
         """An instance computes so many tokens after so many."""
         self.estimate.saw_prefill(num_tokens, self.estimate.given.prefill.seconds(num_held, num_tokens))
 
-    def save(self, request: int, instance: int, num_tokens: int, num_new_tokens: int) -> None:
-        """A chunk has ended with so many tokens; those that it made go to the store."""
+    def save(self, request: int, instance: int, num_tokens: int, num_new_tokens: int, since_s: float) -> None:
+        """A chunk that began then has ended with so many tokens; those that it made go to the store."""
         self._books.left(request, instance, num_tokens)
-        self._saving[request] = self._saving.get(request, 0) + 1
+        first = num_tokens - num_new_tokens
+        num_stored = self._stored.setdefault(request, first)
         num_bytes = num_new_tokens * self._bytes_per_token
-        self._saves[instance // self._per_node].send(num_bytes, lambda: self._saved(request))
+        card = self._saves[instance // self._per_node]
+        gone = card.send(num_bytes, lambda: self._saved(request, num_tokens), since_s=since_s)
+        if num_stored == first:
+            self._saved(request, num_tokens - math.ceil((num_bytes - gone) / self._bytes_per_token))
 
-    def free(self, request: int, instance: int, num_new_tokens: int) -> None:
+    def free(self, request: int, instance: int, num_new_tokens: int, since_s: float) -> None:
         """The request has ended with a chunk of so many tokens, whose KV was saved as it was made."""
         self._books.forget(request)
-        self._saves[instance // self._per_node].send(num_new_tokens * self._bytes_per_token, _nothing)
+        self._stored.pop(request, None)
+        num_bytes = num_new_tokens * self._bytes_per_token
+        self._saves[instance // self._per_node].send(num_bytes, _nothing, since_s=since_s)
 
     def use(self, makespan_s: float) -> NetworkUse:
         """What was carried."""
@@ -165,10 +171,9 @@ class ClusterNetwork:
         self._load_s += seconds
         self.estimate.saw_move(num_bytes, seconds)
 
-    def _saved(self, request: int) -> None:
-        self._saving[request] -= 1
-        if not self._saving[request]:
-            del self._saving[request]
+    def _saved(self, request: int, num_tokens: int) -> None:
+        if request in self._stored:  # it has not ended
+            self._stored[request] = max(self._stored[request], num_tokens)
 
 
 def _nothing() -> None:

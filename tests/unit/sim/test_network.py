@@ -51,6 +51,24 @@ def test_transfers_under_way_share_the_link_equally() -> None:
     assert ends_of(100.0, [(0.0, 500.0), (3.0, 500.0)]) == pytest.approx([7.0, 10.0], rel=1e-2)
 
 
+def test_bytes_that_came_up_over_time_have_used_idle_time_and_each_of_it_once() -> None:
+    gone: list[float] = []
+
+    async def scenario() -> None:
+        link, ended = SharedLink(100.0), asyncio.Event()
+        await asyncio.sleep(4.0)
+        gone.append(link.send(250.0, lambda: None, since_s=1.0))  # 300 could have gone since then
+        gone.append(link.send(250.0, ended.set, since_s=0.0))  # of the 400 in all, 150 are left
+        gone.append(link.send(0.0, lambda: None))
+        began_s = asyncio.get_running_loop().time()
+        await ended.wait()
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(1.0, rel=0.05)
+        assert link.busy_s == pytest.approx(5.0, rel=0.05)
+
+    virtual_time.run(scenario())
+    assert gone == pytest.approx([250.0, 150.0, 0.0])
+
+
 def test_a_load_comes_from_the_own_node_where_it_can_and_from_others_once_it_was_saved() -> None:
     cost = a_cost()
     rate = cost.model.kv_bytes_per_token  # one token a second over the card
@@ -60,7 +78,7 @@ def test_a_load_comes_from_the_own_node_where_it_can_and_from_others_once_it_was
     async def scenario() -> None:
         loop, network = asyncio.get_running_loop(), ClusterNetwork(shape, cost, 4)
         chunk = chunk_of(requests_of(a_group())[1], 0, 1)
-        network.save(1, 0, 20, 20)
+        network.save(1, 0, 20, 20, since_s=loop.time())
         done = asyncio.Semaphore(0)
 
         def note(name: str) -> None:
@@ -78,6 +96,19 @@ def test_a_load_comes_from_the_own_node_where_it_can_and_from_others_once_it_was
 
     virtual_time.run(scenario())
     assert arrived == pytest.approx({"nothing": 0.0, "near": 2.0, "far": 45.0}, rel=1e-2)
+
+
+def test_kv_that_was_saved_as_it_was_made_comes_at_once_and_the_rest_does_not() -> None:
+    cost = a_cost()
+    shape = NetworkShape(nic_bytes_s=cost.model.kv_bytes_per_token, gpus_per_node=1)  # one token a second
+
+    async def scenario() -> None:
+        network, request = ClusterNetwork(shape, cost, 2), requests_of(a_group())[1]
+        await asyncio.sleep(15.5)
+        network.save(1, 0, 30, 20, since_s=0.0)  # 10 were there before, 15 could go as they were made
+        assert network.load(chunk_of(request, 0, 1), 1, 4, 26, lambda: None) == 21
+
+    virtual_time.run(scenario())
 
 
 def makespan_s(nic_bytes_s: float | None, *, near: bool = True) -> float:
