@@ -210,15 +210,29 @@ def test_the_doctor_looks_at_every_node(cluster: TwoNodes, capsys: pytest.Captur
     for report in reports:
         assert report["facts"]["seer"] == our_version()
         assert report["clock"]["offset_s"] == 0.0, "one machine has one clock"
+        assert report["facts"]["packages"]["ray"]
+        assert report["facts"]["num_gpus"] >= report["resources"].get("GPU", 0)
         assert report["reached"]["bandwidth_bytes_s"] > 0
+        assert report["reached_next"]["bandwidth_bytes_s"] > 0
     assert doctor_ray.run(cluster.address, as_json=False) == 0
     assert capsys.readouterr().out.count("ok") == 2
 
 
 def test_what_keeps_instances_from_a_node_is_said() -> None:
-    facts = NodeProbe().facts()
-    assert troubles_of(facts, Reached(bandwidth_bytes_s=1.0), "10.0.0.1") == []
-    (trouble,) = troubles_of(replace(facts, seer="9.9"), Reached(), "10.0.0.1")
+    facts, fine = NodeProbe().facts(), Reached(bandwidth_bytes_s=1.0)
+    assert troubles_of(facts, fine, "10.0.0.1", {"CPU": 4.0}) == []
+    (trouble,) = troubles_of(replace(facts, seer="9.9"), fine, "10.0.0.1", {})
     assert "Seer 9.9 there" in trouble
+    (trouble,) = troubles_of(replace(facts, packages={"ray": "1.0", "of-there-alone": "2"}), fine, "10.0.0.1", {})
+    assert "ray 1.0 there" in trouble
+    (trouble,) = troubles_of(replace(facts, num_gpus=7), fine, "10.0.0.1", {"GPU": 8.0})
+    assert trouble == "Ray counts 8 GPUs there, NVIDIA's driver 7"
     reached = NodeProbe().reach("127.0.0.1", 1, 10)
-    assert troubles_of(facts, reached, "127.0.0.1") == [f"it cannot connect to 127.0.0.1: {reached.error}"]
+    assert troubles_of(facts, reached, "127.0.0.1", {}) == [f"it cannot connect to 127.0.0.1: {reached.error}"]
+
+
+def test_a_node_reads_what_another_offers() -> None:
+    port = NodeProbe().offer("127.0.0.1", 3 << 20)
+    reached = NodeProbe().reach("127.0.0.1", port, 3 << 20)
+    assert reached.error is None
+    assert reached.bandwidth_bytes_s is not None

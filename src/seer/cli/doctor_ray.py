@@ -13,6 +13,7 @@ from seer.machine.sizes import show_size
 
 if TYPE_CHECKING:
     from seer.hosting.ray.checkup import NodeReport
+    from seer.hosting.ray.node_facts import Reached
 
 
 def run(address: str, *, as_json: bool) -> int:
@@ -32,7 +33,8 @@ def _print(reports: list[NodeReport]) -> None:
     from rich.table import Table
 
     table = Table(
-        "node", "Ray's resources", "Seer, Python", "free memory", "free /dev/shm", "clock", "to here", "state"
+        *("node", "Ray's resources", "Seer, Python", "free memory", "free /dev/shm", "clock"),
+        *("reads from here", "from the next", "state"),
     )
     for report in reports:
         table.add_row(report.address, _resources(report), *_answers(report), "; ".join(report.troubles) or "ok")
@@ -46,12 +48,17 @@ def _resources(report: NodeReport) -> str:
 def _answers(report: NodeReport) -> list[str]:
     facts, clock, reached = report.facts, report.clock, report.reached
     if facts is None or clock is None or reached is None:
-        return ["-"] * 5
-    rate = reached.bandwidth_bytes_s
+        return ["-"] * 6
     return [
         f"{facts.seer}, {facts.python}",
         show_size(facts.free_memory_bytes),
         show_size(facts.free_shared_memory_bytes),
         f"{clock.offset_s:+.3f} s ± {clock.uncertainty_s * 1e3:.1f} ms",
-        "-" if rate is None else f"{show_size(int(rate))}/s",
+        _rate(reached),
+        _rate(report.reached_next),
     ]
+
+
+def _rate(reached: Reached | None) -> str:
+    rate = reached.bandwidth_bytes_s if reached is not None else None
+    return "-" if rate is None else f"{show_size(int(rate))}/s"
