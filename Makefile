@@ -138,6 +138,10 @@ test-faults: setup ## 1,000 rollouts that are struck at random: processes, memor
 	SEER_FAULT_ROUNDS=1000 SEER_FAULT_REPORT=build/faults.jsonl $(BIN)/pytest -n 0 -s tests/crash/test_*_faults.py \
 	  --timeout 36000
 
+.PHONY: test-machines
+test-machines: ## A rollout over two machines and faults on them, in namespaces; needs root and `make setup`
+	$(BIN)/pytest -n 0 -p no:cacheprovider tests/integration/test_two_machines.py tests/crash/test_machine_faults.py
+
 .PHONY: fuzz
 fuzz: setup ## The fuzzers of every reader of bytes from others, 20,000 inputs each
 	SEER_FUZZ_EXAMPLES=20000 $(BIN)/pytest -n 2 -s tests/fuzz --timeout 7200

@@ -3,35 +3,33 @@
 
     python machine_faults_driver.py MODEL RAY_ADDRESS FAR_PID FAR_FOLDER ROUNDS
 
-FAR_PID is a process that keeps the namespaces of the other machine, FAR_FOLDER is for Ray's files there. The last line
-is the tally, as JSON.
+FAR_PID is a process that keeps the namespaces of the other machine, FAR_FOLDER is for Ray's files there. Kinds of
+faults are dealt as cards are: each one comes before any comes again. A rollout takes less time than a fault, so half of
+its responses wait after a turn until the faults are over; then they go on with what is left of the fleet, or was added.
+The last line is the tally, as JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
-import signal
-import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fault_campaign import StrikesAt, Tally, rng_of, tokens_of
-from seer import HostingConfig, Rollout, Sampling
-from seer.errors import SeerError
-from seer.hosting.health import Health
+from machine_strikes import NUM_INSTANCES, Machines
+from seer import Conversation, End, FinishReason, GroupResult, HostingConfig, Reply, Rollout, Sampling
 from seer.hosting.ray import placement
-from two_machines import kill_processes, ray_environment, ray_start
+from seer.metrics.events import EventSink, discard
 from two_machines_driver import MovingIsFree
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(5)]
-SAMPLING = Sampling(max_tokens=64)
+SAMPLING = Sampling(max_tokens=64, stop_token_ids=(16, 48, 80, 112))
 HOSTING = HostingConfig(
     pin_cores=False,
     heartbeat_s=0.2,
@@ -40,20 +38,18 @@ HOSTING = HostingConfig(
     start_deadline_s=180.0,
     max_restarts=1000,
 )
-CUT_S = 8.0
-"""Longer than the silence deadline, so that instances are lost, and shorter than Ray takes to notice."""
-NODE_BACK_S = 2.0
-NODE_STARTS = 8
-MAX_INSTANCES = 4
-"""As many as both machines have places for."""
 ROUND_DEADLINE_S = 150.0
 NUM_SEEDS = 3
+STRIKES = 2
+"""In a round, so that faults meet."""
+FIRST, LAST = 2, 40
+"""Chunks that have started or stopped when a round is struck."""
 
 
 def a_rollout(model: str, ray: str | None) -> Rollout:
     return Rollout(
         model,
-        instances=1 if ray is None else 3,
+        instances=1 if ray is None else NUM_INSTANCES,
         kv_blocks=512,
         max_num_seqs=8,
         chunk_tokens=16,
@@ -63,109 +59,62 @@ def a_rollout(model: str, ray: str | None) -> Rollout:
     )
 
 
-class Machines:
-    """What can be done to the two machines and to what runs on them."""
+class Turns:
+    """An environment that gives a token after each turn; every other response waits first after its first one."""
 
-    def __init__(self, rollout: Rollout, far_pid: int, far_folder: Path) -> None:
-        self._rollout = rollout
-        self._far_pid = far_pid
-        self._far_folder = far_folder
-        self.tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, over: Callable[[], Awaitable[object]]) -> None:
+        self._over = over
+        self.num_waited = 0
 
-    def strikes(self, rng: random.Random) -> dict[str, Callable[[], None]]:
-        """By name; each strikes when it is called."""
-        return {
-            "stop a process": partial(self._signal, rng, signal.SIGSTOP),
-            "kill a process": partial(self._signal, rng, signal.SIGKILL),
-            "cut the link here": partial(self._start, partial(self._cut, [])),
-            "cut the link there": partial(self._start, partial(self._cut, self._there)),
-            "kill and restart the node": partial(self._start, self._lose_node),
-            "add an instance": partial(self._start, self._add),
-            "remove an instance": partial(self._start, partial(self._remove, rng)),
-        }
-
-    @property
-    def _there(self) -> list[str]:
-        return ["nsenter", "-t", str(self._far_pid), "-m", "-n"]
-
-    def _up(self) -> list[Any]:
-        return [one for one in self._rollout.fleet.instances if one.is_up]
-
-    def _signal(self, rng: random.Random, number: signal.Signals) -> None:
-        up = self._up()
-        pid = rng.choice(up).pid if up else None
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def _start(self, act: Callable[[], Awaitable[object]]) -> None:
-        async def acted() -> None:
-            with contextlib.suppress(SeerError):  # a strike may hit what another one is doing
-                await act()
-
-        task = asyncio.get_running_loop().create_task(acted())
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _cut(self, where: list[str]) -> None:
-        await _run([*where, "ip", "link", "set", "eth0", "down"])
-        await asyncio.sleep(CUT_S)
-        await _run([*where, "ip", "link", "set", "eth0", "up"])
-        await _run([*where, "ip", "route", "replace", "default", "dev", "eth0"])
-
-    async def _lose_node(self) -> None:
-        await asyncio.to_thread(kill_processes, self._far_pid)
-        await _run([*self._there, "find", "/dev/shm", "-mindepth", "1", "-delete"])  # as a loss of power
-        for _ in range(NODE_STARTS):  # the link may be cut
-            await asyncio.sleep(NODE_BACK_S)
-            with contextlib.suppress(AssertionError):
-                await _run(ray_start(self._far_pid, 2, num_cpus=2, head=1, folder=self._far_folder))
-                return
-
-    async def _add(self) -> None:
-        if self._num_wanted() < MAX_INSTANCES:
-            await self._rollout.add_instances(1)
-
-    def _num_wanted(self) -> int:
-        return sum(one.health is not Health.RETIRED for one in self._rollout.fleet.instances)
-
-    async def _remove(self, rng: random.Random) -> None:
-        up = self._up()
-        if len(up) > 2:
-            await self._rollout.remove_instances([rng.choice(up).id])
-
-    async def settle(self) -> None:
-        """Until the strikes are over and at least two instances are up."""
-        while self.tasks:
-            await asyncio.wait(set(self.tasks))
-        if self._num_wanted() < MAX_INSTANCES - 1:
-            await self._rollout.add_instances(1)
-        while len(self._up()) < 2:  # noqa: ASYNC110 - nothing says when so many are up
-            await asyncio.sleep(0.1)
+    async def __call__(self, conversation: Conversation) -> Reply | End:
+        if conversation.finish_reason is FinishReason.LENGTH:
+            return End()
+        if conversation.turn == 1 and conversation.index % 2:
+            self.num_waited += 1
+            await self._over()
+        return Reply(token_ids=[7])
 
 
-async def _run(words: list[str]) -> None:
-    process = await asyncio.create_subprocess_exec(*words, env=ray_environment(), stdout=subprocess.DEVNULL)
-    assert await process.wait() == 0, words
+class Deck:
+    """Kinds of strikes."""
+
+    def __init__(self, rng: random.Random, kinds: Sequence[str]) -> None:
+        self._rng, self._kinds = rng, list(kinds)
+        self._left: list[str] = []
+
+    def deal(self) -> str:
+        if not self._left:
+            self._left = self._rng.sample(self._kinds, len(self._kinds))
+        return self._left.pop()
+
+
+async def a_round(rollout: Rollout, turns: Turns, seed: int, events: EventSink = discard) -> list[GroupResult]:
+    deadline = {"environment_deadline_s": ROUND_DEADLINE_S}
+    run = rollout.run(PROMPTS, n=4, sampling=SAMPLING, seed=seed, events=events, environment=turns, **deadline)
+    return [group async for group in run]
 
 
 async def rounds(rollout: Rollout, machines: Machines, expected: list[Any], tally: Tally, num: int) -> None:
+    deck = Deck(rng_of(tally.test, -1), sorted(machines.strikes(random.Random())))
     async with rollout:
         assert rollout.fleet.pool is not None
         rollout.fleet.pool.transfer = MovingIsFree()
-        for number in range(num):
-            rng = rng_of(tally.test, number)
+        while tally.goes_on(num):
+            began_s, seed, rng = time.monotonic(), tally.rounds % NUM_SEEDS, rng_of(tally.test, tally.rounds)
             kinds = machines.strikes(rng)
-            names = [rng.choice(sorted(kinds)) for _ in range(rng.randrange(1, 4))]
-            sink = StrikesAt({rng.randrange(2, 60): (name, kinds[name]) for name in names})
+            names = [deck.deal() for _ in range(STRIKES)]
+            moments = rng.sample(range(FIRST, LAST), STRIKES)
+            sink = StrikesAt({moment: (name, kinds[name]) for moment, name in zip(moments, names, strict=True)})
             async with asyncio.timeout(ROUND_DEADLINE_S):
-                run = rollout.run(PROMPTS, n=4, sampling=SAMPLING, seed=number % NUM_SEEDS, events=sink)
-                groups = [group async for group in run]
+                turns = Turns(partial(machines.over, sink.done, STRIKES))
+                groups = await a_round(rollout, turns, seed, sink)
+            assert turns.num_waited, "nothing was left when the faults were over"
             tally.check_ends(groups, 0, sink.done)
-            tally.compare(tokens_of(groups), expected[number % NUM_SEEDS], sink.done)
-            print(f"round {number}: {', '.join(sink.done) or 'nothing'}", flush=True)
+            tally.compare(tokens_of(groups), expected[seed], sink.done)
+            ended_s = time.monotonic()
             async with asyncio.timeout(ROUND_DEADLINE_S):
                 await machines.settle()
+            print(f"{ended_s - began_s:.1f} s, settled in {time.monotonic() - ended_s:.1f} s", flush=True)
         tally.instances_lost = rollout.fleet.num_lost
 
 
@@ -173,10 +122,8 @@ async def main() -> None:
     model, ray, far_pid, far_folder, num = sys.argv[1:]
     placement.SUSPECT_S = 15.0  # so that the node is used again before the rounds are over
     async with a_rollout(model, None) as alone:
-        expected = []
-        for seed in range(NUM_SEEDS):
-            run = alone.run(PROMPTS, n=4, sampling=SAMPLING, seed=seed)
-            expected.append(tokens_of([group async for group in run]))
+        at_once = Turns(partial(asyncio.sleep, 0))
+        expected = [tokens_of(await a_round(alone, at_once, seed)) for seed in range(NUM_SEEDS)]
     tally, rollout = Tally("machines"), a_rollout(model, ray)
     await rounds(rollout, Machines(rollout, int(far_pid), Path(far_folder)), expected, tally, int(num))
     tally.finish()
