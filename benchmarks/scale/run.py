@@ -31,6 +31,7 @@ from seer.hosting import ProcessInstance
 from seer.hosting.launcher import DialLauncher
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
+from seer.machine.descriptors import allow_descriptors
 from seer.metrics.events import Event, Started
 from seer.rollout import RolloutLoop
 from seer.runs.run import GATHER_S
@@ -200,8 +201,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8, help="of an output")
     parser.add_argument("--encrypted", action="store_true")
     args = parser.parse_args()
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 8192), limit))
+    allow_descriptors()  # before the farm inherits them
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "farm.json"
         found = summarize(asyncio.run(measure(args, out)), json.loads(out.read_text()))

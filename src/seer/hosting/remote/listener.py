@@ -31,6 +31,7 @@ from seer.hosting.remote.certificate import OwnCertificate, make_certificate
 from seer.hosting.remote.clock import ClockOffset
 from seer.hosting.remote.dial import Dial, is_loopback
 from seer.hosting.remote.handshake import HANDSHAKE_DEADLINE_S, VersionDiffers, welcome
+from seer.machine.descriptors import allow_descriptors
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class Listener:
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen on a free port."""
+        """Listen on a free port, with room for a connection of every instance."""
+        allow_descriptors()
         self._certificate = await asyncio.to_thread(make_certificate) if self._is_encrypted else None
         try:
             family = (await asyncio.get_running_loop().getaddrinfo(self.host, 0, type=socket.SOCK_STREAM))[0][0]
