@@ -89,8 +89,15 @@ class Deck:
 
 
 async def a_round(rollout: Rollout, turns: Turns, seed: int, events: EventSink = discard) -> list[GroupResult]:
-    deadline = {"environment_deadline_s": ROUND_DEADLINE_S}
-    run = rollout.run(PROMPTS, n=4, sampling=SAMPLING, seed=seed, events=events, environment=turns, **deadline)
+    run = rollout.run(
+        PROMPTS,
+        n=4,
+        sampling=SAMPLING,
+        seed=seed,
+        events=events,
+        environment=turns,
+        environment_deadline_s=ROUND_DEADLINE_S,
+    )
     return [group async for group in run]
 
 
