@@ -151,6 +151,7 @@ class FleetPool:
                     self._ssd_folder = self._ssd.open()
                     self.settings |= {"ssd_dir": str(self._ssd_folder), "ssd_bytes": self._ssd.num_bytes}
                 self._handle = open_pool(self.settings | {"keeper": False})  # the instances run the keeper
+                self.settings |= {"must_exist": True}  # an instance that starts late must not make it again
             except BaseException:
                 self.close()
                 raise

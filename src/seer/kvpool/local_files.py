@@ -90,6 +90,10 @@ class LocalPoolConfig:
     num_threads: int = 2
     """Threads for the asynchronous calls."""
 
+    must_exist: bool = False
+    """Only join the pool. The process that it was made for removes it at the end; one that is made after that is left
+    behind."""
+
     def __post_init__(self) -> None:
         check_name(self.name)
         if self.block_bytes < 1 or self.block_bytes > 1 << 31:
@@ -230,7 +234,7 @@ def open_files(config: LocalPoolConfig) -> tuple[PoolFiles, bool]:
     """Make or find the files of a pool; True when they were made now."""
     files = PoolFiles.named(config.name, config.dram_dir)
     run = config.run or config.name
-    with _locked(files):
+    with _locked(files) as lock:
         if os.path.lexists(files.arena):
             try:
                 found = _arena.probe(str(files.arena))
@@ -245,10 +249,21 @@ def open_files(config: LocalPoolConfig) -> tuple[PoolFiles, bool]:
                     f"(processes {found['live_pids']})",
                     hint="choose another pool.name, or stop it with `seer pool down`",
                 )
-            _unlink(files)
+        if config.must_exist:
+            raise _no_such_pool(files, config, lock)
+        _unlink(files)
         _create(files, config, run)
     reclaim_stale(config.dram_dir, keep=config.name)
     return files, True
+
+
+def _no_such_pool(files: PoolFiles, config: LocalPoolConfig, lock: file_lock.FileLock) -> PoolError:
+    if not os.path.lexists(files.arena):
+        _remove_free_locks(files, lock)  # looking has made them
+    return PoolError(
+        f"there is no pool named {config.name!r} in {config.dram_dir} with these settings",
+        hint="it was removed: the process that made it has ended",
+    )
 
 
 def remove_files(files: PoolFiles) -> None:

@@ -286,3 +286,19 @@ def test_an_instance_joins_a_damaged_pool_as_one_that_holds_nothing(
             assert joined.put_now(keys, block) == joined.get_now(keys, block) == [False]
             assert joined.troubles().num_failed == joined.stats().num_failed == 2
     assert "the KV pool cannot be opened" in caplog.text
+
+
+def test_an_instance_that_starts_after_its_pool_was_removed_does_not_make_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_pool, "DRAM_DIR", str(tmp_path))
+    pool = fleet_pool.FleetPool.local(block_bytes=4096, block_size=1, dram_bytes=1 << 20)
+    pool.settings["dram_dir"] = str(tmp_path)
+    pool.start()
+    with join_pool(pool.settings) as joined:
+        assert joined.name == "local"
+    pool.close()
+    for settings in (pool.settings, {"backend": "mooncake", "near": pool.settings}):
+        with join_pool(settings) as joined:
+            assert joined.name == "lost"
+    assert list(private_files.folder(tmp_path).iterdir()) == []
