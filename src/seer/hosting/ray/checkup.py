@@ -114,7 +114,8 @@ def troubles_of(facts: NodeFacts, reached: Reached, host: str, resources: Mappin
     for name, version in facts.packages.items():
         if here.get(name, version) != version:
             troubles.append(f"{name} {version} there, {here[name]} here: install one version")
-    if (num_gpus := int(resources.get("GPU", 0))) > facts.num_gpus:
+    num_gpus = int(resources.get("GPU", 0))
+    if facts.num_gpus is not None and num_gpus > facts.num_gpus:
         troubles.append(f"Ray counts {num_gpus} GPUs there, NVIDIA's driver {facts.num_gpus}")
     return troubles + _cannot_reach(reached, host)
 

@@ -38,8 +38,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_cpus: int
     visible_gpus: str
     """CUDA_VISIBLE_DEVICES of Ray's processes there; empty for none."""
-    num_gpus: int
-    """That NVIDIA's driver has there."""
+    num_gpus: int | None
+    """That NVIDIA's driver has there; None where it does not say."""
     free_memory_bytes: int
     free_shared_memory_bytes: int
     has_openssl: bool
@@ -64,7 +64,7 @@ class NodeProbe:
             packages=packages(),
             num_cpus=os.cpu_count() or 0,
             visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-            num_gpus=len(list(GPUS.iterdir())) if GPUS.is_dir() else 0,
+            num_gpus=len(list(GPUS.iterdir())) if GPUS.is_dir() else None,
             free_memory_bytes=free_memory_bytes(),
             free_shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).free,
             has_openssl=shutil.which("openssl") is not None,
