@@ -6,7 +6,8 @@
 Two processes on one machine: this one is the driver, farm.py holds all instances. Every instance has its own TCP
 connection with the handshake of a remote fleet, encrypted with --encrypted. Requests are admitted at once, as many as
 fit run at the same time, and those that end make room for others. Prints the driver's share of a core per 1,000
-tokens/s, its memory per request, and the time from a decision to the arrival of its chunk at the instance.
+tokens/s, its memory per request, and the time from a decision to its chunk's first byte on the socket (`sent`) and to
+the arrival at the instance (`wait`), which also waits for the farm's turn on a busy machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -55,6 +56,18 @@ def say(what: str) -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class TimedInstance(ProcessInstance):
+    """Notes when chunks are on the socket."""
+
+    sent_s: ClassVar[dict[tuple[int, int], float]] = {}
+
+    def _send_chunks(self) -> None:
+        chunks = list(self._unsent)
+        super()._send_chunks()
+        now_s = time.monotonic()
+        self.sent_s.update(((chunk.request, chunk.attempt), now_s) for chunk in chunks)
 
 
 class Counts:
@@ -99,7 +112,7 @@ async def connect(args: argparse.Namespace, farm: asyncio.subprocess.Process, co
 
     launcher = DialLauncher(listener, hand_over)
     spec = InstanceSpec(factory="", settings={})
-    return [ProcessInstance(i, spec, options=OPTIONS, launcher=launcher, events=counts) for i in range(args.instances)]
+    return [TimedInstance(i, spec, options=OPTIONS, launcher=launcher, events=counts) for i in range(args.instances)]
 
 
 async def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
@@ -173,6 +186,14 @@ async def steady_state(seconds: float, counts: Counts, loop: RolloutLoop) -> dic
     }
 
 
+def percentiles(name: str, times_s: list[float]) -> dict[str, float]:
+    ordered = sorted(times_s)
+    if not ordered:
+        return {}
+    shares = {"p50": 0.5, "p99": 0.99}
+    return {f"{name}_{label}_ms": 1e3 * ordered[int(share * (len(ordered) - 1))] for label, share in shares.items()}
+
+
 def summarize(found: dict[str, Any], farm: dict[str, Any]) -> dict[str, Any]:
     """With the times from decisions to the arrival of their chunks: while all were started, and afterwards."""
     steady_from_s, decided = found.pop("steady_from_s"), found.pop("decided")
@@ -181,13 +202,11 @@ def summarize(found: dict[str, Any], farm: dict[str, Any]) -> dict[str, Any]:
         for request, attempt, arrived_s in farm["arrived"]
         if (decided_s := decided.get((request, attempt))) is not None
     ]
+    sent = [(at_s, TimedInstance.sent_s[key] - at_s) for key, at_s in decided.items() if key in TimedInstance.sent_s]
     found |= {"farm_cpu_s": farm["cpu_s"], "num_decisions": len(spans)}
-    late = sorted(wait for decided_s, wait in spans if decided_s >= steady_from_s)
-    early = sorted(wait for decided_s, wait in spans if decided_s < steady_from_s)
-    for name, some in (("fill", early), ("steady", late)):
-        if some:
-            found[f"{name}_wait_p50_ms"] = 1e3 * some[len(some) // 2]
-            found[f"{name}_wait_p99_ms"] = 1e3 * some[int(0.99 * (len(some) - 1))]
+    for name, times in (("sent", sent), ("wait", spans)):
+        found |= percentiles(f"fill_{name}", [took_s for at_s, took_s in times if at_s < steady_from_s])
+        found |= percentiles(f"steady_{name}", [took_s for at_s, took_s in times if at_s >= steady_from_s])
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
 
