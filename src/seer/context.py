@@ -73,9 +73,15 @@ class Context:
         """Whether an earlier epoch has shown how long the group's responses are."""
         return bool(self._length_hints) and self._length_hint(group) is not None
 
-    def longest_finished(self, group: Group) -> int | None:
-        """Its longest finished response in this iteration; None before the first finish."""
-        return self._longest_finished.get(group.family)
+    @property
+    def has_length_hints(self) -> bool:
+        """Whether there is a hint for any group."""
+        return bool(self._length_hints)
+
+    @property
+    def longest_by_family(self) -> Mapping[int, int]:
+        """The longest finished response of each family that has one, in this iteration."""
+        return self._longest_finished
 
     def knows(self, group: Group) -> bool:
         """Whether a request of the group has finished in this iteration."""

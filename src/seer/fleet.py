@@ -15,7 +15,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from seer.buffer import Request
 from seer.errors import ConfigError
@@ -23,7 +24,7 @@ from seer.node_books import Node, NodeBooks
 from seer.types import InstanceLimits
 
 
-class Promise(NamedTuple):
+class Promise(msgspec.Struct, gc=False):
     """What an instance holds for a request."""
 
     instance: int
@@ -200,7 +201,7 @@ class Fleet:
             f"instance {instance} has {self._free[instance]} free blocks, {more} more for {request}"
         )
         if more:
-            self._promise[request.id] = Promise(instance, num_blocks, held.shared_blocks, held.prompt)
+            held.num_blocks = num_blocks
             self._move(instance, more, 0)
 
     def promised_blocks(self, request: Request) -> int:
@@ -309,8 +310,9 @@ class Fleet:
         if not self._alive[instance]:
             return
         self._free_tokens -= num_blocks * self.block_size
-        del self._by_free[bisect_left(self._by_free, free * radix + instance)]
-        insort(self._by_free, (free - num_blocks) * radix + instance)
+        by_free = self._by_free
+        del by_free[bisect_left(by_free, free * radix + instance)]
+        insort(by_free, (free - num_blocks) * radix + instance)
         if num_requests:  # the many extensions change only memory
             del self._by_load[bisect_left(self._by_load, in_flight * radix + instance)]
             insort(self._by_load, (in_flight + num_requests) * radix + instance)

@@ -145,7 +145,8 @@ class RolloutLoop:
         """Take an output; instances are started with this as their sink."""
         self._outputs.append(output)
         if output.end is not None or not self._gather_s:
-            self._apply_soon()
+            if not self._are_due:
+                self._apply_soon()
         elif self._gathering is None:
             self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._apply_soon)
 

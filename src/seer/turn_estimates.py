@@ -81,6 +81,11 @@ class TurnEstimates:
         seen.add(request)
         self._estimates[family] = seen.estimate()
 
+    @property
+    def are_known(self) -> bool:
+        """Whether any group has shown turns."""
+        return bool(self._estimates)
+
     def of(self, group: Group) -> TurnEstimate | None:
         """What the group has shown; None before its first finish, and without turns."""
         return self._estimates.get(group.family)

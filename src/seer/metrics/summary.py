@@ -28,8 +28,9 @@ Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cance
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from seer.metrics.events import (
     Answered,
@@ -118,32 +119,27 @@ class Summarizer:
         self._asked_s: dict[int, float] = {}
         self._num_turns = self._tool_failures = 0
         self._tool_wait_s = 0.0
+        self._notes: dict[type[Event], Callable[[Any], None]] = {
+            InstanceState: self._note_state,
+            Started: self._note_start,
+            Prefilling: self._note_prefill,
+            Ended: self._note_end,
+            Queued: self._note_queued,
+            Preempted: self._note_preempted,
+            Stepped: self._note_step,
+            Asked: self._note_turn,
+            Answered: self._note_turn,
+            Dropped: self._dropped.append,
+            PoolUsed: self._pool_used.append,
+            Placed: self._note_place,
+            PoolErrors: self._note_pool_errors,
+        }
 
     def __call__(self, event: Event) -> None:
-        """Take one event into account."""
-        # The instances' states are by far the most frequent, and this is called for everything that happens.
-        if type(event) is InstanceState:
-            self._note_state(event)
-        elif type(event) is Started:
-            self._note_start(event)
-        elif type(event) is Prefilling:
-            self._recomputed += event.num_recomputed
-            self._migrated_tokens += event.num_loaded
-        elif type(event) is Ended:
-            self._note_end(event)
-        elif type(event) is Queued:
-            self._first_s = min(self._first_s, event.t_s)
-            self._group_of[event.request] = event.group
-        elif type(event) is Preempted:
-            self._preemptions += 1
-        elif type(event) is Stepped:
-            self._preemptions += event.num_preempted
-            self._loaded_bytes += event.loaded_bytes
-            self._far_loaded_bytes += event.far_loaded_bytes
-        elif type(event) is Asked or type(event) is Answered:
-            self._note_turn(event)
-        else:
-            self._note_rare(event)
+        """Take one event into account. Of a kind that is not in the table, nothing is counted."""
+        note = self._notes.get(type(event))
+        if note is not None:
+            note(event)
 
     def summary(self) -> Summary:
         """The numbers of a finished run."""
@@ -218,17 +214,29 @@ class Summarizer:
         else:
             self._tool_wait_s += event.t_s - self._asked_s.pop(event.request, event.t_s)
 
-    def _note_rare(self, event: Event) -> None:
-        if isinstance(event, Dropped):
-            self._dropped.append(event)
-        elif isinstance(event, PoolUsed):
-            self._pool_used.append(event)
-        elif isinstance(event, Placed):
-            self._node_of[event.instance] = event.node
-        elif isinstance(event, PoolErrors):
-            self._pool_failures += event.num_failed
-            self._pool_corrupt += event.num_corrupt
-            self._pool_recomputed += event.num_recomputed
+    def _note_queued(self, event: Queued) -> None:
+        self._first_s = min(self._first_s, event.t_s)
+        self._group_of[event.request] = event.group
+
+    def _note_prefill(self, event: Prefilling) -> None:
+        self._recomputed += event.num_recomputed
+        self._migrated_tokens += event.num_loaded
+
+    def _note_preempted(self, event: Preempted) -> None:
+        self._preemptions += 1
+
+    def _note_step(self, event: Stepped) -> None:
+        self._preemptions += event.num_preempted
+        self._loaded_bytes += event.loaded_bytes
+        self._far_loaded_bytes += event.far_loaded_bytes
+
+    def _note_place(self, event: Placed) -> None:
+        self._node_of[event.instance] = event.node
+
+    def _note_pool_errors(self, event: PoolErrors) -> None:
+        self._pool_failures += event.num_failed
+        self._pool_corrupt += event.num_corrupt
+        self._pool_recomputed += event.num_recomputed
 
     def _note_state(self, event: InstanceState) -> None:
         instance = event.instance

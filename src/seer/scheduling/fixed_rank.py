@@ -61,9 +61,9 @@ class FixedRank:
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks are fixed."""
 
-    def last(self, requests: Sequence[Request]) -> Request:
-        """The one with the largest rank."""
-        return max(requests, key=self.rank)
+    def last_first(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """From the largest rank down."""
+        return iter(sorted(requests, key=self.rank, reverse=True))
 
     def finished(self, request: Request) -> None:
         """Does nothing: ranks are fixed."""

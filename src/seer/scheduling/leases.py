@@ -14,7 +14,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from seer.buffer import Request
@@ -42,8 +43,8 @@ class RankedOrdering(Ordering, Protocol):
     def rank(self, request: Request) -> Rank:
         """Smaller ranks run first."""
 
-    def last(self, requests: Sequence[Request]) -> Request:
-        """The one with the largest rank."""
+    def last_first(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """From the largest rank down; nothing that ranks depend on may change while it is read."""
 
 
 class Tenants:
@@ -92,10 +93,10 @@ class LeaseRenewal:
         tenants: Tenants,
         *,
         ordering: RankedOrdering,
-        more_tokens: Callable[[Request, Fleet], int],
+        more_tokens: Callable[[Sequence[Request], Fleet], list[int]],
         may_park: bool,
     ) -> None:
-        """`ordering` orders requests by value, most first; `more_tokens` is what a request that stays is given."""
+        """`ordering` orders requests by value, most first; `more_tokens` is what each request that stays is given."""
         self._tenants, self._ordering, self._more_tokens, self._may_park = tenants, ordering, more_tokens, may_park
 
     def renew(self, low: Sequence[Request], fleet: Fleet, *, may_move: bool) -> Renewal:
@@ -107,7 +108,7 @@ class LeaseRenewal:
             if request.instance is not None and not self._tenants.is_leaving(request):
                 by_instance.setdefault(request.instance, []).append(request)
         for instance, requests in by_instance.items():
-            plans = [self._extension(request, fleet) for request in self._that_may_grow(requests, fleet)]
+            plans = self._extensions(self._that_may_grow(requests, fleet), fleet)
             missing = self._grant(plans, fleet.free_blocks[instance], fleet, extended)
             if missing and self._may_park:
                 parked += self._make_room(instance, missing, fleet)
@@ -119,11 +120,16 @@ class LeaseRenewal:
             return requests
         return [request for request in requests if self._most_tokens(request, fleet) > 0]
 
-    def _extension(self, request: Request, fleet: Fleet) -> Extension:
-        num_tokens = self._more_tokens(request, fleet)
+    def _extensions(self, requests: Sequence[Request], fleet: Fleet) -> list[Extension]:
+        more_tokens = self._more_tokens(requests, fleet)
         if not fleet.is_uniform:
-            num_tokens = min(num_tokens, self._most_tokens(request, fleet))
-        return Extension(request, num_tokens, fleet.blocks(request.num_tokens + request.chunk_remaining + num_tokens))
+            pairs = zip(requests, more_tokens, strict=True)
+            more_tokens = [min(more, self._most_tokens(request, fleet)) for request, more in pairs]
+        size = fleet.block_size
+        return [
+            Extension(request, more, -(-(request.num_tokens + request.chunk_remaining + more) // size))
+            for request, more in zip(requests, more_tokens, strict=True)
+        ]
 
     @staticmethod
     def _most_tokens(request: Request, fleet: Fleet) -> int:
@@ -153,12 +159,12 @@ class LeaseRenewal:
             return []
         leaving: list[Request] = []
         staying = self._tenants.staying(instance)
-        while num_blocks > 0 and len(staying) > 1:
-            request = self._ordering.last(staying)  # not sorted: one is nearly always enough
-            staying.remove(request)
+        for request in islice(self._ordering.last_first(staying), len(staying) - 1):
             num_blocks -= fleet.own_blocks(request)
             self._tenants.ask_to_leave(request)
             leaving.append(request)
+            if num_blocks <= 0:
+                break
         return leaving
 
     def _move(self, low: Sequence[Request], fleet: Fleet) -> list[Request]:

@@ -26,6 +26,7 @@ length is known soon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from seer.buffer import Request
@@ -92,13 +93,18 @@ class MemoryOrSlotOrdering:
             return self._longest_expected(request)
         return self._most_needed(request) if self._has_pool else self._begun_first(request)
 
-    def last(self, requests: Sequence[Request]) -> Request:
-        """The one with the largest rank. Only the few that may need as little as it are ranked."""
-        if self._memory_counts() and self._has_pool:
-            needs = [self._may_need_tokens(request) for request in requests]
+    def last_first(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """From the largest rank down. Only those are ranked that may need as little as the one that is shown."""
+        if not (self._memory_counts() and self._has_pool):
+            yield from sorted(requests, key=self.rank, reverse=True)
+            return
+        needs = self._needs_tokens(requests)
+        for _ in requests:
             least = min(needs)
-            requests = [request for request, need in zip(requests, needs, strict=True) if need == least]
-        return max(requests, key=self.rank)
+            alike = [at for at, need in enumerate(needs) if need == least]
+            at = max(alike, key=lambda at: self._most_needed(requests[at]))
+            needs[at] = math.inf
+            yield requests[at]
 
     def finished(self, request: Request) -> None:
         """Rank its waiting siblings again if their estimate has changed, and all requests if the spread has."""
@@ -126,17 +132,27 @@ class MemoryOrSlotOrdering:
 
     def _most_needed(self, request: Request) -> Rank:
         expected = self._context.expected_tokens(request.group)
-        return (-self._may_need_tokens(request), -expected, request.index, request.id)
+        return (-self._needs_tokens((request,))[0], -expected, request.index, request.id)
 
-    def _may_need_tokens(self, request: Request) -> float:
-        context, group, num_generated = self._context, request.group, request.num_generated
-        if context.has_length_hint(group):
-            return expected_remaining_tokens(context, request) + context.turns.remaining_wait_tokens(request)
-        reach: float = request.max_tokens
-        longest = context.longest_finished(group)
-        if longest is not None:
-            reach = min(reach, max(self._spread * longest, (1.0 + OVERRUN) * num_generated))
-        return reach - num_generated + context.turns.remaining_wait_tokens(request)
+    def _needs_tokens(self, requests: Sequence[Request]) -> list[float]:
+        """What each request may still need. One plain loop, because all requests of an instance are asked about when
+        one of them has to leave.
+        """
+        context, spread = self._context, self._spread
+        has_hints, has_turns, longest_of = context.has_length_hints, context.turns.are_known, context.longest_by_family
+        needs: list[float] = []
+        for request in requests:
+            group, num_generated = request.group, request.num_generated
+            if has_hints and context.has_length_hint(group):
+                need = expected_remaining_tokens(context, request)
+            else:
+                reach: float = request.max_tokens
+                longest = longest_of.get(group.family)
+                if longest is not None:
+                    reach = min(reach, max(spread * longest, (1.0 + OVERRUN) * num_generated))
+                need = reach - num_generated
+            needs.append(need + context.turns.remaining_wait_tokens(request) if has_turns else need)
+        return needs
 
     def _longest_expected(self, request: Request) -> Rank:
         remaining = expected_remaining_tokens(self._context, request)

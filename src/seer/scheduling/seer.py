@@ -116,25 +116,44 @@ class EarliestFinishPlacement(Divided):
         """Extend the leases that run low; park where memory is short or another instance is emptier."""
         return self._renewal.renew(low, fleet, may_move=bool(low) and self._first_waiting() is None)
 
-    def _more_tokens(self, request: Request, fleet: Fleet) -> int:
-        """Tokens that fill a lease up again."""
-        max_tokens = self.chunk_tokens(request, fleet)
+    def _more_tokens(self, requests: Sequence[Request], fleet: Fleet) -> list[int]:
+        """Tokens that fill each lease up again."""
+        sizes = self._sizes(requests, fleet)
         if self._whole_blocks:
-            max_tokens = self.cut(request, max_tokens, fleet.block_size)
-        return min(max(max_tokens - request.chunk_remaining, 1), request.remaining_limit - request.chunk_remaining)
+            pairs = zip(requests, sizes, strict=True)
+            sizes = [self.cut(request, size, fleet.block_size) for request, size in pairs]
+        more = []
+        for request, size in zip(requests, sizes, strict=True):
+            remaining = request.chunk_remaining
+            most = request.max_tokens - request.num_generated - remaining
+            wanted = size - remaining if size > remaining else 1
+            more.append(wanted if wanted < most else most)
+        return more
 
     def chunk_tokens(self, request: Request, fleet: Fleet) -> int:
         """A lease, where KV is kept in a pool while a request waits; else a chunk with its memory, as in the paper."""
-        limit, most = request.max_tokens, self._chunk_tokens
-        if len(fleet) > 1:  # so that the tail can be spread over idle instances
-            most = min(most, max(MIN_CHUNK_TOKENS, limit // CHUNKS_AT_LEAST))
+        return self._sizes((request,), fleet)[0]
+
+    def _sizes(self, requests: Sequence[Request], fleet: Fleet) -> list[int]:
+        """The leases, or chunks, of several requests."""
+        are_many = len(fleet) > 1
         fair_share = fleet.free_tokens // (2 * max(1, self._num_active))
-        if self._has_pool:
-            shortest = request.num_tokens // CONTEXT_PER_LEASE
-            return min(max(LEASE_TOKENS, limit // LEASES_AT_MOST, shortest, fair_share), most)
-        shortest, longest = TIGHT_CHUNK_TOKENS
-        tight = min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest)
-        return min(max(tight, fair_share), most)
+        sizes = []
+        limit = least = most = -1
+        for request in requests:
+            if request.max_tokens != limit:
+                limit, most = request.max_tokens, self._chunk_tokens
+                if are_many:  # so that the tail can be spread over idle instances
+                    most = min(most, max(MIN_CHUNK_TOKENS, limit // CHUNKS_AT_LEAST))
+                least = max(LEASE_TOKENS, limit // LEASES_AT_MOST, fair_share)
+            if self._has_pool:
+                size = request.num_tokens // CONTEXT_PER_LEASE
+                size = size if size > least else least
+            else:
+                shortest, longest = TIGHT_CHUNK_TOKENS
+                size = max(min(max(shortest, request.num_tokens // CONTEXT_PER_CHUNK), longest), fair_share)
+            sizes.append(size if size < most else most)
+        return sizes
 
     def cut(self, request: Request, max_tokens: int, block_size: int) -> int:
         """A lease fills the blocks it reserves. A chunk leaves whole blocks, and so does a lease that may end as one,

@@ -152,14 +152,16 @@ class SimulatedInstance:
     def extend(self, leases: Sequence[Lease]) -> None:
         """Move the ends of running chunks."""
         self._advance()
+        running = self._batch.running
         for lease in leases:
-            run = self._find(lease.request)
+            decoding = running.get(lease.request)
+            run = decoding or self._find(lease.request)
             if run is None or run.chunk.attempt != lease.attempt or lease.max_tokens <= run.lease:
                 continue
-            if lease.request in self._batch.running:
-                self._batch.set_lease(run, lease.max_tokens, self._left(run.chunk))
+            if decoding is not None:
+                self._batch.set_lease(decoding, lease.max_tokens)
             else:
-                run.set_lease(lease.max_tokens, self._left(run.chunk), run.produced)
+                run.set_lease(lease.max_tokens, run.produced)
             self._replan_soon()
 
     def park(self, attempts: Sequence[Attempt]) -> None:
@@ -404,11 +406,9 @@ class SimulatedInstance:
         self._set_timer()
 
     def _finish_due(self) -> None:
-        due = self._batch.num_steps + _EPSILON_STEPS
-        while (found := self._batch.pop_due(due)) is not None:
-            run = found.run
-            if not found.ends:
-                self._emit(run, found.produced, None)
+        for run, produced, ends in self._batch.take_due(self._batch.num_steps + _EPSILON_STEPS):
+            if not ends:
+                self._emit(run, produced, None)
                 continue
             self._memory.drop_member(run.chunk)
             if not run.is_last or run.chunk.has_turns:

@@ -75,7 +75,7 @@ def test_a_group_that_looks_short_leaves_memory_to_others_but_for_a_response_tha
     ordering = MemoryOrSlotOrdering(context)
     for request in (outgrown, unknown, fresh):
         ordering.push(request)
-    assert ordering.last([outgrown, unknown, fresh]) is fresh
+    assert [*ordering.last_first([outgrown, unknown, fresh])] == [fresh, outgrown, unknown]
     assert [ordering.pop().id for _ in range(3)] == [unknown.id, outgrown.id, fresh.id]
 
 
