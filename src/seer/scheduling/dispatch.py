@@ -14,7 +14,7 @@ from itertools import groupby
 
 from seer.buffer import Request
 from seer.fleet import Fleet
-from seer.scheduling.base import Assignment, Renewal, TrueLength
+from seer.scheduling.base import Assignment, Renewal
 
 
 class Dispatcher:
@@ -109,49 +109,3 @@ class WholeGroup(Dispatcher):
             pending[instance] += len(members)
             pairs.extend((request, instance) for request in members)
         return pairs
-
-
-class StreamRLOracle(Dispatcher):
-    """`streamrl-oracle`: true lengths known; the longest groups get instances of their own, longest first.
-
-    Follows StreamRL's skewness-aware dispatch: the longest fifth of the groups goes to dedicated instances, the rest is
-    spread over the others. The number of dedicated instances is in proportion to the long groups' tokens. Within an
-    instance, requests start in order of length, longest first.
-    """
-
-    LONG_SHARE = 0.2
-    """Share of groups treated as the long tail (StreamRL's evaluation separates the longest 20%)."""
-
-    def __init__(self, true_length: TrueLength) -> None:
-        super().__init__()
-        self._true_length = true_length
-
-    def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
-        """Split by length; on each side, longest first to the instance with the fewest tokens."""
-        groups = sorted(by_group(requests), key=lambda members: -self._group_length(members))
-        num_long = max(1, round(len(groups) * self.LONG_SHARE))
-        long = [request for members in groups[:num_long] for request in members]
-        regular = [request for members in groups[num_long:] for request in members]
-        num_dedicated = self._num_dedicated(long, regular, len(fleet))
-        sides = ((long, range(num_dedicated)), (regular, range(num_dedicated, len(fleet))))
-        if num_dedicated in (0, len(fleet)):
-            sides = ((long + regular, range(len(fleet))), ([], range(0)))
-        pairs: list[tuple[Request, int | None]] = []
-        for side, instances in sides:
-            work = dict.fromkeys(instances, 0)
-            for request in sorted(side, key=lambda r: (-self._true_length(r), r.id)):
-                instance = min(work, key=lambda i: (work[i], i))
-                work[instance] += self._true_length(request)
-                pairs.append((request, instance))
-        return pairs
-
-    def _group_length(self, members: Sequence[Request]) -> float:
-        return sum(map(self._true_length, members)) / len(members)
-
-    def _num_dedicated(self, long: Sequence[Request], regular: Sequence[Request], num_instances: int) -> int:
-        """Instances for the long groups, in proportion to their tokens, so that both sides take about equally long."""
-        if num_instances == 1 or not regular:
-            return 0
-        tokens_long = sum(map(self._true_length, long))
-        share = tokens_long / max(1, tokens_long + sum(map(self._true_length, regular)))
-        return min(num_instances - 1, max(1, round(num_instances * share)))

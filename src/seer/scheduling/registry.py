@@ -35,11 +35,12 @@ from seer.errors import ConfigError
 from seer.placement import PlacementConfig
 from seer.scheduling.base import Scheduler, TrueLength
 from seer.scheduling.context_aware import ProbesThenLongestGroup
-from seer.scheduling.dispatch import StreamRLOracle, Verl, VerlSync, WholeGroup
+from seer.scheduling.dispatch import Verl, VerlSync, WholeGroup
 from seer.scheduling.divided import Divided
 from seer.scheduling.longest_first import LongestRemainingFirst
 from seer.scheduling.memory_or_slot import LEVEL_RATIO
 from seer.scheduling.seer import EarliestFinishPlacement, Seer
+from seer.scheduling.streamrl import StreamRLOracle, TokenSeconds
 from seer.types import DraftMode
 
 
@@ -54,6 +55,8 @@ class SchedulerSettings:
     """One decision in this many goes to the least served group; 0 turns this off."""
     whole_blocks: bool = False
     """End chunks where a KV block has just become full. For instances that keep only whole blocks between chunks."""
+    token_s: TokenSeconds | None = None
+    """What a step takes, for `streamrl-oracle`."""
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -130,7 +133,7 @@ _FACTORIES: dict[str, Factory] = {
     "verl-sync": lambda settings, context, true_length: VerlSync(),
     "verl": lambda settings, context, true_length: Verl(),
     "group": lambda settings, context, true_length: WholeGroup(),
-    "streamrl-oracle": lambda settings, context, true_length: StreamRLOracle(true_length),
+    "streamrl-oracle": lambda settings, context, true_length: StreamRLOracle(true_length, settings.token_s),
     "partial": lambda settings, context, true_length: VerlSync(),
     "divided": _divided,
     "context": _context,

@@ -18,8 +18,10 @@ from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
+from seer.scheduling.streamrl import TokenSeconds
 from seer.sim import virtual_time
 from seer.sim.conversations import Conversations, num_that_fit
+from seer.sim.costs import InstanceCost
 from seer.sim.instance import SimulatedInstance
 from seer.sim.network import ClusterNetwork, NetworkShape, NetworkUse
 from seer.sim.pool_tiers import PoolTiers
@@ -95,6 +97,7 @@ def simulate(
     settings = settings or SchedulerSettings(
         chunk_tokens=workload.chunk_tokens,
         placement=PlacementConfig(transfer=estimate if while_waiting == "park" else None),
+        token_s=_token_s(workload.cost),
     )
     context = Context(length_hints)
     flat = [length for row in workload.lengths for length in row]
@@ -137,6 +140,14 @@ def _conversations(workload: Workload, while_waiting: WhileWaiting) -> Conversat
         max_context_tokens=workload.max_context_tokens,
         most_open=num_that_fit(workload) if while_waiting == "hold" else None,
     )
+
+
+def _token_s(cost: InstanceCost) -> TokenSeconds:
+    def token_s(num_requests: int, context_tokens: float) -> float:
+        step = cost.step(num_requests)
+        return step.base_s + step.per_context_token_s * num_requests * context_tokens
+
+    return token_s
 
 
 def _speculation(

@@ -5,7 +5,7 @@ import pytest
 
 from builders import a_fleet, a_group, a_scheduler, drain, requests_of
 from seer.buffer import Request
-from seer.scheduling.dispatch import StreamRLOracle
+from seer.scheduling.streamrl import StreamRLOracle, TokenSeconds
 
 
 def groups(count: int, size: int = 4) -> list[Request]:
@@ -64,15 +64,37 @@ def test_nothing_is_sent_while_no_instance_lives() -> None:
     assert scheduler.next(fleet) is None
 
 
-def test_streamrl_sends_the_long_tail_to_instances_of_its_own_longest_first() -> None:
-    lengths = {0: 10, 1: 10, 2: 10, 3: 10, 4: 40}
-    requests = requests_of(*(a_group(id, 2) for id in lengths))
-    scheduler, fleet = StreamRLOracle(lambda request: lengths[request.group.id]), a_fleet(4)
+def streamrl_places(
+    lengths: list[list[int]], instances: int, token_s: TokenSeconds | None = None
+) -> dict[int, list[int]]:
+    """By instance, the groups of the requests that it gets, in order."""
+    flat = [length for row in lengths for length in row]
+    requests = requests_of(*(a_group(id, len(row)) for id, row in enumerate(lengths)))
+    scheduler, fleet = StreamRLOracle(lambda request: flat[request.id], token_s), a_fleet(instances, blocks=1000)
     scheduler.admit(requests, fleet)
-    plans = drain(scheduler, fleet)
+    found: dict[int, list[int]] = {}
+    for plan in drain(scheduler, fleet):
+        found.setdefault(plan.instance, []).append(plan.request.group.id)
+    return found
 
-    long = {plan.instance for plan in plans if plan.request.group.id == 4}
-    regular = {plan.instance for plan in plans if plan.request.group.id != 4}
-    assert long == {0, 1}
-    assert regular == {2, 3}
-    assert [plan.request.group.id for plan in plans[:2]] == [4, 4]
+
+def test_streamrl_sends_the_long_tail_to_instances_of_its_own_longest_first() -> None:
+    places = streamrl_places([[10, 10]] * 8 + [[40, 40], [50, 50]], 2)
+    assert places[0] == [9, 9, 8, 8]
+    assert set(places[1]) == set(range(8))
+
+
+def test_streamrl_keeps_groups_whole() -> None:
+    places = streamrl_places([[10, 90], [20, 80], [30, 60], [5, 5], [7, 6]], 3)
+    assert sorted(group for groups in places.values() for group in set(groups)) == [0, 1, 2, 3, 4]
+
+
+def test_streamrl_gives_the_long_tail_smaller_batches_only_where_these_are_faster() -> None:
+    lengths = [[100, 100]] * 16 + [[400, 400]] * 4
+    alike = streamrl_places(lengths, 6, lambda num_requests, context_tokens: 1.0)
+    faster = streamrl_places(lengths, 6, lambda num_requests, context_tokens: 1.0 + num_requests)
+    assert [sum(groups[0] >= 16 for groups in places.values()) for places in (alike, faster)] == [1, 3]
+
+
+def test_streamrl_shares_one_instance_among_all_groups() -> None:
+    assert streamrl_places([[10], [30], [20]], 1) == {0: [1, 2, 0]}
