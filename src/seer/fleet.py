@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -193,15 +193,19 @@ class Fleet:
         """Of the blocks that siblings share, those that an instance holds already."""
         return shared_blocks if shared_blocks and (instance, request.group.same_prompt_as) in self._sharers else 0
 
-    def extend(self, request: Request, num_blocks: int) -> None:
-        """Reserve this many blocks in all for a request that holds a promise already; never fewer than before."""
-        held = self._promise[request.id]
-        instance, more = held.instance, num_blocks - held.num_blocks
-        assert 0 <= more <= max(0, self._free[instance]), (
-            f"instance {instance} has {self._free[instance]} free blocks, {more} more for {request}"
-        )
-        if more:
+    def extend(self, requests: Iterable[tuple[Request, int]]) -> None:
+        """Reserve this many blocks in all for requests that hold a promise already; never fewer than before."""
+        more_on: dict[int, int] = {}
+        for request, num_blocks in requests:
+            held = self._promise[request.id]
+            instance, more = held.instance, num_blocks - held.num_blocks
+            assert more >= 0, f"{request} holds {held.num_blocks} blocks and cannot be reduced to {num_blocks}"
             held.num_blocks = num_blocks
+            more_on[instance] = more_on.get(instance, 0) + more
+        for instance, more in more_on.items():
+            assert more <= max(0, self._free[instance]), (
+                f"instance {instance} has {self._free[instance]} free blocks, {more} more are to be promised"
+            )
             self._move(instance, more, 0)
 
     def promised_blocks(self, request: Request) -> int:

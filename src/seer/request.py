@@ -115,7 +115,8 @@ class Request:
     @property
     def runs_low(self) -> bool:
         """Whether its lease should be extended now, if it is to stay."""
-        return 0 < self.low_tokens >= self.chunk_remaining and self.chunk_remaining < self.remaining_limit
+        remaining = self.chunk_remaining
+        return 0 < self.low_tokens >= remaining and remaining < self.max_tokens - self.num_generated
 
     @property
     def is_probe(self) -> bool:

@@ -298,13 +298,14 @@ class RolloutLoop:
         leases: defaultdict[int, list[Lease]] = defaultdict(list)
         parked: defaultdict[int, list[Attempt]] = defaultdict(list)
         renewal = self.scheduler.renew(list(self._low.values()), self.fleet)
+        if renewal.extended:
+            self.fleet.extend((plan.request, plan.num_blocks) for plan in renewal.extended)
         for plan in renewal.extended:
-            request = plan.request
-            assert request.instance is not None, f"{request} is not in flight"
-            self.fleet.extend(request, plan.num_blocks)
-            leases[request.instance].append(self.buffer.extend(request, plan.num_tokens))
+            request, instance = plan.request, plan.request.instance
+            assert instance is not None, f"{request} is not in flight"
+            leases[instance].append(self.buffer.extend(request, plan.num_tokens))
             self._low.pop(request.id, None)
-            self._events(Extended(now_s, request.id, request.instance, plan.num_tokens, request.num_generated))
+            self._events(Extended(now_s, request.id, instance, plan.num_tokens, request.num_generated))
         for request in renewal.parked:
             assert request.instance is not None, f"{request} is not in flight"
             parked[request.instance].append(Attempt(request.id, request.attempt))

@@ -202,7 +202,7 @@ Outputs come 16 tokens at a time."""
 
 def low_lease_tokens(num_tokens: int) -> int:
     """A lease with this many tokens left runs low when only these are left: half of a short one."""
-    return min(LOW_LEASE_TOKENS, -(-num_tokens // 2))
+    return LOW_LEASE_TOKENS if num_tokens >= 2 * LOW_LEASE_TOKENS else -(-num_tokens // 2)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):

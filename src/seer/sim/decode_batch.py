@@ -198,7 +198,7 @@ class DecodeBatch:
         run.due_step, run.reports = ends, False
         if run.report_at < run.target:
             low = self.num_steps + (run.report_at - produced) / run.rate
-            reports = math.ceil(low / REPORT_STEPS) * REPORT_STEPS
+            reports = -(-low // REPORT_STEPS) * REPORT_STEPS  # rounded up
             if reports < ends:
                 run.due_step, run.reports = reports, True
 
