@@ -65,7 +65,7 @@ class StreamRLOracle(Dispatcher):
 
     def _num_dedicated(self, groups: Sequence[Sequence[Request]], num_long: int, fleet: Fleet) -> int:
         """Instances for the long tail; 0 if it shares all of them."""
-        if len(fleet) == 1 or len(groups) == num_long:
+        if len(fleet) == 1 or len(groups) <= num_long:
             return 0
         lengths = sorted(self._true_length(request) for members in groups for request in members)
         long, regular = (lengths[int(q * len(lengths))] for q in (LONG_QUANTILE, REGULAR_QUANTILE))

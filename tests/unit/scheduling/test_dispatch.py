@@ -98,3 +98,9 @@ def test_streamrl_gives_the_long_tail_smaller_batches_only_where_these_are_faste
 
 def test_streamrl_shares_one_instance_among_all_groups() -> None:
     assert streamrl_places([[10], [30], [20]], 1) == {0: [1, 2, 0]}
+
+
+def test_streamrl_takes_an_empty_batch() -> None:
+    scheduler, fleet = a_scheduler("streamrl-oracle"), a_fleet(2)
+    scheduler.admit([], fleet)
+    assert scheduler.next(fleet) is None
