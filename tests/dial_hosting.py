@@ -84,12 +84,21 @@ class TcpLauncher:
                 return DialledProcess(come.result(), spec, host, relay)
         except BaseException as error:
             relay.close()
-            await host.kill()
+            await _end(host, options.close_deadline_s)
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(f"the start of instance {id}", options.start_deadline_s) from None
             raise
         finally:
             come.cancel()
+
+
+async def _end(host: InstanceHost, deadline_s: float) -> None:
+    """An actor's process takes these with it; here they are this process's."""
+    await host.kill()
+    if host._process is not None:
+        await host._process.wait(deadline_s)
+        host._process.socket.close()
+        host._process.close()
 
 
 class TcpHosting:

@@ -157,12 +157,13 @@ class DraftServerProcess:
         return True
 
     async def _end(self) -> None:
-        child, self._child = self._child, None
+        child = self._child
         if child is not None:
             child.socket.close()
             child.kill()
-            await child.wait(CLOSE_DEADLINE_S)
+            await child.wait(CLOSE_DEADLINE_S)  # if this is cancelled, `close` ends it
             child.close()
+            self._child = None
 
 
 def main() -> None:

@@ -123,3 +123,28 @@ def test_every_fleet_has_keys_of_its_own_and_shows_none_on_a_command_line() -> N
             await server.close()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_is_closed_while_its_death_is_handled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        server = DraftServerProcess(max_restarts=0)
+        await server.start()
+        child = server._child
+        assert child is not None
+        is_waiting, wait = asyncio.Event(), child.wait
+
+        async def stand_still(deadline_s: float) -> None:
+            if not is_waiting.is_set():
+                is_waiting.set()
+                await asyncio.Event().wait()
+            await wait(deadline_s)
+
+        monkeypatch.setattr(child, "wait", stand_still)
+        os.kill(child.pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await is_waiting.wait()
+            await server.close()
+        assert server.pid is None
+        assert child._log.closed
+
+    asyncio.run(scenario())
