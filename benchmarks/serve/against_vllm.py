@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from stamp import print_stamp
 
 READY_S = 300.0
+QUIET_S = 2.0
+"""Between two loads: vLLM's processes spin for a second after their last step, and would take cores from the next."""
 
 
 def a_free_port() -> int:
@@ -99,6 +101,7 @@ def load(port: int, pid: int, options: argparse.Namespace, duration_s: float) ->
     words += ["--logprobs"] * options.logprobs
     command = [sys.executable, str(Path(__file__).with_name("run.py")), "streams", *words]
     done = subprocess.run([*command, "--url", f"http://127.0.0.1:{port}"], stdout=subprocess.PIPE, check=True)
+    time.sleep(QUIET_S)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
