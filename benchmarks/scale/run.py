@@ -32,6 +32,7 @@ from seer.hosting import ProcessInstance
 from seer.hosting.launcher import DialLauncher
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
+from seer.machine.collector import heap_at_rest
 from seer.machine.descriptors import allow_descriptors
 from seer.metrics.events import Event, Started
 from seer.rollout import RolloutLoop
@@ -146,10 +147,11 @@ async def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     loop.admit(groups)
 
     async def serve() -> None:
-        async for done in loop.serve():
-            for one in instances:  # as a fleet whose instances draft
-                one.end_group(done.group.id)
-            loop.forget(done.group)
+        with heap_at_rest():  # as a run does
+            async for done in loop.serve():
+                for one in instances:  # as a fleet whose instances draft
+                    one.end_group(done.group.id)
+                loop.forget(done.group)
 
     serving = asyncio.create_task(serve())
     await counts.filled.wait()

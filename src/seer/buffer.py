@@ -170,7 +170,7 @@ class RequestBuffer:
                 assert output.span.weights_version == self.weights_version, (
                     f"tokens of weights version {output.span.weights_version}, rollout of {self.weights_version}"
                 )
-                request.spans.append(output.span)
+                request.spans.append(output.span.as_kept())
         if output.end is None:
             return request
         if output.end is ChunkEnd.STOP:

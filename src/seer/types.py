@@ -145,9 +145,11 @@ class InstanceLimits:
         return -(-num_tokens // self.block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
-    """Consecutive tokens of one response, all sampled under one version of the weights, or all given."""
+class TokenSpan(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive tokens of one response, all sampled under one version of the weights, or all given.
+
+    A driver keeps millions: neither a span nor its numbers, once they are tuples, cost Python's collector anything.
+    """
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -163,6 +165,11 @@ class TokenSpan:
         """Every token that was sampled has its log-probability."""
         expected = 0 if self.is_given else len(self.ids)
         assert len(self.logprobs) == expected, f"{len(self.ids)} tokens, {len(self.logprobs)} log-probabilities"
+
+    def as_kept(self) -> TokenSpan:
+        """The same for long keeping: the collector stops looking at tuples of numbers, and walks lists every time."""
+        raw = None if self.raw_logprobs is None else tuple(self.raw_logprobs)
+        return TokenSpan(tuple(self.ids), tuple(self.logprobs), self.weights_version, raw, self.is_given)
 
 
 class ChunkEnd(enum.Enum):

@@ -28,6 +28,7 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
+from seer.machine.collector import heap_at_rest
 from seer.metrics.events import Answered, Dropped, Ended, Event, EventSink, Extended, Started, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
@@ -215,9 +216,10 @@ class Run:
     async def _pump(self, loop: RolloutLoop) -> None:
         try:
             self._admit(loop, self.groups_asked)
-            async for result in loop.serve():
-                self._deliver(result)
-            await asyncio.gather(*self._deliveries)
+            with heap_at_rest():
+                async for result in loop.serve():
+                    self._deliver(result)
+                await asyncio.gather(*self._deliveries)
         finally:
             self._queue.put_nowait(None)
 
