@@ -191,12 +191,18 @@ def test_an_agent_holds_the_newest_weights_and_frees_them(tmp_path: Path) -> Non
     assert not agent.sees(FileMark("/nowhere", 1, 2, 3))
     paths = []
     for part in (b"first", b"second"):
-        agent.begin_weights("model.safetensors", 10)
-        agent.add_weights(0, part)
-        agent.add_weights(len(part), b"!")
-        paths.append(Path(agent.weights_path()))
+        path = agent.begin_weights("model.safetensors", len(part) + 1)
+        agent.add_weights(path, 0, part)
+        with pytest.raises(InstanceError, match=f"have {len(part)} bytes, {len(part) + 1} were to come"):
+            agent.end_weights(path)
+        agent.add_weights(path, len(part), b"!")
+        agent.end_weights(path)
+        paths.append(Path(path))
         assert paths[-1].read_bytes() == part + b"!"
     assert not paths[0].exists()
+    with pytest.raises(InstanceError, match="this node now takes"):
+        agent.add_weights(str(paths[0]), 0, b"late")
+    assert paths[1].read_bytes() == b"second!"
     agent.close()
     assert not paths[1].exists()
 

@@ -375,8 +375,8 @@ class ProcessInstance:
         try:
             await self._launch()
             await self._repeat_configuration()
-        except DeadlineExceeded as error:
-            self._lose(str(error))
+        except SeerError as error:
+            self._lose(str(error))  # one that started and did not take its configuration must not stay up
             raise
         finally:
             self._is_restarting = False
@@ -393,10 +393,17 @@ class ProcessInstance:
     async def _repeat_configuration(self) -> None:
         done: dict[type[Command], Command] = {}
         while done != self._configuration:  # it may change during the calls
-            for kind, command in list(self._configuration.items()):
-                if done.get(kind) != command:
+            for kind in list(self._configuration):
+                command = self._configuration[kind]
+                if done.get(kind) == command:
+                    continue
+                try:
                     await self.call(command)
-                    done[kind] = command
+                except InstanceError:
+                    if self._state is not State.UP or self._configuration[kind] == command:
+                        raise
+                    continue  # a newer one of its kind has taken its place
+                done[kind] = command
 
     # The child
 

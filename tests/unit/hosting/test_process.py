@@ -7,7 +7,7 @@ import asyncio
 import math
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from seer.config import HostingConfig
 from seer.engine.prepare import InstanceSpec
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance
-from seer.hosting.messages import BeginRun, UpdateWeights
+from seer.hosting.health import Health
+from seer.hosting.launcher import Child, LocalLauncher
+from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.hosting.starvation import Starvation
 from seer.types import Chunk, ChunkEnd, ChunkOutput, Sampling
 
@@ -289,6 +291,95 @@ def test_a_restart_repeats_the_newest_command_of_each_kind_also_one_that_came_wh
 
     play(scenario())
     assert (tmp_path / "notes").read_text().splitlines() == ["update_weights /weights 2", "begin_run run-3 {4: [[5]]}"]
+
+
+class Looking(LocalLauncher):
+    """Tells of every launch, and of every command on its way to the process, which it may keep from it."""
+
+    def __init__(self, look: Callable[[Command | None], None]) -> None:
+        self._look = look
+
+    async def launch(self, *arguments: Any) -> Child:
+        self._look(None)
+        child = await super().launch(*arguments)
+
+        async def localized(command: Command) -> Command:
+            self._look(command)
+            return command
+
+        child.localized = localized  # type: ignore[method-assign]
+        return child
+
+
+async def restart_with(watched: Watched, look: Callable[[Command | None], None], newest: Command) -> None:
+    """Start an instance, lose it, and start it again when it has missed a command."""
+    instance = watched.instance
+    await instance.start(watched.take)
+    await instance.configure(UpdateWeights("/weights", 1))
+    os.kill(instance.pid or 0, signal.SIGKILL)
+    await watched.loss()
+    instance.configure_after_restart(newest)
+    instance._launcher = Looking(look)
+    await instance.restart()
+
+
+def test_an_instance_that_was_restarted_is_stale_until_it_has_the_newest_weights(tmp_path: Path) -> None:
+    seen: list[tuple[Health, bool, int]] = []
+
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_fake", PATIENT)
+
+        def look(command: Command | None) -> None:
+            status = watched.instance.status()
+            seen.append((status.health, watched.instance.is_up, status.weights_version))
+
+        await restart_with(watched, look, UpdateWeights("/weights", 2))
+        look(None)
+        await watched.instance.close()
+
+    play(scenario())
+    assert [health for health, _, _ in seen] == [Health.RESTARTING, Health.STALE, Health.HEALTHY]
+    assert [is_up for _, is_up, _ in seen] == [False, False, True]
+    assert [version for _, _, version in seen[1:]] == [0, 2]
+
+
+def test_a_command_that_a_newer_one_overtakes_during_a_restart_does_not_fail_it(tmp_path: Path) -> None:
+    """As weights that are on their way to a node when newer ones are asked for there."""
+
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_noting", PATIENT, notes=str(tmp_path / "notes"))
+
+        def look(command: Command | None) -> None:
+            if isinstance(command, UpdateWeights) and command.weights_version == 2:
+                watched.instance.configure_after_restart(UpdateWeights("/weights", 3))
+                raise InstanceError("others were asked for meanwhile")
+
+        await restart_with(watched, look, UpdateWeights("/weights", 2))
+        assert watched.instance.is_up
+        await watched.instance.close()
+
+    play(scenario())
+    assert (tmp_path / "notes").read_text().splitlines() == ["update_weights /weights 1", "update_weights /weights 3"]
+
+
+def test_an_instance_whose_weights_do_not_come_is_down_and_can_be_restarted_again() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_fake", PATIENT)
+        is_cut = True
+
+        def look(command: Command | None) -> None:
+            if is_cut and isinstance(command, UpdateWeights):
+                raise InstanceError("the node does not answer")
+
+        with pytest.raises(InstanceError, match="does not answer"):
+            await restart_with(watched, look, UpdateWeights("/weights", 2))
+        assert watched.instance.health is Health.DEAD
+        is_cut = False
+        await watched.instance.restart()
+        assert (watched.instance.is_up, watched.instance.view().weights_version) == (True, 2)
+        await watched.instance.close()
+
+    play(scenario())
 
 
 def test_an_instance_hears_of_the_end_of_groups_that_it_may_draft_for_and_of_no_others(tmp_path: Path) -> None:

@@ -123,10 +123,18 @@ class InProcess:
     def __init__(self, agent: NodeAgent, *, sees: bool) -> None:
         self._agent, self._sees = agent, sees
         self.calls: list[str] = []
+        self._called = asyncio.Event()
+
+    async def until(self, name: str, num: int) -> None:
+        """Wait for so many calls."""
+        while self.calls.count(name) < num:
+            self._called.clear()
+            await self._called.wait()
 
     def __getattr__(self, name: str) -> Answer:
         def call(*arguments: Any) -> Any:
             self.calls.append(name)
+            self._called.set()
             return self._sees if name == "sees" else getattr(self._agent, name)(*arguments)
 
         return Answer(call)
@@ -155,15 +163,72 @@ def test_weights_go_to_a_node_once_and_to_the_drivers_own_never(sees: bool, tmp_
     agent.close()
 
 
+def two_versions(folder: Path) -> tuple[UpdateWeights, UpdateWeights]:
+    """Staged files of one size, each of one byte."""
+    commands = []
+    for number in (1, 2):
+        staged = folder / str(number) / "model.safetensors"
+        staged.parent.mkdir()
+        staged.write_bytes(str(number).encode() * 1_000_000)
+        commands.append(UpdateWeights(str(staged), number, True))
+    return commands[0], commands[1]
+
+
+@pytest.mark.parametrize("num_parts_before", range(10))
+def test_weights_that_overtake_others_never_mix_with_them(num_parts_before: int, tmp_path: Path) -> None:
+    """As when an instance repeats the old ones after a restart, or an update that was given up is tried again."""
+    agent = NodeAgent(lease_s=60.0)
+    probe = InProcess(agent, sees=False)
+    node = Node("id", "10.0.0.2", probe)
+    old, new = two_versions(tmp_path)
+
+    async def scenario() -> list[Any]:
+        first = asyncio.create_task(node.localized(old))
+        await probe.until("add_weights", num_parts_before)
+        again = asyncio.create_task(node.localized(new))
+        return list(await asyncio.gather(first, again, node.localized(new), return_exceptions=True))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seer.hosting.ray.nodes.PART_BYTES", 100_000)
+        overtaken, *brought = asyncio.run(scenario())
+    assert isinstance(overtaken, InstanceError), "its file is gone"
+    assert "others were asked for meanwhile" in str(overtaken)
+    (path,) = {command.path for command in brought}
+    assert Path(path).read_bytes() == b"2" * 1_000_000
+    agent.close()
+
+
+def test_weights_of_an_update_that_was_given_up_are_no_part_of_the_next(tmp_path: Path) -> None:
+    agent = NodeAgent(lease_s=60.0)
+    probe = InProcess(agent, sees=False)
+    node = Node("id", "10.0.0.2", probe)
+    old, new = two_versions(tmp_path)
+
+    async def scenario() -> str:
+        given_up = asyncio.create_task(node.localized(old))
+        await probe.until("add_weights", 3)
+        given_up.cancel()
+        brought = await node.localized(new)
+        assert isinstance(brought, UpdateWeights)
+        await node.close()
+        return brought.path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seer.hosting.ray.nodes.PART_BYTES", 100_000)
+        path = asyncio.run(scenario())
+    assert Path(path).read_bytes() == b"2" * 1_000_000
+    agent.close()
+
+
 AGENT = """
 import time
 from seer.hosting.ray.node_agent import NodeAgent
 agent = NodeAgent(lease_s=600.0)
-agent.begin_weights("model.safetensors", 3)
-agent.add_weights(0, b"abc")
+path = agent.begin_weights("model.safetensors", 3)
+agent.add_weights(path, 0, b"abc")
 agent._near.start(1 << 20, 4096)
 agent._janitor._process.wait()  # it has left the agent's children: only these are ended with a worker of Ray
-print(agent.weights_path(), agent._near.settings()["near"]["name"], flush=True)
+print(path, agent._near.settings()["near"]["name"], flush=True)
 time.sleep(600)
 """
 

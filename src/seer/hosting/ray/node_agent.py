@@ -7,8 +7,10 @@
 Invariants
   1. At most the newest weights are held; `close` removes them and the near tier, and a process of its own does if this
      one is killed (janitor.py).
-  2. The store ends with this actor, however that ends.
-  3. An agent that does not hear its driver for the time of its lease frees everything and ends: on a node that is cut
+  2. A file of weights has parts of one file of the driver alone: each has a path of its own, and parts for another one
+     are refused.
+  3. The store ends with this actor, however that ends.
+  4. An agent that does not hear its driver for the time of its lease frees everything and ends: on a node that is cut
      off, Ray does so only later, and without freeing shared memory.
 """
 
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
+from seer.errors import InstanceError
 from seer.hosting.launch import ChildProcess
 from seer.hosting.lease import Lease
 from seer.hosting.ray.near_tier import NearTier
@@ -56,7 +59,8 @@ class NodeAgent:
         self._lease = Lease(lease_s, self._abandon)
         self._lease.start()
         self._home: Path | None = None
-        self._part: Path | None = None
+        self._weights: Path | None = None
+        self._weights_bytes = 0
         self._janitor: ChildProcess | None = None
         self._store: Any = None
         self._near = NearTier()
@@ -68,25 +72,39 @@ class NodeAgent:
         except OSError:
             return False
 
-    def begin_weights(self, name: str, num_bytes: int) -> None:
-        """Make room for a file; an earlier one is dropped, processes that have opened it keep it."""
+    def begin_weights(self, name: str, num_bytes: int) -> str:
+        """Make room for a file; returns its path, which no other had. An earlier one is dropped: processes that have
+        opened it keep it.
+        """
         self._drop_weights()
         self._start_janitor()
         self._home = make_shared_folder("seer-weights", num_bytes)
-        self._part = self._home / name
+        self._weights, self._weights_bytes = self._home / name, num_bytes
+        return str(self._weights)
 
-    def add_weights(self, offset: int, part: bytes) -> None:
-        """Write a part of the file."""
-        assert self._part is not None, "begin_weights comes first"
+    def add_weights(self, path: str, offset: int, part: bytes) -> None:
+        """Write a part of the file that `begin_weights` named."""
         self._lease.renew()
-        with open(self._part, "r+b" if offset else "wb") as file:
+        with open(self._begun(path), "r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(part)
 
-    def weights_path(self) -> str:
-        """Where the file is on this node."""
-        assert self._part is not None, "begin_weights comes first"
-        return str(self._part)
+    def end_weights(self, path: str) -> None:
+        """Raise unless the file is whole."""
+        found = self._begun(path).stat().st_size
+        if found != self._weights_bytes:
+            raise InstanceError(
+                f"weights at {path} have {found} bytes, {self._weights_bytes} were to come",
+                hint="the driver's copy was removed while it was sent",
+            )
+
+    def _begun(self, path: str) -> Path:
+        if self._weights is None or str(self._weights) != path:
+            raise InstanceError(
+                f"parts of weights came for {path}, this node now takes {self._weights}",
+                hint="newer weights were sent meanwhile",
+            )
+        return self._weights
 
     def start_store(self, host: str, master_address: str, dram_bytes: int, block_bytes: int) -> dict[str, Any]:
         """Start this node's part of the pool if it does not run; returns how its instances open it."""
@@ -136,4 +154,4 @@ class NodeAgent:
     def _drop_weights(self) -> None:
         if self._home is not None:
             remove_shared_folder(self._home)
-        self._home = self._part = None
+        self._home = self._weights = None

@@ -3,7 +3,9 @@
 
 Invariants
   1. Weights go to a node once, however many of its instances ask for them, and to the driver's own machine never.
-  2. A node that was forgotten gets a new agent when an instance is placed there again.
+  2. Only the weights that were asked for last are on their way to a node: those before are ended first, and whoever
+     waits for them is told. A path is given out when its file is whole.
+  3. A node that was forgotten gets a new agent when an instance is placed there again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Node:
         self.agent = agent
         self.way_into_pool: dict[str, Any] = {}
         """Settings of the pool that are this node's own."""
-        self._weights: dict[str, asyncio.Task[str]] = {}
+        self._bringing: tuple[str, asyncio.Task[str]] | None = None
+        """Of the weights that were asked for last: the driver's path, and the node's once they are there."""
 
     async def start_store(self, pool: NodesPool) -> None:
         """Start the node's part of the pool."""
@@ -64,29 +67,47 @@ class Node:
         """A command that names a file which the driver staged, with the node's own copy of it."""
         if not isinstance(command, UpdateWeights) or not command.is_staged:
             return command
-        path = command.path
-        if path not in self._weights:
-            self._weights = {path: asyncio.create_task(self._bring(Path(path)))}
-        try:
-            here = await asyncio.shield(self._weights[path])  # others wait for it too
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            self._weights.pop(path, None)  # the next one tries again
-            raise plain_error(error, f"weights cannot be brought to node {self.address}") from None
-        return msgspec.structs.replace(command, path=here)
+        bringing = self._brought(command.path)
+        await asyncio.wait({bringing})  # not awaited itself: others wait for it too
+        what = f"weights cannot be brought to node {self.address}"
+        if bringing.cancelled():
+            raise InstanceError(f"{what}: others were asked for meanwhile, or the node was given up")
+        error = bringing.exception()
+        if error is not None:
+            if self._bringing == (command.path, bringing):
+                self._bringing = None  # the next one tries again
+            assert isinstance(error, Exception), f"a task does not end by {error!r}"
+            raise plain_error(error, what) from None
+        return msgspec.structs.replace(command, path=bringing.result())
+
+    def _brought(self, path: str) -> asyncio.Task[str]:
+        """Weights that are there, or on their way."""
+        if self._bringing is not None and self._bringing[0] == path:
+            return self._bringing[1]
+        if self._bringing is not None:
+            self._bringing[1].cancel()  # it calls the agent no more
+        task = asyncio.create_task(self._bring(Path(path)))
+        self._bringing = (path, task)
+        return task
 
     async def _bring(self, path: Path) -> str:
         mark = FileMark.of(path)
         if await self.agent.sees.remote(mark):
             return str(path)
-        await self.agent.begin_weights.remote(path.name, mark.num_bytes)
+        there = str(await self.agent.begin_weights.remote(path.name, mark.num_bytes))
         with path.open("rb") as file:
             offset = 0
             while part := await asyncio.to_thread(file.read, PART_BYTES):
-                await self.agent.add_weights.remote(offset, part)
+                await self.agent.add_weights.remote(there, offset, part)
                 offset += len(part)
-        return str(await self.agent.weights_path.remote())
+        await self.agent.end_weights.remote(there)
+        return there
+
+    async def close(self) -> None:
+        """Bring nothing more here."""
+        if self._bringing is not None:
+            self._bringing[1].cancel()
+            await asyncio.wait({self._bringing[1]})
 
 
 class Nodes:
@@ -155,6 +176,7 @@ class Nodes:
 
     async def _close(self, node: Node) -> None:
         """Have an agent free what it holds, if it can be reached, and end it."""
+        await node.close()
         await _within(_CLOSE_DEADLINE_S, node.agent.close.remote)
         self._end(node)
 
