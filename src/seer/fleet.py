@@ -8,6 +8,7 @@ Invariants
      the exception: they leave memory to the engine.
   2. Every promise is given back exactly once.
   3. Sums over the fleet (`free_tokens`, `kv_tokens`, `max_num_seqs`) count the instances that can be given work.
+  4. The longest request is one that an instance holds which has not been retired: a lost one may come back.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Fleet:
         self.is_uniform = True
         """Whether all instances have the same limits."""
         self.kv_tokens = self.max_num_seqs = 0
+        self.longest_request_tokens = 0
+        """Prompt and response tokens of the longest request that one of the instances can hold."""
+        self._retired: set[int] = set()
         self._free: list[int] = []
         self._in_flight: list[int] = []
         self._free_tokens = 0
@@ -69,22 +73,31 @@ class Fleet:
 
     def _enter(self, limits: Sequence[InstanceLimits], nodes: Sequence[Node]) -> None:
         for one, node in zip(limits, nodes, strict=True):
-            if one.block_size != self.block_size:
-                raise ConfigError(
-                    f"instances with blocks of {self.block_size} and of {one.block_size} tokens cannot share KV",
-                    hint="start all instances with one block size",
-                )
+            self._refuse_other_blocks(one)
             self.nodes.place(len(self.limits), node)
             self.limits.append(one)
-            self.is_uniform &= one == self.limits[0]
             self._free.append(one.kv_blocks)
             self._in_flight.append(0)
             self._alive.append(True)
             self._count(one, one.kv_blocks, 1)
+        self._compare_limits()
         self._radix = len(self.limits)
         living = [instance for instance, alive in enumerate(self._alive) if alive]
         self._by_load = sorted(self._in_flight[i] * self._radix + i for i in living)
         self._by_free = sorted(self._free[i] * self._radix + i for i in living)
+
+    def _refuse_other_blocks(self, limits: InstanceLimits) -> None:
+        if limits.block_size != self.block_size:
+            raise ConfigError(
+                f"instances with blocks of {self.block_size} and of {limits.block_size} tokens cannot share KV",
+                hint="start all instances with one block size",
+            )
+
+    def _compare_limits(self) -> None:
+        """Instances have come, gone or changed."""
+        self.is_uniform = all(one == self.limits[0] for one in self.limits)
+        staying = [one for instance, one in enumerate(self.limits) if instance not in self._retired]
+        self.longest_request_tokens = max((min(one.kv_tokens, one.max_model_len) for one in staying), default=0)
 
     def __len__(self) -> int:
         return len(self.limits)
@@ -242,11 +255,16 @@ class Fleet:
         lost = [request for request, held in self._promise.items() if held.instance == instance]
         for request in lost:
             self._give_back(request)
-        self.retire(instance)
+        self._take_out(instance)
         return lost
 
     def retire(self, instance: int) -> None:
-        """Give the instance no more work; what it runs keeps its promises until it leaves."""
+        """Give the instance no more work, for good; what it runs keeps its promises until it leaves."""
+        self._retired.add(instance)
+        self._take_out(instance)
+        self._compare_limits()
+
+    def _take_out(self, instance: int) -> None:
         if not self._alive[instance]:
             return
         self._remove(instance)
@@ -258,9 +276,14 @@ class Fleet:
         """No more requests with this prompt come."""
         self._prompt_home.pop(prompt, None)
 
-    def join(self, instance: int) -> None:
-        """The instance is ready for work again, with empty KV memory."""
+    def join(self, instance: int, limits: InstanceLimits) -> None:
+        """The instance is ready for work again, with empty KV memory, and with the limits of where it now runs."""
         assert not self._alive[instance], f"instance {instance} is in the fleet already"
+        self._refuse_other_blocks(limits)
+        self._free[instance] += limits.kv_blocks - self.limits[instance].kv_blocks
+        self.limits[instance] = limits
+        self._retired.discard(instance)
+        self._compare_limits()
         self._alive[instance] = True
         self._count(self.limits[instance], self._free[instance], 1)
         insort(self._by_load, self._in_flight[instance] * self._radix + instance)
@@ -282,11 +305,6 @@ class Fleet:
         """Blocks that hold this many tokens of one request."""
         return -(-num_tokens // self.block_size)
 
-    @property
-    def longest_request_tokens(self) -> int:
-        """Prompt and response tokens of the longest request that one of the instances can hold."""
-        return max(min(limits.kv_tokens, limits.max_model_len) for limits in self.limits)
-
     def check(self) -> None:
         """Assert the invariants; linear in the promises, for tests."""
         for instance, limit in enumerate(self.limits):
@@ -302,6 +320,9 @@ class Fleet:
         assert self._free_tokens == free_tokens, f"{self._free_tokens} tokens counted free, {free_tokens} are"
         assert self.kv_tokens == sum(self.limits[i].kv_tokens for i in living), "memory of the fleet miscounted"
         assert self.max_num_seqs == sum(self.limits[i].max_num_seqs for i in living), "slots of the fleet miscounted"
+        assert self.is_uniform == (len(set(self.limits)) == 1), "unlike instances taken for equal ones"
+        longest = max((min(self.limits[i].kv_tokens, self.limits[i].max_model_len) for i in living), default=0)
+        assert self.longest_request_tokens >= longest, f"a request of {longest} tokens would be refused"
         loads = [divmod(entry, self._radix) for entry in self._by_load]
         assert loads == sorted((self._in_flight[i], i) for i in living), "load order is stale"
         memory = [divmod(entry, self._radix) for entry in self._by_free]

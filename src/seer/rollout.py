@@ -196,6 +196,7 @@ class RolloutLoop:
         self.instances[instance].park([Attempt(request.id, request.attempt) for request in here])
         for request in here:
             self._low.pop(request.id, None)
+        self._fail_unfit()
         self._wake.set()
 
     def lose_instance(self, instance: int) -> None:
@@ -210,9 +211,10 @@ class RolloutLoop:
         self._wake.set()
 
     def rejoin_instance(self, instance: int) -> None:
-        """A lost instance is back, with empty KV memory."""
+        """A lost instance is back, with empty KV memory; where it now runs it may have other limits."""
+        self.fleet.join(instance, self.instances[instance].limits)
         self.fleet.nodes.place(instance, node_of(self.instances[instance]))
-        self.fleet.join(instance)
+        self._fail_unfit()
         self._say_where([self.instances[instance]])
         self._wake.set()
 
@@ -223,10 +225,10 @@ class RolloutLoop:
         assert not self._is_sealed, "the loop was sealed"
         longest = self.fleet.longest_request_tokens
         for group in groups:
-            needed = max(group.num_prompt_tokens + group.sampling.max_tokens, group.max_context_tokens or 0)
-            if needed > longest:
+            if _needed_tokens(group) > longest:
                 raise ConfigError(
-                    f"group {group.id}: prompt and max_tokens make {needed} tokens, an instance holds {longest}",
+                    f"group {group.id}: prompt and max_tokens make {_needed_tokens(group)} tokens, an instance holds "
+                    f"{longest}",
                     hint="lower max_tokens, or give instances more KV memory",
                 )
         now_s = self._now_s()
@@ -251,7 +253,7 @@ class RolloutLoop:
             self._restored_at_tool.remove(request.id)
             self.scheduler.admit([request], self.fleet)
         else:
-            self.scheduler.requeue(request)
+            self._wait_again(request, now_s)
         self._wake.set()
 
     def conclude(self, request: Request, reward: float | None) -> None:
@@ -378,8 +380,23 @@ class RolloutLoop:
     def _wait_again(self, request: Request, now_s: float) -> None:
         if self._cancelling or request.id in self._cancelled:
             self._end_cancelled(request, now_s)
+        elif _most_tokens(request) > self.fleet.longest_request_tokens:
+            self._end_unfit(request, now_s)
         else:
             self.scheduler.requeue(request)
+
+    def _fail_unfit(self) -> None:
+        """Instances left for good, or came back smaller: end what waits and was admitted for a larger one."""
+        now_s, longest = self._now_s(), self.fleet.longest_request_tokens
+        for request in list(self.buffer.requests()):
+            if request.state is RequestState.WAITING and _most_tokens(request) > longest:
+                self._end_unfit(request, now_s)
+
+    def _end_unfit(self, request: Request, now_s: float) -> None:
+        needed, longest = _most_tokens(request), self.fleet.longest_request_tokens
+        error = f"it may grow to {needed} tokens; of the instances that are left, the largest holds {longest}"
+        self.buffer.fail(request, error, now_s)
+        self._learn(request, now_s)
 
     def _end_cancelled(self, request: Request, now_s: float) -> None:
         self.buffer.cancel(request, now_s)
@@ -436,3 +453,13 @@ class RolloutLoop:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _needed_tokens(group: Group) -> int:
+    """The context of a member at its longest."""
+    return max(group.num_prompt_tokens + group.sampling.max_tokens, group.max_context_tokens or 0)
+
+
+def _most_tokens(request: Request) -> int:
+    """What it has and may still generate; an environment gives more only if there is room."""
+    return request.num_tokens + request.remaining_limit

@@ -37,6 +37,7 @@ def test_the_orders_of_a_fleet_are_those_of_a_look_at_every_instance(
     rooms: list[tuple[int, int, int]], seed: int
 ) -> None:
     new = [limits(blocks, max_num_seqs=seqs, max_model_len=longest) for blocks, seqs, longest in rooms]
+    kinds = list(new)
     fleet = Fleet(new[:1])
     new = new[1:]
     random = Random(seed)  # long programs: hypothesis alone writes short ones, in which no instance fills up
@@ -67,5 +68,5 @@ def test_the_orders_of_a_fleet_are_those_of_a_look_at_every_instance(
         elif operation == "retire":  # what runs there stays promised
             fleet.retire(instance)
         elif operation == "lose":
-            fleet.join(instance)
+            fleet.join(instance, random.choice(kinds))  # as after a restart on another node
         fleet.check()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders import a_fleet, a_group, requests_of
+from builders import a_fleet, a_group, limits, requests_of
 from seer.buffer import Request
 from seer.errors import ConfigError
 from seer.fleet import Fleet
@@ -186,11 +186,39 @@ def test_losing_an_instance_withdraws_its_promises_and_joining_offers_it_again()
     assert len(fleet.lose(0)) == 3
     fleet.check()
     assert (fleet.num_alive, fleet.alive(0), fleet.least_loaded()) == (1, False, 1)
-    fleet.join(0)
+    fleet.join(0, limits())
     fleet.check()
     assert fleet.least_loaded() == 0
     with pytest.raises(AssertionError, match="already"):
-        fleet.join(0)
+        fleet.join(0, limits())
+
+
+def test_an_instance_that_comes_back_elsewhere_has_the_limits_of_there() -> None:
+    fleet = a_fleet(2, blocks=100)
+    load(fleet, 0, 3)
+    fleet.lose(0)
+    assert fleet.longest_request_tokens == 6400
+    fleet.join(0, limits(10, max_num_seqs=5))
+    fleet.check()
+    assert (fleet.is_uniform, fleet.kv_tokens, fleet.max_num_seqs) == (False, 110 * 64, 1005)
+    assert fleet.candidates(11, 8) == [1]
+    fleet.lose(1)
+    fleet.join(1, limits(10, max_num_seqs=5))
+    fleet.check()
+    assert (fleet.is_uniform, fleet.longest_request_tokens, fleet.candidates(11, 8)) == (True, 640, [])
+    fleet.lose(1)
+    with pytest.raises(ConfigError, match="blocks of 64 and of 32 tokens"):
+        fleet.join(1, limits(10, block_size=32))
+    fleet.check()
+
+
+def test_only_instances_that_may_come_back_count_for_the_longest_request() -> None:
+    fleet = Fleet([limits(100), limits(10)])
+    fleet.lose(0)
+    assert fleet.longest_request_tokens == 6400
+    fleet.retire(0)
+    assert fleet.longest_request_tokens == 640
+    fleet.check()
 
 
 def test_a_fleet_with_no_instance_left_has_no_place() -> None:
@@ -222,7 +250,7 @@ def test_free_tokens_are_those_of_the_living() -> None:
     assert fleet.free_tokens == 16 * 64
     fleet.lose(0)
     assert fleet.free_tokens == 10 * 64
-    fleet.join(0)
+    fleet.join(0, limits(10))
     assert fleet.free_tokens == 20 * 64
 
 

@@ -216,6 +216,42 @@ def test_with_no_instance_left_it_waits_for_one_to_come_back() -> None:
     assert [response.finished_s for response in result.responses] == [11.0, 11.0]
 
 
+def test_an_instance_that_comes_back_smaller_gets_what_fits_it_and_the_rest_fails_with_the_reason() -> None:
+    moved = ScriptedInstance(0, hangs)
+
+    async def move(loop: RolloutLoop) -> None:
+        await asyncio.sleep(5)
+        loop.lose_instance(0)
+        moved._answer, moved.limits = stops, limits(20, max_num_seqs=1)
+        loop.rejoin_instance(0)
+        assert (loop.fleet.limits[0], loop.fleet.kv_tokens) == (limits(20, max_num_seqs=1), 20 * 64)
+
+    groups = [a_group(0, 2, max_tokens=300), a_group(1, 2, max_tokens=3000)]
+    results = {result.group: result.responses for result in roll([moved], groups, during_run=move)}
+    assert [response.finish_reason for response in results[0]] == [FinishReason.STOP] * 2
+    for response in results[1]:
+        assert response.error == "it may grow to 3010 tokens; of the instances that are left, the largest holds 1280"
+
+
+@pytest.mark.parametrize("scheduler", ["divided", "verl"])
+def test_what_fits_only_instances_that_were_removed_is_refused_or_fails_and_never_waits(scheduler: str) -> None:
+    """In flight on one that leaves, and waiting for it."""
+    large, small = ScriptedInstance(0, hangs), ScriptedInstance(1, stops)
+    large.limits, small.limits = limits(60, max_num_seqs=1), limits(1)
+    parked: list[Attempt] = []
+    large.park = parked.extend  # type: ignore[method-assign]
+
+    async def remove(loop: RolloutLoop) -> None:
+        await asyncio.sleep(5)
+        loop.retire_instance(0)
+        for one in parked:
+            large.emit(ChunkOutput(one.request, one.attempt, 0, 3, end=ChunkEnd.PARKED))
+
+    (result,) = roll([large, small], [a_group(0, 2, max_tokens=3000)], scheduler=scheduler, during_run=remove)
+    assert {response.finish_reason for response in result.responses} == {FinishReason.FAILED}
+    assert all("the largest holds 64" in (response.error or "") for response in result.responses)
+
+
 def test_cancelling_while_an_instance_is_lost_ends_its_requests() -> None:
     dead = ScriptedInstance(0, hangs)
     dead.abort = lambda request: None  # type: ignore[method-assign]

@@ -36,7 +36,7 @@ from seer.engine.staged_weights import (
     stage,
     stage_in_place,
 )
-from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
+from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
 from seer.hosting.devices import InstanceDevices, assign_devices
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
@@ -202,7 +202,9 @@ class HostedFleet:
             raise self._failure
         self._slot.attach(loop, events, on_output, on_failure)
         for instance in self.instances:
-            if not instance.is_up:
+            if instance.id in self._retired:
+                loop.retire_instance(instance.id)
+            elif not instance.is_up:
                 loop.lose_instance(instance.id)
 
     @property
@@ -359,8 +361,12 @@ class HostedFleet:
         if not isinstance(self._failure, NoProbability):  # that one is the model's, and stays
             self._failure = None
         self._instance_returned.set()
-        if self._slot.loop is not None:
+        if self._slot.loop is None:
+            return
+        try:
             self._slot.loop.rejoin_instance(instance)
+        except ConfigError as error:  # where it now runs its blocks have another size
+            self.instances[instance].give_up(str(error))
 
     def _give_up(self, error: SeerError) -> None:
         if self._failure is not None:
