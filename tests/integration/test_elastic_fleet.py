@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seer import HostingConfig, Rollout, Sampling
-from seer.errors import ConfigError, SeerError
+from seer.engine.base import OutputSink
+from seer.errors import ConfigError, InstanceError, SeerError
+from seer.hosting import ProcessInstance
+from seer.hosting.health import Health
+from seer.hosting.resizing import start_all
 from seer.metrics.events import Event, Prefilling, Started
 
 PROMPTS = [[1, 2, 3 + i] for i in range(8)]
@@ -119,6 +125,48 @@ def test_what_cannot_be_added_or_removed_is_refused_and_the_fleet_goes_on() -> N
                 await rollout.add_instances(2)
             assert len(rollout.fleet.instances) == 2
             assert await tokens_of(rollout)
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_that_dies_while_its_siblings_start_is_not_added_nor_are_they(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pids: list[int] = []
+
+    async def start_and_kill(instances: Sequence[ProcessInstance], sink: OutputSink) -> None:
+        await start_all(instances, sink)
+        pids.extend(one.pid or 0 for one in instances)
+        os.kill(pids[0], signal.SIGKILL)
+        await asyncio.wait(instances[0]._tasks[:1])  # its death was noticed
+
+    async def scenario() -> None:
+        async with a_rollout(1) as rollout:
+            with monkeypatch.context() as patch:
+                patch.setattr("seer.hosting.fleet.start_all", start_and_kill)
+                with pytest.raises(InstanceError, match=r"of 2 new instances, \[1\] were lost"):
+                    await rollout.add_instances(2)
+            assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240 - it takes no time
+            assert not rollout.fleet._supervisor._restarting
+            assert [one.id for one in rollout.fleet.instances] == [0]
+            assert await rollout.add_instances(1) == [1]
+            await asyncio.wait_for(rollout.fleet.wait_until_up(), 60)
+            assert await tokens_of(rollout)
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_that_is_not_left_in_time_is_ended_and_its_requests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with a_rollout(2) as rollout:
+            expected = await tokens_of(rollout)
+            monkeypatch.setattr("seer.hosting.fleet.LEAVE_DEADLINE_S", 0.0)
+            left = AtStart(12, lambda: rollout.remove_instances([0]))
+            assert await tokens_of(rollout, events=left) == expected
+            assert left.task is not None
+            await left.task
+            assert [one.health for one in rollout.fleet.view()] == [Health.RETIRED, Health.HEALTHY]
+            assert rollout.fleet.limits == [rollout.fleet.instances[1].limits]
 
     asyncio.run(scenario())
 

@@ -45,14 +45,14 @@ from seer.hosting.health import InstanceStatus
 from seer.hosting.hostings import make_hosting
 from seer.hosting.loop_slot import InstanceListener, LoopSlot
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
-from seer.hosting.resizing import refuse_removal, start_all
+from seer.hosting.resizing import refuse_lost, refuse_removal, start_all
 from seer.metrics.events import EventSink
-from seer.types import ChunkOutput, DraftMode
+from seer.types import ChunkOutput, DraftMode, InstanceLimits
 
 log = logging.getLogger(__name__)
 
 LEAVE_DEADLINE_S = 120.0
-"""For the requests of an instance that leaves: each is parked at its next step."""
+"""For the requests of an instance that leaves: each is parked at its next step. Then it is ended with what it runs."""
 
 
 class HostedFleet:
@@ -140,14 +140,14 @@ class HostedFleet:
             devices=devices,
             launcher=self._hosting.launcher,
             events=self._slot.take_event,
-            on_lost=self._supervisor.on_lost,
+            on_lost=self._on_lost,
             on_fatal=self._give_up,
         )
 
     async def add_instances(self, num_instances: int) -> list[int]:
         """Start more instances while a loop may run; returns their ids. All take work once the last one is ready.
 
-        If one of them fails to start, none is added.
+        If one of them fails to start, or is lost before the last one is ready, none is added.
         """
         async with self._resizing:
             first, spec = len(self.instances), self._spec()
@@ -157,6 +157,7 @@ class HostedFleet:
                 await start_all(new, self._take_output)
                 async with self._configuring:
                     await asyncio.gather(*(one.take_configuration_of(self.instances[0]) for one in new))
+                    refuse_lost(new)
                     self.instances += new
                     self.devices += devices
             except BaseException:
@@ -177,13 +178,22 @@ class HostedFleet:
                 if self._slot.loop is not None:
                     self._slot.loop.retire_instance(id)
             leaving = [self.instances[id] for id in ids]
-            await self._wait_until_idle(leaving, "waiting for the requests of instances that leave", LEAVE_DEADLINE_S)
-            await asyncio.gather(*(one.close() for one in leaving))
+            try:
+                await self._wait_until_idle(leaving, "waiting for requests of instances that leave", LEAVE_DEADLINE_S)
+            except DeadlineExceeded as error:
+                log.warning("%s: they go on elsewhere, and their KV is computed again", error)
+            finally:  # also if the caller has given up: these are not used again
+                await asyncio.gather(*(one.close() for one in leaving))
 
     def _devices_of_all(self, num_instances: int) -> list[InstanceDevices]:
         if not self._hosting.is_local:
             return [InstanceDevices()] * num_instances
         return assign_devices(replace(self._engine.config, instances=num_instances, hosting=self._options))
+
+    @property
+    def limits(self) -> list[InstanceLimits]:
+        """Of each instance that was not removed."""
+        return [one.limits for one in self.instances if one.id not in self._retired]
 
     def view(self) -> list[InstanceStatus]:
         """The state of every instance now."""
@@ -350,6 +360,10 @@ class HostedFleet:
         if output.end is not None:
             self._chunk_ended.set()
         self._slot.take_output(output)
+
+    def _on_lost(self, instance: int, reason: str) -> None:
+        if instance < len(self.instances):  # `add_instances` sees to those that are not in the fleet yet
+            self._supervisor.on_lost(instance, reason)
 
     def _lost(self, instance: int, reason: str) -> None:
         self.num_lost += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting several instances at once, and which of a fleet's instances may be removed."""
+"""Starting several instances at once, and which of them may join a fleet or be removed from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from seer.engine.base import OutputSink
-from seer.errors import ConfigError
+from seer.errors import ConfigError, InstanceError
 from seer.hosting.process import ProcessInstance
 
 
@@ -17,6 +17,16 @@ async def start_all(instances: Sequence[ProcessInstance], sink: OutputSink) -> N
     for result in started:
         if isinstance(result, BaseException):
             raise result
+
+
+def refuse_lost(instances: Sequence[ProcessInstance]) -> None:
+    """Raise an InstanceError if one of them has gone down since it started."""
+    lost = [instance.id for instance in instances if not instance.is_up]
+    if lost:
+        raise InstanceError(
+            f"of {len(instances)} new instances, {lost} were lost before all were ready: none was added",
+            hint="see their logs, and add them again",
+        )
 
 
 def refuse_removal(ids: Sequence[int], present: Sequence[int]) -> None:

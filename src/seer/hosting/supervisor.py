@@ -81,7 +81,7 @@ class Supervisor:
         """Report the loss and restart the instance."""
         self._lost(instance, reason)
         if not self._is_over and instance not in self._released:
-            self._restarting[instance] = asyncio.create_task(self._restart(instance, reason))
+            self._restarting[instance] = asyncio.create_task(self._restarted(instance, reason))
 
     def stop(self) -> None:
         """Restart no more instances."""
@@ -94,25 +94,32 @@ class Supervisor:
         self.stop()
         await asyncio.gather(*self._restarting.values(), return_exceptions=True)
 
-    async def _restart(self, instance: int, reason: str) -> None:
+    async def _restarted(self, instance: int, reason: str) -> None:
+        try:
+            if await self._restart(instance, reason):
+                self._has_given_up = False
+                self._back(instance)
+        finally:  # however it ended: one that is counted as coming keeps `given_up` from being called
+            if self._restarting.get(instance) is asyncio.current_task():
+                del self._restarting[instance]
+
+    async def _restart(self, instance: int, reason: str) -> bool:
+        """Restart until it is up; False if it never may be again."""
         budget = self._budgets.setdefault(instance, RestartBudget(self._max_restarts, self._restart_pause_s))
         while True:
             pause_s = budget.pause_s(_now_s())
             if pause_s is None:
                 if not await self._wait_for_budget(instance, budget, reason):
-                    return
+                    return False
                 continue
             await asyncio.sleep(pause_s)
             budget.spend(_now_s())
             try:
                 await self._instances[instance].restart()
-                break
+                return True
             except (SeerError, OSError, MemoryError) as error:  # no process can be made now
                 log.warning("instance %d was not restarted: %s", instance, error)
                 reason = str(error)
-        del self._restarting[instance]
-        self._has_given_up = False
-        self._back(instance)
 
     async def _wait_for_budget(self, instance: int, budget: RestartBudget, reason: str) -> bool:
         """Wait until an instance may be restarted again; False if it never may."""
@@ -120,7 +127,6 @@ class Supervisor:
         self._exhausted.add(instance)
         self._give_up_if_none_left(f"the last one lost was instance {instance}: {reason}")
         if wait_s is None:
-            del self._restarting[instance]
             return False
         await asyncio.sleep(wait_s)
         self._exhausted.discard(instance)

@@ -79,6 +79,19 @@ def test_beyond_the_limit_the_others_go_on_and_the_last_one_ends_it() -> None:
     assert "no instance is left" in str(driver.error)
 
 
+def test_a_restart_that_breaks_down_is_not_waited_for() -> None:
+    async def scenario() -> list[str]:
+        driver = Driver([Restartable(0, failures=1, error=AssertionError), Restartable(1)], max_restarts=0)
+        driver.supervisor._budgets[0] = RestartBudget(1)
+        for instance in driver.instances:
+            instance.is_up = False
+            driver.supervisor.on_lost(instance.id, "killed")
+            await asyncio.gather(*driver.supervisor._restarting.values(), return_exceptions=True)
+        return driver.calls
+
+    assert asyncio.run(scenario()) == ["lost 0", "lost 1", "given up"]
+
+
 def test_an_instance_that_is_killed_now_and_then_always_comes_back() -> None:
     async def scenario() -> list[str]:
         driver = Driver([Restartable(0)], max_restarts=3)
