@@ -114,6 +114,9 @@ class TcpHosting:
     async def start(self) -> None:
         await self._listener.start()
 
+    async def tidy(self) -> None:
+        """The pool is this machine's own."""
+
     async def close(self) -> None:
         await self._listener.close()
 

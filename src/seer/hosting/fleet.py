@@ -227,10 +227,11 @@ class HostedFleet:
         self._slot.detach()
 
     async def begin_run(self, run: str, drafts: DraftMode, past: Mapping[int, Sequence[Sequence[int]]]) -> None:
-        """Start drafting for a new run; what earlier runs generated is forgotten.
+        """Start drafting for a new run; what earlier runs generated is forgotten, and their KV is freed.
 
         `past` holds responses of an earlier epoch by group: drafts come from them until the group has its own.
         """
+        await self._hosting.tidy()
         if self._engine.can_draft:
             await self._configure(BeginRun(run, drafts, self.weights_version, past))
 

@@ -29,6 +29,9 @@ class Hosting(Protocol):
     async def start(self) -> None:
         """Get ready to launch."""
 
+    async def tidy(self) -> None:
+        """Have freed what requests that ended held, before a run begins whose requests have the same ids."""
+
     async def close(self) -> None:
         """End what `start` began; the instances have been closed."""
 
@@ -44,6 +47,9 @@ class LocalHosting:
 
     async def start(self) -> None:
         """Nothing to get ready."""
+
+    async def tidy(self) -> None:
+        """The pool of this machine is freed at once."""
 
     async def close(self) -> None:
         """Nothing to end."""

@@ -47,6 +47,11 @@ class RayHosting:
         self._nodes = Nodes(self._cluster, self._pool, lease_s=self._lease_s)
         self._launcher = RayLauncher(self._cluster, self._listener, self._nodes, self._needs)
 
+    async def tidy(self) -> None:
+        """Let the nodes free what ended before now."""
+        if self._nodes is not None:
+            await self._nodes.tidy()
+
     async def close(self) -> None:
         """End what `start` began; the instances have been closed."""
         if self._nodes is not None:

@@ -61,25 +61,25 @@ class RayLauncher:
         """A process on whatever node has a place."""
         name, bundle = f"instance-{id}", self._needs.bundle()
         place = await self._placer.place(name, bundle, options.start_deadline_s)
-        actor = HostActor(self._cluster, self._placer, place, name, bundle)
+        actor, log = HostActor(self._cluster, self._placer, place, name, bundle), None
         try:
+            log = LogCopy(name, options.log_dir, actor.read_log)  # nothing is started if it cannot be written
             async with asyncio.timeout(options.start_deadline_s):
                 node = await self._nodes.get(place.node)
                 fitted = node.fitted(spec)
                 connection, pid = await self._start(name, actor, fitted)
-        except TimeoutError:
+        except BaseException as error:
+            if log is not None:
+                await log.finish(0.0)
             await actor.release()
-            self._suspect(place.node)
-            raise DeadlineExceeded(f"the start of a process for {name}", options.start_deadline_s) from None
-        except Exception as error:
-            await actor.release()
-            raise plain_error(error, f"{name} cannot be started on its node") from None
-        except BaseException:
-            await actor.release()
+            if isinstance(error, TimeoutError):
+                self._suspect(place.node)
+                raise DeadlineExceeded(f"the start of a process for {name}", options.start_deadline_s) from None
+            if isinstance(error, Exception):
+                raise plain_error(error, f"{name} cannot be started on its node") from None
             raise
-        log = LogCopy(name, options.log_dir, actor.read_log)
         suspect = functools.partial(self._suspect, node.id)
-        return RayChild(actor, node, connection, fitted, pid=pid, log=log, suspect=suspect)
+        return RayChild(actor, node, self._nodes, connection, fitted, pid=pid, log=log, suspect=suspect)
 
     async def _start(self, name: str, actor: HostActor, spec: InstanceSpec) -> tuple[Connection, int]:
         dial, come = self._listener.expect()
@@ -105,6 +105,7 @@ class RayChild:
         self,
         actor: HostActor,
         node: Node,
+        nodes: Nodes,
         connection: Connection,
         spec: InstanceSpec,
         *,
@@ -115,6 +116,7 @@ class RayChild:
         """`suspect` is called when the node is out of reach."""
         self._actor = actor
         self._node = node
+        self._nodes = nodes
         self.channel, self.clock = connection.channel, connection.clock
         self.spec = spec
         self.pid: int | None = pid
@@ -134,7 +136,7 @@ class RayChild:
 
     async def localized(self, command: Command) -> Command:
         """Weights that only the driver's machine has are first brought to the node, once for all its instances."""
-        return await self._node.localized(command)
+        return await self._nodes.localized(self._node.id, command)  # its agent may be another one by now
 
     def look_after(self, silent_s: float) -> float:
         """Copy its log. If it is silent, ask its node how long it waited for a core; returns the last answer."""

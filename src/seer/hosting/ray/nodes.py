@@ -5,17 +5,20 @@ Invariants
   1. Weights go to a node once, however many of its instances ask for them, and to the driver's own machine never.
   2. Only the weights that were asked for last are on their way to a node: those before are ended first, and whoever
      waits for them is told. A path is given out when its file is whole.
-  3. A node that was forgotten gets a new agent when an instance is placed there again.
+  3. A node that was forgotten, as one whose agent has died, gets a new agent when it is next needed. Instances there
+     live on: what they compute stays right. Of the pool they have only what they hold until they are restarted.
+  4. A preparation is given up only by those who know of that one, not by those who asked an agent before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -24,9 +27,11 @@ from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError
 from seer.hosting.messages import Command, UpdateWeights
 from seer.hosting.ray.cluster import RayCluster
-from seer.hosting.ray.host_actor import plain_error
+from seer.hosting.ray.host_actor import plain_error, sentence_of
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
-from seer.hosting.ray.pool import NodesPool
+from seer.hosting.ray.pool import NodesPool, Unneeded
+
+log = logging.getLogger(__name__)
 
 PART_BYTES = 32 << 20
 """Of weights, in one call: what a node needs for them beside their own size."""
@@ -34,8 +39,15 @@ RENEWALS_PER_LEASE = 4
 """A few may be late."""
 TIDY_S = 1.0
 """Between two calls of every agent: their near tiers keep KV for this much longer than it is needed."""
+TIDY_DEADLINE_S = 5.0
+"""For the answers before a run begins."""
 _CLOSE_DEADLINE_S = 10.0
 """A node that does not answer is left to Ray, which ends the actors of a driver that is gone."""
+
+
+def needs_files(command: Command) -> TypeGuard[UpdateWeights]:
+    """Whether a command names a file that only the driver's machine has."""
+    return isinstance(command, UpdateWeights) and command.is_staged
 
 
 class Node:
@@ -65,7 +77,7 @@ class Node:
 
     async def localized(self, command: Command) -> Command:
         """A command that names a file which the driver staged, with the node's own copy of it."""
-        if not isinstance(command, UpdateWeights) or not command.is_staged:
+        if not needs_files(command):
             return command
         bringing = self._brought(command.path)
         await asyncio.wait({bringing})  # not awaited itself: others wait for it too
@@ -120,14 +132,16 @@ class Nodes:
         self._lease_s = lease_s
         self._nodes: dict[str, asyncio.Task[Node]] = {}
         self._ending: set[asyncio.Task[None]] = set()  # agents of nodes that were forgotten
+        self._renewing: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._renew())]
         if pool is not None:
             self._tasks.append(asyncio.create_task(self._tidy(pool)))
 
     async def get(self, id: str) -> Node:
         """The node, with its agent and its part of the pool running."""
-        if not await self._answers(id):
-            self.forget(id)
+        known = self._nodes.get(id)
+        if known is not None and not await self._answers(known):
+            self._forget_this(id, known)
         if id not in self._nodes:
             self._nodes[id] = asyncio.create_task(self._prepare(id))
         preparing = self._nodes[id]
@@ -136,20 +150,41 @@ class Nodes:
             raise InstanceError(f"node {id} was given up while it was prepared")
         error = preparing.exception()
         if error is not None:
-            self.forget(id)
+            self._forget_this(id, preparing)
             raise error
         return preparing.result()
 
-    async def _answers(self, id: str) -> bool:
+    async def localized(self, id: str, command: Command) -> Command:
+        """A command as the node must see it; a node whose agent has died gets a new one for it."""
+        if not needs_files(command):
+            return command
+        known = self._nodes.get(id)
+        if known is not None and _is_ready(known):
+            try:
+                return await known.result().localized(command)  # at once: those asked for last must come last
+            except InstanceError:
+                if await self._answers(known):
+                    raise
+        try:
+            node = await self.get(id)
+        except Exception as error:
+            raise plain_error(error, f"node {id} cannot be prepared") from None
+        return await node.localized(command)
+
+    async def _answers(self, preparing: asyncio.Task[Node]) -> bool:
         """Whether the agent of a node that was prepared still lives; True while it is being prepared."""
-        preparing = self._nodes.get(id)
-        if preparing is None or not preparing.done():
+        if not preparing.done():
             return True
         try:
             await preparing.result().agent.renew.remote()
         except Exception:  # Ray has a class for each way in which it can have ended
             return False
         return True
+
+    def _forget_this(self, id: str, preparing: asyncio.Task[Node]) -> None:
+        """Forget a node, unless it was prepared anew since."""
+        if self._nodes.get(id) is preparing:
+            self.forget(id)
 
     def forget(self, id: str) -> None:
         """A node is out of reach, or could not be prepared: begin anew when it is next used."""
@@ -165,7 +200,7 @@ class Nodes:
 
     async def close(self) -> None:
         """End every agent, with what it holds."""
-        for running in self._tasks:
+        for running in (*self._tasks, *self._renewing):
             running.cancel()
         tasks, self._nodes = list(self._nodes.values()), {}
         for task in tasks:
@@ -177,40 +212,60 @@ class Nodes:
     async def _close(self, node: Node) -> None:
         """Have an agent free what it holds, if it can be reached, and end it."""
         await node.close()
-        await _within(_CLOSE_DEADLINE_S, node.agent.close.remote)
+        with contextlib.suppress(Exception):  # it has ended
+            await _within(_CLOSE_DEADLINE_S, node.agent.close.remote())
         self._end(node)
 
     async def _renew(self) -> None:
-        """Let the agents hear from their driver, whatever becomes of the answers."""
+        """Let the agents hear from their driver, and forget those that are dead."""
         while True:
             await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
-            for node in self._ready():
-                with contextlib.suppress(Exception):  # the agent has ended
-                    node.agent.renew.remote()
+            for id, preparing in self._ready():
+                renewing = asyncio.create_task(self._renew_one(id, preparing))  # one that is slow delays no other
+                self._renewing.add(renewing)
+                renewing.add_done_callback(self._renewing.discard)
+
+    async def _renew_one(self, id: str, preparing: asyncio.Task[Node]) -> None:
+        try:
+            async with asyncio.timeout(self._lease_s):
+                await preparing.result().agent.renew.remote()
+        except Exception as error:  # one that is out of reach may answer again
+            if isinstance(error, self._cluster.ray.exceptions.ActorDiedError):
+                log.warning("the agent of node %s died: %s", preparing.result().address, sentence_of(error))
+                self._forget_this(id, preparing)
 
     async def _tidy(self, pool: NodesPool) -> None:
         """Let the near tiers free what is not needed any longer."""
         while True:
             await asyncio.sleep(TIDY_S)
             unneeded = pool.take_unneeded()
-            if unneeded is None:
-                continue
-            for node in self._ready():
-                with contextlib.suppress(Exception):  # the agent has ended
-                    node.agent.tidy.remote(*unneeded)
+            if any(unneeded):
+                self._tidy_all(unneeded)
 
-    def _ready(self) -> list[Node]:
+    async def tidy(self) -> None:
+        """Have the near tiers free what has ended until now: requests that come next have the same ids.
+
+        One that does not answer may later drop KV that is needed, which is computed again.
+        """
+        if self._pool is not None:
+            calls = self._tidy_all(self._pool.take_unneeded())  # empty ones too: those before may not have arrived
+            await asyncio.gather(*(_within(TIDY_DEADLINE_S, call) for call in calls))
+
+    def _tidy_all(self, unneeded: Unneeded) -> list[Any]:
+        calls = []
+        for _, preparing in self._ready():
+            with contextlib.suppress(Exception):  # the agent has ended
+                calls.append(preparing.result().agent.tidy.remote(*unneeded))
+        return calls
+
+    def _ready(self) -> list[tuple[str, asyncio.Task[Node]]]:
         """Nodes whose preparation has succeeded."""
-        return [
-            task.result()
-            for task in self._nodes.values()
-            if task.done() and not task.cancelled() and task.exception() is None
-        ]
+        return [(id, task) for id, task in self._nodes.items() if _is_ready(task)]
 
     async def _prepare(self, id: str) -> Node:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        known = self._cluster.nodes().get(id)
+        known = (await asyncio.to_thread(self._cluster.nodes)).get(id)
         address = str(known["NodeManagerAddress"]) if known is not None else self._cluster.host
         options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(id, soft=False)}
         agent = self._cluster.ray.remote(**options)(NodeAgent).remote(self._lease_s)
@@ -230,7 +285,11 @@ class Nodes:
                 self._cluster.ray.kill(node.agent)
 
 
-async def _within(deadline_s: float, call: Callable[[], Awaitable[Any]]) -> None:
+def _is_ready(preparing: asyncio.Task[Node]) -> bool:
+    return preparing.done() and not preparing.cancelled() and preparing.exception() is None
+
+
+async def _within(deadline_s: float, answer: Awaitable[Any]) -> None:
     with contextlib.suppress(Exception):  # a node that is gone needs nothing freed
         async with asyncio.timeout(deadline_s):
-            await call()
+            await answer

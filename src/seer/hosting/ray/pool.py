@@ -8,6 +8,7 @@ is computed again.
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 from seer.kvpool.mooncake_keeper import MooncakeKeeper
@@ -29,6 +30,8 @@ class NodesPool:
         self.block_bytes = block_bytes
         self._keeper: MooncakeKeeper | None = None
         self._unneeded = Unneeded([], [])
+        self._starting = threading.Lock()
+        self._is_over = False
 
     @property
     def master_address(self) -> str:
@@ -50,17 +53,21 @@ class NodesPool:
         """No KV of this version is read any more."""
         self._unneeded.weights_versions.append(weights_version)
 
-    def take_unneeded(self) -> Unneeded | None:
-        """For the nodes; None if nothing has ended since the last call."""
+    def take_unneeded(self) -> Unneeded:
+        """For the nodes: what has ended since the last call."""
         taken, self._unneeded = self._unneeded, Unneeded([], [])
-        return taken if any(taken) else None
+        return taken
 
     def start(self, host: str) -> None:
-        """Start the master on this machine's address."""
-        self._keeper = MooncakeKeeper(MooncakeServersConfig(dram_bytes=0, host=host))
+        """Start the master on this machine's address; nothing happens after `stop`."""
+        with self._starting:
+            if not self._is_over:
+                self._keeper = MooncakeKeeper(MooncakeServersConfig(dram_bytes=0, host=host))
 
     def stop(self) -> None:
-        """End the master; the nodes' agents have ended their parts."""
-        if self._keeper is not None:
-            self._keeper.stop()
-            self._keeper = None
+        """End the master; the nodes' agents have ended their parts. Waits for a `start` in another thread."""
+        with self._starting:
+            self._is_over = True
+            if self._keeper is not None:
+                self._keeper.stop()
+                self._keeper = None
