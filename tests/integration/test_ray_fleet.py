@@ -242,3 +242,10 @@ def test_a_node_reads_what_another_offers() -> None:
     reached = NodeProbe().reach("127.0.0.1", port, 3 << 20)
     assert reached.error is None
     assert reached.bandwidth_bytes_s is not None
+
+
+def test_a_connection_that_is_closed_early_counts_as_an_error() -> None:
+    port = NodeProbe().offer("127.0.0.1", 1 << 20)
+    assert NodeProbe().reach("127.0.0.1", port, 3 << 20) == Reached(
+        error="the connection was closed after 1048576 of 3145728 bytes"
+    )

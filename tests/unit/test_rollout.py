@@ -239,7 +239,7 @@ def test_what_fits_only_instances_that_were_removed_is_refused_or_fails_and_neve
     large, small = ScriptedInstance(0, hangs), ScriptedInstance(1, stops)
     large.limits, small.limits = limits(60, max_num_seqs=1), limits(1)
     parked: list[Attempt] = []
-    large.park = parked.extend  # type: ignore[method-assign]
+    large.park = parked.extend  # type: ignore[assignment, method-assign]
 
     async def remove(loop: RolloutLoop) -> None:
         await asyncio.sleep(5)

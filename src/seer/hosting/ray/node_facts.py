@@ -85,7 +85,9 @@ class NodeProbe:
                 seconds = time.monotonic() - began_s
         except OSError as error:
             return Reached(error=str(error))
-        return Reached(bandwidth_bytes_s=(num_bytes - left) / max(seconds, 1e-9))
+        if left:
+            return Reached(error=f"the connection was closed after {num_bytes - left} of {num_bytes} bytes")
+        return Reached(bandwidth_bytes_s=num_bytes / max(seconds, 1e-9))
 
     def offer(self, host: str, num_bytes: int) -> int:
         """Send so many bytes to the next one who connects; the port, which the system chooses."""

@@ -6,6 +6,7 @@ again, so nodes that are out of reach are left out by name for SUSPECT_S.
 
 Waits for                                    unblocked by
   a place                                      resources that become free, a node that joins, the deadline
+  Ray's answers                                Ray, in threads: they take milliseconds, and longer on a busy cluster
 """
 
 from __future__ import annotations
@@ -54,20 +55,20 @@ class Placer:
         last_s = _now_s() + deadline_s
         while True:
             avoid = self.suspects()
-            group = self._reserve(name, bundle, avoid)
+            group = await self._reserved(name, bundle, avoid)
             try:
                 while _now_s() < last_s and avoid == self.suspects():
                     if await asyncio.to_thread(group.wait, _LOOK_S):
-                        return Place(group, self._node_of(group))
+                        return Place(group, await asyncio.to_thread(self._node_of, group))
             except BaseException:
-                self.give_back(group)
+                await asyncio.to_thread(self.give_back, group)
                 raise
-            self.give_back(group)
+            await asyncio.to_thread(self.give_back, group)
             if _now_s() >= last_s:
                 wanted = ", ".join(f"{amount:g} {resource}" for resource, amount in bundle.items())
                 raise InstanceError(
                     f"no node had a place for {name} within {deadline_s:g} s: it needs {wanted}, "
-                    f"the cluster has {self._cluster.resources_text()}",
+                    f"the cluster has {await asyncio.to_thread(self._cluster.resources_text)}",
                     hint="fewer instances, or more nodes; `ray status` shows what is in use",
                 )
 
@@ -78,6 +79,15 @@ class Placer:
         if self._cluster.is_joined:
             with contextlib.suppress(Exception):  # a cluster that is out of reach has lost it anyway
                 remove_placement_group(group)
+
+    async def _reserved(self, name: str, bundle: dict[str, float], avoid: list[str]) -> Any:
+        """A placement group, which need not have its place yet. Cancelled, it is given back once Ray has made it."""
+        reserving = asyncio.ensure_future(asyncio.to_thread(self._reserve, name, bundle, avoid))
+        try:
+            return await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self.give_back, await reserving)
+            raise
 
     def _reserve(self, name: str, bundle: dict[str, float], avoid: list[str]) -> Any:
         from ray.util.placement_group import placement_group
