@@ -42,7 +42,7 @@ class Machines:
         self._rollout = rollout
         self._far_pid = far_pid
         self._far_folder = far_folder
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def strikes(self, rng: random.Random) -> dict[str, Callable[[], None]]:
         """By name; each strikes when it is called."""
@@ -58,18 +58,18 @@ class Machines:
         }
 
     async def over(self, struck: Sequence[str], num: int) -> None:
-        """Until so many have struck and are over."""
+        """Until so many have struck and are over; raises what one of them failed by."""
         while len(struck) < num:  # noqa: ASYNC110 - the list is all there is to look at
             await asyncio.sleep(0.05)
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await asyncio.gather(*self._tasks)
 
     async def settle(self) -> None:
-        """Until there are as many instances as at first, two of them are up, and no other process of one is left."""
+        """Until there are as many instances as at first, all of them are up, and no other process of one is left."""
+        await asyncio.gather(*self._tasks)
+        self._tasks.clear()
+        await self._rollout.fleet.wait_until_up()
         if (num := self._num_wanted()) < NUM_INSTANCES:
             await self._rollout.add_instances(NUM_INSTANCES - num)
-        while len(self._up()) < 2:  # noqa: ASYNC110 - nothing says when so many are up
-            await asyncio.sleep(0.1)
         if (num := self._num_wanted()) > NUM_INSTANCES:
             await self._rollout.remove_instances([one.id for one in self._up()[NUM_INSTANCES - num :]])
         async with asyncio.timeout(ORPHAN_S):
@@ -100,9 +100,7 @@ class Machines:
             with contextlib.suppress(SeerError):  # a strike may hit what another one is doing
                 await act()
 
-        task = asyncio.get_running_loop().create_task(acted())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.append(asyncio.get_running_loop().create_task(acted()))
 
     def _at(self, machine: int) -> list[str]:
         return [] if machine == HERE else ["nsenter", "-t", str(self._far_pid), "-m", "-n"]

@@ -18,7 +18,8 @@ from seer.errors import ConfigError, InstanceError, SeerError
 from seer.hosting import ProcessInstance
 from seer.hosting.health import Health
 from seer.hosting.resizing import start_all
-from seer.metrics.events import Event, Prefilling, Started
+from seer.metrics.events import Event, Extended, Prefilling, Started, Stopped
+from two_machines_driver import MovingIsFree
 
 PROMPTS = [[1, 2, 3 + i] for i in range(8)]
 SAMPLING = Sampling(max_tokens=120)
@@ -57,7 +58,7 @@ class AtStart:
 
 
 async def tokens_of(rollout: Rollout, prompts: list[Any] = PROMPTS, **settings: Any) -> Tokens:
-    groups = [group async for group in rollout.run(prompts, n=4, sampling=SAMPLING, **settings)]
+    groups = [group async for group in rollout.run(prompts, n=4, **{"sampling": SAMPLING} | settings)]
     return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
 
@@ -171,29 +172,57 @@ def test_an_instance_that_is_not_left_in_time_is_ended_and_its_requests_go_on(mo
     asyncio.run(scenario())
 
 
+class Leaving:
+    """Removes instances once requests on each of them have generated tokens, and notes what was computed since."""
+
+    def __init__(self, ids: Sequence[int], remove: Callable[[Sequence[int]], Awaitable[object]]) -> None:
+        self._ids, self._remove = ids, remove
+        self._waits_for = set(ids)
+        self.task: asyncio.Task[None] | None = None
+        self.num_parked_tokens = 0
+        self.num_recomputed = 0
+        self.num_loaded = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Extended | Stopped) and event.num_generated >= 32:
+            self._waits_for.discard(event.instance)
+            if self.task is None and not self._waits_for:
+                self.task = asyncio.get_running_loop().create_task(self._acted())
+        if self.task is None:
+            return
+        if isinstance(event, Stopped) and event.reason == "parked" and event.instance in self._ids:
+            self.num_parked_tokens += event.num_generated
+        elif isinstance(event, Prefilling):
+            self.num_recomputed += event.num_recomputed
+            self.num_loaded += event.num_loaded
+
+    async def _acted(self) -> None:
+        await self._remove(self._ids)
+
+
 def test_the_embedded_engine_loads_what_leaving_instances_computed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from seer.engine.local.tiny import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "tiny", seed=3)
-    prefilled: list[Prefilling] = []
+    sampling = Sampling(max_tokens=400, ignore_eos=True)
 
-    async def scenario() -> tuple[Tokens, Tokens]:
+    async def scenario() -> tuple[Leaving, Tokens, Tokens]:
         async with Rollout(folder, instances=4, pool_bytes=512 << 20, hosting=QUICK) as rollout:
-            expected = await tokens_of(rollout)
-            left = AtStart(20, lambda: rollout.remove_instances([0, 1, 2]))
-
-            def note(event: Event) -> None:
-                left(event)
-                if isinstance(event, Prefilling):
-                    prefilled.append(event)
-
-            found = await tokens_of(rollout, events=note)
-            assert left.task is not None
+            assert rollout.fleet.pool is not None
+            rollout.fleet.pool.transfer = MovingIsFree()
+            expected = await tokens_of(rollout, sampling=sampling)
+            left = Leaving([0, 1, 2], rollout.remove_instances)
+            found = await tokens_of(rollout, sampling=sampling, events=left)
+            assert left.task is not None, "nobody left"
             await left.task
-            return expected, found
+            return left, expected, found
 
-    expected, found = asyncio.run(scenario())
+    left, expected, found = asyncio.run(scenario())
     assert found == expected
-    recomputed = sum(event.num_recomputed for event in prefilled)
-    assert recomputed <= 0.01 * sum(map(len, found.values()))
+    num_tokens = sum(map(len, found.values()))
+    parked, loaded, again = left.num_parked_tokens, left.num_loaded, left.num_recomputed
+    print(f"of {num_tokens} tokens {parked} parked, {loaded} loaded, {again} recomputed")
+    assert left.num_parked_tokens > 0, "the instances that left had nothing to hand over"
+    assert left.num_loaded > 0.9 * left.num_parked_tokens
+    assert left.num_recomputed <= 0.01 * num_tokens
