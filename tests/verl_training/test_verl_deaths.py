@@ -52,6 +52,8 @@ def test_every_response_comes_and_the_server_returns_with_the_newest_weights(tmp
     dropped = [sum(step.get(name, 0.0) for name in DROPPED) for step in run.steps]
     expected = [NUM_TURNS * NUM_SIBLINGS * (NUM_PROMPTS + num) for num in dropped]
     assert run.series("seer/responses") == expected
+    assert run.series("seer/failed_responses") == [0.0] * NUM_STEPS
+    assert "Error in _run_prompt" not in run.output, "verl trained around a prompt that failed"
     assert len(expected) == NUM_STEPS
     assert sum(dropped) > 0
     assert run.series("seer/servers_lost")[-1] == num_deaths

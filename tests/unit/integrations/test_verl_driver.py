@@ -14,7 +14,8 @@ import pytest
 
 from seer.cli.main import main
 from seer.errors import ConfigError, InstanceError
-from seer.integrations.verl.driver import SeerDriver
+from seer.integrations.verl import server_fleet
+from seer.integrations.verl.driver import MAX_TRIES, SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.settings import VerlSettings
 from seer.metrics.events import Queued
@@ -27,10 +28,17 @@ SAMPLING = Sampling(max_tokens=200, ignore_eos=True)
 class Job:
     """A driver and its servers."""
 
-    def __init__(self, folder: Path, num_servers: int = 2, **server: Any) -> None:
+    def __init__(self, folder: Path, num_servers: int = 2, seed: int = 0, **server: Any) -> None:
         settings = VerlSettings(chunk_tokens=32, run_dir=folder / "run", stall_deadline_s=20.0)
         self.driver = SeerDriver(
-            settings, num_servers=num_servers, node="here", address="", run_dir="", model="fake", drafts=False
+            settings,
+            num_servers=num_servers,
+            node="here",
+            address="",
+            run_dir="",
+            model="fake",
+            drafts=False,
+            seed=seed,
         )
         self.servers = [StandInServer(rank, max_num_seqs=4, **server) for rank in range(num_servers)]
 
@@ -183,7 +191,7 @@ def test_a_restarted_server_takes_part_once_it_has_the_newest_weights(tmp_path: 
     run(work())
 
 
-def test_when_no_server_is_left_every_call_fails_and_a_later_rollout_works(tmp_path: Path) -> None:
+def test_when_no_server_is_left_every_call_fails_and_so_does_the_training(tmp_path: Path) -> None:
     async def work() -> None:
         job = Job(tmp_path, step_s=0.001)
         await job.start()
@@ -196,13 +204,109 @@ def test_when_no_server_is_left_every_call_fails_and_a_later_rollout_works(tmp_p
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(answer, InstanceError)
             assert "no rollout server is left" in str(answer)
-        with pytest.raises(InstanceError, match="no rollout server is left"):
-            await job.driver.begin_rollout(2, False)
+        with pytest.raises(InstanceError, match=r"4 responses of rollout 000001 were lost.*no rollout server is left"):
+            await job.driver.check_rollout()
         for rank in range(2):
             await job.restart(rank)
         await job.sync(2)
-        assert len(await job.rollout(2)) == 16
+        with pytest.raises(InstanceError, match="4 responses"):
+            await job.driver.begin_rollout(2, False)
+        assert (await job.driver.finish_step(1, {}))["failed_responses"] == 4
         await job.driver.close()
+
+    run(work())
+
+
+def test_what_a_broken_session_did_not_answer_is_asked_for_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, step_s=0.001)
+        await job.start()
+        await job.sync(1)
+        rollout = asyncio.create_task(job.rollout(1))
+        await job.servers[1].has_work.wait()
+        broken = job.driver._session
+        assert broken is not None
+        broken._break(InstanceError("the loop is broken"))
+        made = await rollout
+        assert [len(one.token_ids) for one in made] == [200] * 16
+        assert len({tuple(one.token_ids) for one in made}) == 16, "a sibling was repeated"
+        assert job.driver._session is not broken
+        await job.driver.check_rollout()
+        numbers = await job.driver.finish_step(1, {})
+        assert numbers["responses"] == 16
+        assert numbers["failed_responses"] == 0
+        await job.driver.close()
+        assert main(["report", str(tmp_path / "run")]) == 0
+
+    run(work())
+
+
+def test_a_session_that_breaks_each_time_is_given_up(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, num_servers=1, step_s=0.001)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        asked = asyncio.create_task(job.generate("a"))
+        for _ in range(MAX_TRIES):
+            await job.servers[0].has_work.wait()
+            job.servers[0].has_work.clear()
+            assert job.driver._session is not None
+            job.driver._session._break(InstanceError("again"))
+        with pytest.raises(InstanceError, match="again"):
+            await asked
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_server_whose_old_chunks_do_not_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_fleet, "SETTLE_DEADLINE_S", 0.2)
+
+    async def work() -> None:
+        job = Job(tmp_path, step_s=0.001)
+        await job.start()
+        await job.sync(1)
+        rollout = asyncio.create_task(job.rollout(1))
+        await job.servers[1].has_work.wait()
+        monkeypatch.setattr(job.servers[1].instance, "abort", lambda request: None)
+        await job.servers[1].instance.pause()
+        assert job.driver._session is not None
+        job.driver._session._break(InstanceError("the loop is broken"))
+        assert [len(one.token_ids) for one in await rollout] == [200] * 16
+        assert job.driver._fleet.num_lost == 1
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_request_that_an_agent_loop_could_not_send_is_lost_too(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1)
+        await job.driver.note_failure("prompts with images are not supported")
+        with pytest.raises(InstanceError, match="images"):
+            await job.driver.check_rollout()
+        await job.driver.close()
+
+    run(work())
+
+
+def test_the_seed_of_the_rollout_changes_what_is_sampled(tmp_path: Path) -> None:
+    async def first_tokens(folder: Path, seed: int) -> list[int]:
+        job = Job(folder, seed=seed)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        made = await job.generate("a")
+        await job.driver.close()
+        return made.token_ids
+
+    async def work() -> None:
+        seeds = [await first_tokens(tmp_path / str(number), seed) for number, seed in enumerate((42, 42, 43))]
+        assert seeds[0] == seeds[1] != seeds[2]
 
     run(work())
 

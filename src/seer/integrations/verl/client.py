@@ -53,18 +53,24 @@ class SeerClient(LLMServerClient):
         **_: Any,
     ) -> TokenOutput:
         """One response; the signature is verl's."""
-        if any(data is not None for data in (image_data, video_data, audio_data)):
-            raise ConfigError("prompts with images, video or audio are not supported", hint="use rollout.name=vllm")
-        prompt = tuple(normalize_token_ids(prompt_ids))
+        try:
+            if any(data is not None for data in (image_data, video_data, audio_data)):
+                raise ConfigError("prompts with images, video or audio are not supported", hint="use rollout.name=vllm")
+            request = self._request(request_id, tuple(normalize_token_ids(prompt_ids)), sampling_params)
+        except ConfigError as error:  # verl would train on what is left of the group
+            await self._driver.note_failure.remote(str(error))
+            raise
+        answer = await self._driver.generate.remote(msgspec.msgpack.encode(request))
+        return _as_verl(msgspec.msgpack.decode(answer, type=Generated), bool(sampling_params.get("logprobs")))
+
+    def _request(self, request_id: str, prompt: tuple[int, ...], params: dict[str, Any]) -> GenerateRequest:
         member = CURRENT.get() or Member(request_id, 1)
-        request = GenerateRequest(
+        return GenerateRequest(
             group=member.group,
             num_siblings=member.num_siblings,
             prompt=prompt,
-            sampling=sampling_of(sampling_params, len(prompt), self._lengths, ignore_eos=self._ignore_eos),
+            sampling=sampling_of(params, len(prompt), self._lengths, ignore_eos=self._ignore_eos),
         )
-        answer = await self._driver.generate.remote(msgspec.msgpack.encode(request))
-        return _as_verl(msgspec.msgpack.decode(answer, type=Generated), bool(sampling_params.get("logprobs")))
 
 
 def _as_verl(made: Generated, with_logprobs: bool) -> TokenOutput:

@@ -11,12 +11,15 @@ they hold; the session goes on under the newest, on the servers that have it.
 
 Invariants
   1. `generate` returns a response that ended by itself, or raises: no call waits for a session that is broken.
-  2. A session that broke is replaced at the next rollout.
+  2. A session that broke is replaced while there are servers, and what it had not answered is asked for again.
+  3. A response that was lost is never trained around: verl goes on with what is left of its group, so `check_rollout`,
+     which the replica calls before the training, and the next rollout raise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +27,9 @@ from typing import Any
 
 import msgspec
 
+from seer.buffer import request_seed
 from seer.config import plain_values
-from seer.errors import ConfigError, InstanceError
+from seer.errors import ConfigError, InstanceError, SeerError
 from seer.hosting.draft_server_process import LOOPBACK
 from seer.integrations.verl.engine_settings import KvShape
 from seer.integrations.verl.gathering import Gathering
@@ -42,6 +46,11 @@ from seer.runs.session import PromptInput, Session
 from seer.runs.session_options import SessionOptions
 from seer.types import FinishReason, Sampling
 
+log = logging.getLogger(__name__)
+
+MAX_TRIES = 3
+"""Sessions that a request is given to: what breaks more of them has a cause that another one does not mend."""
+
 
 class SeerDriver:
     """Runs in a Ray actor; all its methods are coroutines on one event loop."""
@@ -57,8 +66,12 @@ class SeerDriver:
         run_dir: str,
         model: str,
         drafts: bool,
+        seed: int = 0,
     ) -> None:
-        """`node` is Ray's name of the driver's machine, `address` its own; the cluster has `num_machines`."""
+        """`node` is Ray's name of the driver's machine, `address` its own; the cluster has `num_machines`.
+
+        `seed` is verl's: requests get theirs from it, in the order in which they come.
+        """
         self._settings, self._num_servers, self._model = settings, num_servers, model
         self._run_dir = settings.run_dir or Path(run_dir)
         self._node = node
@@ -67,6 +80,7 @@ class SeerDriver:
         self._services = Services(settings, num_servers, node, host, drafts=drafts)
         self._session: Session | None = None
         self._is_closed = False
+        self._seed, self._num_submitted = seed, 0
         self._changing = asyncio.Lock()
         self._gathering = Gathering(self._submit)
         self._folder: TrainingFolder | None = None
@@ -88,6 +102,7 @@ class SeerDriver:
         """Prompts of this step come now; returns the version of the weights that they are answered with."""
         name = f"{step:06d}" + ("-val" if is_validation else "")
         async with self._changing:
+            await self.check_rollout()
             if self._is_running(name):
                 return self._fleet.weights_version  # dynamic sampling: further prompts of the same rollout
             await self._use_newest_weights()
@@ -98,24 +113,26 @@ class SeerDriver:
     async def generate(self, request: bytes) -> bytes:
         """One response."""
         asked = msgspec.msgpack.decode(request, type=GenerateRequest)
-        handle = await self._gathering.join(asked)
         try:
-            response = await handle
-        except asyncio.CancelledError:
-            handle.cancel()
+            return msgspec.msgpack.encode(await self._answer(asked))
+        except Exception as error:
+            await self.note_failure(str(error))
             raise
-        if response.finish_reason is FinishReason.FAILED:
-            raise InstanceError(f"a response of group {asked.group} failed: {response.error}")
-        return msgspec.msgpack.encode(
-            Generated(
-                token_ids=response.token_ids,
-                logprobs=response.logprobs,
-                is_cancelled=response.finish_reason is FinishReason.CANCELLED,
-                weights_version=response.weights_version,
-                num_chunks=response.num_chunks,
-                num_migrations=response.num_migrations,
+
+    async def note_failure(self, error: str) -> None:
+        """A response of the rollout that runs does not come; also for those that an agent loop could not ask for."""
+        if self._record is not None:
+            self._record.note_failure(error)
+
+    async def check_rollout(self) -> None:
+        """Raise if a response of the newest rollout was lost."""
+        record = self._record
+        if record is not None and record.num_failed:
+            raise InstanceError(
+                f"{record.num_failed} responses of rollout {record.name} were lost, so its groups are not whole; "
+                f"the first: {record.first_error}",
+                hint="resume from the last checkpoint once the cause is mended",
             )
-        )
 
     async def finish_step(self, step: int, logged: dict[str, float]) -> dict[str, float]:
         """The trainer logs a step: the numbers of its rollout and of the servers, for that log."""
@@ -140,6 +157,7 @@ class SeerDriver:
         """End the session and what the servers share; a second time changes nothing."""
         if self._is_closed:
             return
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
         await self._fleet.close()
@@ -148,7 +166,45 @@ class SeerDriver:
         if self._folder is not None:
             self._folder.close()
         await self._services.close()
-        self._is_closed = True
+
+    async def _answer(self, asked: GenerateRequest) -> Generated:
+        for _ in range(MAX_TRIES - 1):
+            session = self._session
+            try:
+                return await self._ask(asked)
+            except SeerError:
+                if session is None or session.failure is None or self._is_closed:
+                    raise
+                await self._replace(session)
+        return await self._ask(asked)
+
+    async def _ask(self, asked: GenerateRequest) -> Generated:
+        handle = await self._gathering.join(asked)
+        try:
+            response = await handle
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+        if response.finish_reason is FinishReason.FAILED:
+            raise InstanceError(f"a response of group {asked.group} failed: {response.error}")
+        return Generated(
+            token_ids=response.token_ids,
+            logprobs=response.logprobs,
+            is_cancelled=response.finish_reason is FinishReason.CANCELLED,
+            weights_version=response.weights_version,
+            num_chunks=response.num_chunks,
+            num_migrations=response.num_migrations,
+        )
+
+    async def _replace(self, broken: Session) -> None:
+        """Open another session in place of one that broke, once; raises if no server is left."""
+        async with self._changing:
+            if self._session is not broken:
+                return
+            log.warning("the rollout's session broke, and its requests begin anew: %s", broken.failure)
+            if self._record is not None:
+                self._record.begin_session()
+            await self._use_newest_weights()
 
     def _is_running(self, name: str) -> bool:
         has_session = self._session is not None and self._session.failure is None
@@ -162,6 +218,7 @@ class SeerDriver:
             return
         if session is not None:
             await session.close()
+            await self._fleet.settle()
         await self._fleet.use_newest()
         self._session = Session(self._fleet, _as_they_are, None, self._options())
         await self._session.__aenter__()
@@ -185,9 +242,14 @@ class SeerDriver:
                 f"a prompt of {len(asked.prompt)} tokens leaves no room within max_model_len={limits.max_model_len}",
                 hint="raise actor_rollout_ref.rollout.max_model_len",
             )
-        prompt = Prompt(token_ids=asked.prompt, id=asked.group)
+        self._num_submitted += 1  # over all sessions: a request that is asked for again must not repeat a sibling
         return self._session.submit(
-            EncodedPrompt(prompt, asked.prompt, _capped(asked.sampling, room), n), n=n, group=asked.group
+            EncodedPrompt(
+                Prompt(token_ids=asked.prompt, id=asked.group), asked.prompt, _capped(asked.sampling, room), n
+            ),
+            n=n,
+            seed=request_seed(self._seed, self._num_submitted),
+            group=asked.group,
         )
 
     def _open_record(self, name: str, is_validation: bool) -> None:

@@ -3,7 +3,7 @@
 
 verl makes its replicas in the trainer's process. The first one starts the driver. verl puts all replicas to sleep after
 each rollout, before it sends the next weights: at that moment a server that died is started again, so it has the newest
-weights before the next rollout.
+weights before the next rollout. It is also the moment before the training: a rollout that lost a response ends it.
 
 Waits for                                    unblocked by
   a server's answer, before it sleeps          the server, its death, ANSWER_DEADLINE_S
@@ -70,7 +70,12 @@ class SeerReplica(vLLMReplica):
         await self._driver.add_server.remote(self.replica_rank, self.servers[0], node)
 
     async def sleep(self) -> None:
-        """Sleep; a server that died is started again first. So is one that dies now, a few times."""
+        """Sleep; a server that died is started again first. So is one that dies now, a few times.
+
+        Raises if the rollout lost a response, or the driver is dead: verl would train on what is left of the groups.
+        """
+        if self._driver is not None:
+            await self._driver.check_rollout.remote()
         for _ in range(MAX_SLEEPS):
             await self._restart_dead()
             try:
@@ -103,6 +108,7 @@ class SeerReplica(vLLMReplica):
                 run_dir=self._run_dir,
                 model=str(self.model_config.path),
                 drafts=has_drafts,
+                seed=self.config.seed,
             )
         )
 

@@ -40,6 +40,8 @@ HOSTING = HostingConfig(silence_deadline_s=60.0, progress_deadline_s=300.0)
 at worst."""
 ANSWER_DEADLINE_S = 60.0
 """Of a server to a question about its weights."""
+SETTLE_DEADLINE_S = 30.0
+"""For the chunks of a loop that broke: the longest step of a large model, several times."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +73,7 @@ class ServerFleet:
         self._servers: dict[int, _Server] = {}
         self._in_loop: set[_Server] = set()
         self._slot = LoopSlot()
+        self._heard = asyncio.Event()  # set by every output
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -101,7 +104,7 @@ class ServerFleet:
         before = self._servers.get(rank)
         if before is not None:
             await before.instance.close()
-        await instance.start(self._slot.take_output)
+        await instance.start(self._take_output)
         self._servers[rank] = _Server(handle, instance)
 
     async def needs_change(self) -> bool:
@@ -118,6 +121,20 @@ class ServerFleet:
     async def use_newest(self) -> None:
         """Go on with the newest weights that `needs_change` has seen; between two loops."""
         self.weights_version = self._newest
+
+    async def settle(self) -> None:
+        """Wait for the ends of the chunks of a loop that broke: the next one counts its requests from 0 again.
+
+        A server that runs them for longer has hung: it is lost, and started again after the rollout.
+        """
+        try:
+            async with asyncio.timeout(SETTLE_DEADLINE_S):
+                while self._busy():
+                    self._heard.clear()
+                    await self._heard.wait()
+        except TimeoutError:
+            for server in self._busy():
+                server.instance.give_up(f"its chunks did not end within {SETTLE_DEADLINE_S:g} s")
 
     async def update_weights(self, weights: Weights) -> int:
         """verl sends the weights."""
@@ -179,6 +196,13 @@ class ServerFleet:
             log.warning("rollout server %d does not answer: %s", server.instance.id, error)
             server.instance.kill()
             server.weights_version = 0
+
+    def _take_output(self, output: ChunkOutput) -> None:
+        self._heard.set()
+        self._slot.take_output(output)
+
+    def _busy(self) -> list[_Server]:
+        return [one for one in self._servers.values() if one.is_up and one.instance.num_in_flight]
 
     def _takes_part(self, server: _Server) -> bool:
         return server.is_up and server.weights_version == self.weights_version

@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from seer.analysis.explain import explain
 from seer.analysis.whatif import recorded_run, replay_under
 from seer.errors import InputError
@@ -21,7 +23,11 @@ STOCK = "verl"
 """The scheduler that dispatches as verl's own load balancer does."""
 MAX_REPLAYED = 20_000
 """Responses of a rollout that is replayed: more would hold up the trainer's log for seconds."""
-_COUNTED = ("responses", "tokens", "longest_tokens", "chunks", "moves", "drafted_tokens", "accepted_draft_tokens")
+_COUNTED = (
+    *("responses", "failed_responses", "tokens", "longest_tokens", "chunks", "moves"),
+    *("drafted_tokens", "accepted_draft_tokens"),
+)
+_NOT_RESPONSES = (FinishReason.CANCELLED.value, FinishReason.FAILED.value)
 
 
 class StepRecord:
@@ -45,6 +51,9 @@ class StepRecord:
         self._summarizer = Summarizer(num_servers)
         self._counts: Counter[str] = Counter()
         self._replayed: list[Event] = []
+        self._first_number = self._next_number = 0
+        self.first_error: str | None = None
+        """Why the first of the failed responses failed."""
         self._folder, self._manifest = folder, manifest
         self._open = contextlib.ExitStack()
         self._log: EventLog | None = None
@@ -53,8 +62,23 @@ class StepRecord:
             self._write("running", None)
             self._log = self._open.enter_context(EventLog(folder.events, {"source": "train"}))
 
+    @property
+    def num_failed(self) -> int:
+        """Responses that were asked for and did not come."""
+        return self._counts["failed_responses"]
+
+    def note_failure(self, error: str) -> None:
+        """A response was asked for and does not come."""
+        self.first_error = self.first_error or error
+        self._counts["failed_responses"] += 1
+
+    def begin_session(self) -> None:
+        """The session broke, and another one counts its requests and groups from 0 again."""
+        self._first_number = self._next_number
+
     def __call__(self, event: Event) -> None:
         """Take one event."""
+        event = self._numbered(event)
         self._summarizer(event)
         if self._log is not None:
             self._log(event)
@@ -67,7 +91,7 @@ class StepRecord:
             self._counts["drafted_tokens"] += event.num_drafted
             self._counts["accepted_draft_tokens"] += event.num_accepted
         elif isinstance(event, Ended):
-            self._counts["responses"] += event.finish_reason != FinishReason.CANCELLED.value
+            self._counts["responses"] += event.finish_reason not in _NOT_RESPONSES
             self._counts["tokens"] += event.num_generated
             self._counts["longest_tokens"] = max(self._counts["longest_tokens"], event.num_generated)
 
@@ -116,6 +140,15 @@ class StepRecord:
         self._log = None
         self._open.close()
         self._write("finished", self._summary())
+
+    def _numbered(self, event: Event) -> Event:
+        """The event with numbers of its own among all sessions of this rollout."""
+        if isinstance(event, Queued):
+            self._next_number = max(self._next_number, self._first_number + max(event.request, event.group) + 1)
+        if not self._first_number:
+            return event
+        own = {name: getattr(event, name) + self._first_number for name in ("request", "group") if hasattr(event, name)}
+        return msgspec.structs.replace(event, **own) if own else event
 
     def _summary(self) -> Summary | None:
         return self._summarizer.summary() if self._counts["responses"] else None
