@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from seer.engine.fake import FakeInstance
 from seer.hosting.remote.dial import Dial
 from seer.hosting.serving import serve_instance
-from seer.types import Chunk, DraftMode
+from seer.types import Chunk, ChunkOutput, DraftMode
 
 
 class ActorDied(Exception):
@@ -39,6 +40,12 @@ class Method:
         return work.result()
 
 
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens at the beginning of both."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 class DraftingFake(FakeInstance):
     """A `FakeInstance` that is told of runs and groups."""
 
@@ -47,10 +54,24 @@ class DraftingFake(FakeInstance):
         self.runs: list[tuple[str, int]] = []
         self.ended: list[int] = []
         self.has_work = asyncio.Event()
+        self.computed: list[tuple[int, ...]] = []
+        """Context that it had to compute for each chunk: what follows the longest prefix that it knows."""
+        self._known: list[list[int]] = []
+        self._context_of: dict[int, list[int]] = {}
 
     def submit(self, chunk: Chunk) -> None:
         super().submit(chunk)
+        context = list(chunk.token_ids())
+        longest = max((_num_common(context, known) for known in self._known), default=0)
+        self.computed.append(tuple(context[longest:]))
+        self._context_of[chunk.request] = context
+        self._known.append(context)
         self.has_work.set()
+
+    def _emit(self, output: ChunkOutput) -> None:
+        if output.span is not None:
+            self._context_of[output.request].extend(output.span.ids)
+        super()._emit(output)
 
     async def begin_run(
         self, run: str, drafts: DraftMode, weights_version: int, past: Mapping[int, Sequence[Sequence[int]]]

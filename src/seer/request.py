@@ -76,7 +76,7 @@ class Request:
         self.attempt = 0
         self.instance: int | None = None
         """The instance it runs on now."""
-        self.last_instance: int | None = None
+        self.last_instance: int | None = group.home
         """The instance that computed its newest KV."""
         self.lease_tokens = 0
         """Tokens the running chunk may generate in all; 0 while it waits."""

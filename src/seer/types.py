@@ -102,6 +102,8 @@ class Group:
     """A request that stops is handed over to its environment, which lets it go on or ends it."""
     max_context_tokens: int | None = None
     """With turns: the most tokens of prompt and response together, given ones included."""
+    home: int | None = None
+    """The instance that has probably computed most of the prompt: its requests begin there, if it has room."""
 
     @property
     def prompt_id(self) -> str:

@@ -57,7 +57,13 @@ class Families:
         self._num_left: dict[int, int] = {}  # active group -> requests that have not ended
 
     def enter(
-        self, prompt: EncodedPrompt, seed: int, name: str | None, *, max_context_tokens: int | None = None
+        self,
+        prompt: EncodedPrompt,
+        seed: int,
+        name: str | None,
+        *,
+        max_context_tokens: int | None = None,
+        home: int | None = None,
     ) -> Group:
         """The group of a new submission; with turns, it has a limit of its context."""
         id = self._num_groups
@@ -82,6 +88,7 @@ class Families:
             first_index=family.num_members,
             has_turns=max_context_tokens is not None,
             max_context_tokens=max_context_tokens,
+            home=home,
         )
         family.num_members += prompt.n
         family.num_active += 1

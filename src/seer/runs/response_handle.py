@@ -21,6 +21,8 @@ class ResponseHandle:
         self.group = group
         self.index = 0
         """Which response of its group it is; known once it is admitted."""
+        self.last_instance: int | None = None
+        """The instance that computed its newest KV; known once it has ended."""
         self._on_tokens = on_tokens
         self._future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._cancel: Callable[[], None] | None = None

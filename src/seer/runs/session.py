@@ -88,6 +88,7 @@ class Submission:
     handles: list[ResponseHandle]
     calls: EnvironmentCalls | None = None
     max_context_tokens: int | None = None
+    home: int | None = None
 
 
 class Session:
@@ -170,11 +171,13 @@ class Session:
         environment_deadline_s: float = 60.0,
         tools: Sequence[Message] | None = None,
         max_context_tokens: int | None = None,
+        home: int | None = None,
     ) -> list[ResponseHandle]:
         """Ask for `n` responses to a prompt. Bad input raises at once, and then nothing was asked for.
 
         Response i has the seed that response i to a `Prompt(seed=seed)` has in a run. `environment` and what belongs to
-        it are as in `Rollout.run`.
+        it are as in `Rollout.run`. `home` is the instance that has computed most of the prompt, for the response to an
+        earlier turn: `ResponseHandle.last_instance` of that.
         """
         if self._failure is not None:
             raise self._failure
@@ -194,6 +197,7 @@ class Session:
             [ResponseHandle(group, on_tokens) for _ in range(encoded.n)],
             calls,
             None if calls is None else min(max_context_tokens or self._longest_tokens, self._longest_tokens),
+            home,
         )
         if self._loop is None:
             self._held.append(submission)
@@ -330,7 +334,11 @@ class Session:
 
     def _admit(self, submission: Submission, loop: RolloutLoop) -> None:
         group = self._families.enter(
-            submission.prompt, submission.seed, submission.group, max_context_tokens=submission.max_context_tokens
+            submission.prompt,
+            submission.seed,
+            submission.group,
+            max_context_tokens=submission.max_context_tokens,
+            home=submission.home,
         )
         if submission.calls is not None:
             self._conversations.begin(group.id, submission.calls, submission.prompt.prompt)
@@ -365,6 +373,7 @@ class Session:
         self._conversations.ended(request)
         if self._families.request_ended(request.group):
             self._ended_groups.append(request.group)
+        handle.last_instance = request.last_instance
         handle.finish(request.response)
         if not self._open and not self._held:
             self._idle.set()

@@ -93,8 +93,8 @@ class Verl(Dispatcher):
     """`verl`: each request to the instance with the fewest in flight, where it stays. verl does this."""
 
     def dispatch(self, requests: Sequence[Request], fleet: Fleet) -> list[tuple[Request, int | None]]:
-        """The instance is chosen when the request is sent. All are sent at once, so the counts are equal."""
-        return [(request, None) for request in requests]
+        """A later turn goes where the one before it was; for others the instance is chosen when they are sent."""
+        return [(request, request.group.home) for request in requests]
 
 
 class WholeGroup(Dispatcher):

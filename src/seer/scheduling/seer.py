@@ -170,6 +170,8 @@ class EarliestFinishPlacement(Divided):
         home = request.last_instance
         if not candidates:
             return None
+        if not request.attempt and home in candidates:  # a later turn: what it has is in that engine's cache alone
+            candidates = [home]
         remaining = self._remaining_tokens(request)
         instance = self._earliest_end(candidates, remaining, num_blocks, home, fleet)
         self._tenants.enter(request, instance)

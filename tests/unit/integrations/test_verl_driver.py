@@ -14,7 +14,7 @@ import pytest
 
 from seer.cli.main import main
 from seer.errors import ConfigError, InstanceError
-from seer.integrations.verl import server_fleet
+from seer.integrations.verl import gathering, server_fleet
 from seer.integrations.verl.driver import MAX_TRIES, SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.settings import VerlSettings
@@ -28,8 +28,10 @@ SAMPLING = Sampling(max_tokens=200, ignore_eos=True)
 class Job:
     """A driver and its servers."""
 
-    def __init__(self, folder: Path, num_servers: int = 2, seed: int = 0, **server: Any) -> None:
-        settings = VerlSettings(chunk_tokens=32, run_dir=folder / "run", stall_deadline_s=20.0)
+    def __init__(
+        self, folder: Path, num_servers: int = 2, seed: int = 0, scheduler: str = "seer", **server: Any
+    ) -> None:
+        settings = VerlSettings(scheduler=scheduler, chunk_tokens=32, run_dir=folder / "run", stall_deadline_s=20.0)
         self.driver = SeerDriver(
             settings,
             num_servers=num_servers,
@@ -40,7 +42,7 @@ class Job:
             drafts=False,
             seed=seed,
         )
-        self.servers = [StandInServer(rank, max_num_seqs=4, **server) for rank in range(num_servers)]
+        self.servers = [StandInServer(rank, **{"max_num_seqs": 4} | server) for rank in range(num_servers)]
 
     async def start(self) -> None:
         for rank, server in enumerate(self.servers):
@@ -55,8 +57,16 @@ class Job:
             if not server.died.is_set():
                 await server.sync(weights_version)
 
-    async def generate(self, group: str, n: int = 1, *, prompt: tuple[int, ...] = (5, 6, 7)) -> Generated:
-        request = GenerateRequest(group=group, num_siblings=n, prompt=prompt, sampling=SAMPLING)
+    async def generate(
+        self,
+        group: str,
+        n: int = 1,
+        *,
+        prompt: tuple[int, ...] = (5, 6, 7),
+        request_id: str = "",
+        sampling: Sampling = SAMPLING,
+    ) -> Generated:
+        request = GenerateRequest(group=group, num_siblings=n, prompt=prompt, sampling=sampling, request_id=request_id)
         return msgspec.msgpack.decode(await self.driver.generate(msgspec.msgpack.encode(request)), type=Generated)
 
     async def rollout(self, step: int, *, groups: int = 4, n: int = 4, is_validation: bool = False) -> list[Generated]:
@@ -135,6 +145,46 @@ def test_a_later_turn_joins_the_group_of_its_prompt(tmp_path: Path) -> None:
         await job.generate("b")
         await job.generate("a", prompt=(5, 6, 7, *first.token_ids, 9, 9))
         assert _groups(job) == [0, 1, 0]
+        await job.driver.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("scheduler", ["seer", "verl"])
+def test_a_later_turn_runs_where_its_history_is_and_computes_only_what_is_new(tmp_path: Path, scheduler: str) -> None:
+    given = (9, 9, 9)
+
+    async def conversation(job: Job, name: str) -> None:
+        history: tuple[int, ...] = (ord(name), 6, 7)
+        for _ in range(3):
+            made = await job.generate(name, prompt=history, request_id=name, sampling=Sampling(max_tokens=8))
+            history += (*made.token_ids, *given)
+
+    async def work() -> None:
+        job = Job(tmp_path, scheduler=scheduler, max_num_seqs=64)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        await asyncio.gather(*(conversation(job, name) for name in "abcdefgh"))
+        computed = [new for server in job.servers for new in server.instance.computed]
+        assert sorted(computed, reverse=True) == [*((ord(name), 6, 7) for name in "hgfedcba"), *[given] * 16]
+        assert all(server.instance.computed for server in job.servers), "all of it ran on one server"
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_later_turn_does_not_wait_for_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GATHER_S", 0.0)
+
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        first = await job.generate("a", 2, request_id="one")
+        monkeypatch.setattr(gathering, "GATHER_S", 3600.0)
+        await job.generate("a", 2, prompt=(5, 6, 7, *first.token_ids, 9), request_id="one")
         await job.driver.close()
 
     run(work())

@@ -69,6 +69,7 @@ class SeerClient(LLMServerClient):
             group=member.group,
             num_siblings=member.num_siblings,
             prompt=prompt,
+            request_id=request_id,
             sampling=sampling_of(params, len(prompt), self._lengths, ignore_eos=self._ignore_eos),
         )
 

@@ -83,6 +83,8 @@ class SeerDriver:
         self._seed, self._num_submitted = seed, 0
         self._changing = asyncio.Lock()
         self._gathering = Gathering(self._submit)
+        self._homes: dict[str, int | None] = {}
+        """By verl's request id, of this rollout: where its newest turn ended. Later turns go there, as verl's do."""
         self._folder: TrainingFolder | None = None
         self._record: StepRecord | None = None
         self._trained: StepRecord | None = None  # of the newest training rollout
@@ -179,7 +181,10 @@ class SeerDriver:
         return await self._ask(asked)
 
     async def _ask(self, asked: GenerateRequest) -> Generated:
-        handle = await self._gathering.join(asked)
+        if asked.request_id in self._homes:
+            [handle] = self._submit(asked, 1)
+        else:
+            handle = await self._gathering.join(asked)
         try:
             response = await handle
         except asyncio.CancelledError:
@@ -187,6 +192,8 @@ class SeerDriver:
             raise
         if response.finish_reason is FinishReason.FAILED:
             raise InstanceError(f"a response of group {asked.group} failed: {response.error}")
+        if asked.request_id:
+            self._homes[asked.request_id] = handle.last_instance
         return Generated(
             token_ids=response.token_ids,
             logprobs=response.logprobs,
@@ -250,9 +257,11 @@ class SeerDriver:
             n=n,
             seed=request_seed(self._seed, self._num_submitted),
             group=asked.group,
+            home=self._homes.get(asked.request_id),
         )
 
     def _open_record(self, name: str, is_validation: bool) -> None:
+        self._homes.clear()
         if self._record is not None:
             self._record.close()
         if self._folder is None:

@@ -2,7 +2,8 @@
 """Siblings that are asked for one by one, submitted together.
 
 verl's agent loops ask for the responses of a group in separate calls, within milliseconds. Submitted together they are
-one group with one probe; a sibling that comes later joins the group's family.
+one group with one probe; a sibling that comes later joins the group's family. Only first turns are gathered: later ones
+come when their tools have answered, each at another time.
 
 Invariant: no request waits longer than GATHER_S for its siblings.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from seer.integrations.verl.requests import GenerateRequest
 from seer.runs.response_handle import ResponseHandle
@@ -31,7 +34,7 @@ class _Gathered:
 
 
 class Gathering:
-    """Collects equal requests of one group."""
+    """Collects requests of one group that are equal but for their names."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
@@ -40,6 +43,7 @@ class Gathering:
     async def join(self, request: GenerateRequest) -> ResponseHandle:
         """The handle of this request, once it was submitted with its siblings."""
         loop = asyncio.get_running_loop()
+        request = msgspec.structs.replace(request, request_id="")
         gathered = self._open.get(request)
         if gathered is None:
             gathered = self._open[request] = _Gathered(request)

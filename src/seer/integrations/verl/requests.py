@@ -18,6 +18,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     """A later turn sends the whole history."""
     sampling: Sampling
+    request_id: str = ""
+    """verl's name of the conversation: the same for all its turns."""
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
