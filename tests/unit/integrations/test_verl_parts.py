@@ -12,6 +12,7 @@ import pytest
 
 from seer.config import VllmSpeculation
 from seer.errors import ConfigError
+from seer.integrations.verl.engine_settings import _ALWAYS, refuse_own_arguments
 from seer.integrations.verl.gathering import Gathering
 from seer.integrations.verl.requests import GenerateRequest
 from seer.integrations.verl.sampling import Lengths, sampling_of
@@ -88,12 +89,28 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one() -> None:
         {"repetition_penalty": 1.1},
         {"disaggregation": SimpleNamespace(enabled=True)},
         {"mtp": SimpleNamespace(enable=True, enable_rollout=True)},
+        {"enable_prefix_caching": False},
+        {"router_config_path": "router.yaml"},
+        {"scheduling_policy": "priority"},
     ],
 )
 def test_a_setting_of_verl_that_would_be_ignored_is_refused_by_its_name(changed: dict[str, Any]) -> None:
     refuse_unsupported(rollout_config(), VerlConfig())
     with pytest.raises(ConfigError, match=next(iter(changed))):
         refuse_unsupported(rollout_config(**changed), VerlConfig())
+
+
+@pytest.mark.parametrize("name", [*_ALWAYS, "tensor_parallel_size", "block-size"])
+def test_an_argument_of_vllm_that_would_be_overwritten_is_refused_by_its_name(name: str) -> None:
+    refuse_own_arguments({"enable_prefix_caching": True, "max_num_batched_tokens": 64, "swap_space": 1}, "cuda")
+    with pytest.raises(ConfigError, match=f"engine_kwargs.vllm.{name}=0") as caught:
+        refuse_own_arguments({name: 0}, "cuda")
+    assert caught.value.hint
+
+
+def test_on_a_cpu_more_arguments_are_seers() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        refuse_own_arguments({"max_num_batched_tokens": 64}, "cpu")
 
 
 def test_adapters_are_refused_unless_they_are_merged() -> None:

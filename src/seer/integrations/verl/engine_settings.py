@@ -17,29 +17,35 @@ import msgspec
 
 from seer.config import VllmSpeculation
 from seer.drafting.curve_keys import ClientKeys
-from seer.engine.prepare import refuse_own_arguments
+from seer.engine.prepare import OWN_ARGUMENTS
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.fitting import cpu_block_size, fit_to_model
 from seer.engine.vllm.model_folder import ModelFolder, read_folder
 from seer.engine.vllm.settings import VllmSettings
-from seer.integrations.verl.settings import VerlSettings, read_settings, refuse_unsupported
+from seer.errors import ConfigError
+from seer.integrations.verl.settings import ROLLOUT, WHERE, VerlSettings, read_settings, refuse_unsupported
 
-_ALWAYS = (
-    "block_size",
-    "num_gpu_blocks_override",
-    "kv_cache_memory_bytes",
-    "max_model_len",
-    "stream_interval",
-    "enable_prefix_caching",
-    "scheduler_cls",
-    "async_scheduling",
-    "worker_cls",
-    "speculative_config",
-    "additional_config",
-    "kv_transfer_config",
+_NO_OTHER = "leave it out: Seer has its own"
+_ALWAYS = {
+    "block_size": f"+{WHERE}.block_size",
+    "num_gpu_blocks_override": f"+{WHERE}.kv_blocks",
+    "kv_cache_memory_bytes": f"+{WHERE}.kv_blocks",
+    "max_model_len": f"{ROLLOUT}.max_model_len",
+    "stream_interval": f"+{WHERE}.stream_tokens",
+    "enable_prefix_caching": "leave it out: it is on",
+    "scheduler_cls": _NO_OTHER,
+    "async_scheduling": _NO_OTHER,
+    "worker_cls": f"{_NO_OTHER}; worker_extension_cls is taken",
+    "speculative_config": f"+{WHERE}.drafts",
+    "additional_config": _NO_OTHER,
+    "kv_transfer_config": f"+{WHERE}.pool",
+    "disable_log_stats": f"{ROLLOUT}.disable_log_stats",
+}
+"""Arguments of vLLM that Seer sets where its settings have them, and what to set instead; all others stay verl's."""
+_ON_CPU = dict.fromkeys(
+    ("max_num_batched_tokens", "enable_chunked_prefill"), "leave it out: vLLM on a CPU needs Seer's"
 )
-"""Arguments of vLLM that Seer sets where its settings have them; all others stay verl's."""
-_ON_CPU = ("max_num_batched_tokens", "enable_chunked_prefill")
+_OF_VERL = dict.fromkeys(OWN_ARGUMENTS, f"{ROLLOUT}.tensor_model_parallel_size spreads a replica")
 _VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 
 
@@ -67,10 +73,9 @@ class EngineSettings:
 
     def __init__(self, rollout: Any, model: Any, device: str) -> None:
         refuse_unsupported(rollout, model)
-        given = (rollout.engine_kwargs or {}).get("vllm") or {}
-        refuse_own_arguments({name: value for name, value in given.items() if name != "worker_extension_cls"})
-        self.seer: VerlSettings = read_settings(rollout.custom)
         self._rollout, self._device = rollout, "cpu" if device == "cpu" else "cuda"
+        refuse_own_arguments((rollout.engine_kwargs or {}).get("vllm") or {}, self._device)
+        self.seer: VerlSettings = read_settings(rollout.custom)
         self._folder: ModelFolder = read_folder(Path(model.local_path))
 
     @property
@@ -113,6 +118,17 @@ class EngineSettings:
     def _block_size(self) -> int:
         size = self.seer.block_size
         return cpu_block_size(size, self._folder) if self._device == "cpu" else size
+
+
+def refuse_own_arguments(given: Mapping[str, Any], device: str) -> None:
+    """Refuse arguments of vLLM that would be overwritten; one that says what Seer sets anyway is none."""
+    own = _ALWAYS | _OF_VERL | (_ON_CPU if device == "cpu" else {})
+    for name, value in given.items():
+        plain = name.replace("-", "_")  # verl takes both
+        if plain in own and not (plain == "enable_prefix_caching" and value):
+            raise ConfigError(
+                f"{ROLLOUT}.engine_kwargs.vllm.{name}={value!r}: Seer sets this argument itself", hint=own[plain]
+            )
 
 
 def changed_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:

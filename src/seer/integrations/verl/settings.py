@@ -94,6 +94,13 @@ def refuse_unsupported(rollout: Any, model: Any) -> None:
         (bool(mtp and mtp.enable and mtp.enable_rollout), f"{ROLLOUT}.mtp.enable_rollout", "grouped drafts replace it"),
         (rollout.full_determinism, f"{ROLLOUT}.full_determinism", "placement depends on time: leave it out"),
         (rollout.get("repetition_penalty", 1.0) != 1.0, f"{ROLLOUT}.repetition_penalty", "use 1.0"),
+        (not rollout.get("enable_prefix_caching", True), f"{ROLLOUT}.enable_prefix_caching=False", "use True"),
+        (
+            bool(rollout.get("router_config_path")),
+            f"{ROLLOUT}.router_config_path",
+            "Seer places requests: leave it out",
+        ),
+        (rollout.get("scheduling_policy") == "priority", f"{ROLLOUT}.scheduling_policy=priority", "use fcfs"),
         (rollout.logprobs_mode != "processed_logprobs", f"{ROLLOUT}.logprobs_mode", "use processed_logprobs"),
     )
     for applies, what, hint in refusals:
