@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from seer.errors import ConfigError
 from seer.integrations.verl.agent_loops import MANAGER
-from seer.integrations.verl.replica import _use_agent_loops
+from seer.integrations.verl.replica import _use_agent_loops, refuse_several_machines
 
 
 def rollout_config(**trainer: Any) -> Any:
@@ -38,6 +38,24 @@ def test_the_older_trainer_must_be_given_them_by_the_user() -> None:
     with pytest.raises(ConfigError) as caught:
         _use_agent_loops(rollout_config(use_v1=False))
     assert MANAGER in str(caught.value.hint)
+
+
+def test_an_agent_loop_manager_that_goes_past_seer_is_refused() -> None:
+    config = rollout_config()
+    for name in ("SeerAgentLoops", "SeerAgentLoopManagerTQ"):
+        OmegaConf.update(
+            config, "agent.agent_loop_manager_class", f"seer.integrations.verl.agent_loops.{name}", force_add=True
+        )
+        _use_agent_loops(config)
+    config.agent.agent_loop_manager_class = "verl.trainer.ppo.v1.AgentLoopManagerTQ"
+    with pytest.raises(ConfigError, match="AgentLoopManagerTQ does not ask"):
+        _use_agent_loops(config)
+
+
+def test_a_replica_over_several_machines_is_refused() -> None:
+    refuse_several_machines(1, 8, 8)
+    with pytest.raises(ConfigError, match="16 GPUs spans 2 machines of 8"):
+        refuse_several_machines(2, 16, 8)
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])

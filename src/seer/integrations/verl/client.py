@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from verl.utils import normalize_token_ids
+from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
@@ -41,6 +42,7 @@ class SeerClient(LLMServerClient):
         self._lengths = Lengths(rollout.prompt_length, rollout.response_length)
         self._ignore_eos = bool(rollout.get("ignore_eos", False))
 
+    @rollout_trace_op  # type: ignore[untyped-decorator]
     async def generate(
         self,
         request_id: str,
@@ -52,7 +54,10 @@ class SeerClient(LLMServerClient):
         audio_data: Any = None,
         **_: Any,
     ) -> TokenOutput:
-        """One response; the signature is verl's."""
+        """One response; the signature is verl's.
+
+        `priority` is not used: it orders the queue of a vLLM server with scheduling_policy=priority, which is refused.
+        """
         try:
             if any(data is not None for data in (image_data, video_data, audio_data)):
                 raise ConfigError("prompts with images, video or audio are not supported", hint="use rollout.name=vllm")

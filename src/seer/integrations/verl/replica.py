@@ -21,10 +21,16 @@ from typing import Any
 import ray
 from omegaconf import DictConfig, open_dict
 from verl.utils.device import get_device_name
+from verl.utils.import_utils import load_class_from_fqn
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError
-from seer.integrations.verl.agent_loops import MANAGER
+from seer.integrations.verl.agent_loops import (
+    MANAGER,
+    SeerAgentLoopManager,
+    SeerAgentLoopManagerTQ,
+    SeerAgentLoops,
+)
 from seer.integrations.verl.driver import SeerDriver
 from seer.integrations.verl.driver_name import DRIVER
 from seer.integrations.verl.server import SeerHttpServer
@@ -51,6 +57,7 @@ class SeerReplica(vLLMReplica):
         super().__init__(replica_rank, config, model_config, *args, **kwargs)
         if self.is_reward_model or self.is_teacher_model:
             raise ConfigError("rollout.name=seer is for the policy alone", hint="reward and teacher models: name=vllm")
+        refuse_several_machines(self.nnodes, self.world_size, self.gpus_per_node)
         self._run_dir = str(Path(run_dir).absolute())
         self._seer: VerlSettings = read_settings(self.config.custom)
         self.server_class = ray.remote(SeerHttpServer)
@@ -164,12 +171,35 @@ def _use_agent_loops(config: Any) -> str:
     is_older = not trainer.get("use_v1", True)
     if not is_older:
         _refuse_asynchronous((trainer.get("v1") or {}).get("trainer_mode", "sync"))
-    if config.agent.get("agent_loop_manager_class") is None:
+    chosen = config.agent.get("agent_loop_manager_class")
+    if chosen is not None:
+        _refuse_foreign(chosen)
+    else:
         if is_older:
             raise ConfigError(f"{SETTING} is not set", hint=f"trainer.use_v1=True, or +{SETTING}={MANAGER}")
         with open_dict(config):
             config.agent.agent_loop_manager_class = MANAGER
     return f"{trainer.get('default_local_dir', '.')}/seer"
+
+
+def refuse_several_machines(num_machines: int, num_gpus: int, gpus_per_machine: int) -> None:
+    """Of one replica: verl starts vLLM's later nodes with arguments of its own, so their workers would not be ours."""
+    if num_machines > 1:
+        raise ConfigError(
+            f"a replica of {num_gpus} GPUs spans {num_machines} machines of {gpus_per_machine}; "
+            "rollout.name=seer supports one",
+            hint=f"tensor_model_parallel_size of at most {gpus_per_machine}, or rollout.name=vllm",
+        )
+
+
+def _refuse_foreign(manager: str) -> None:
+    """A manager that does not ask the driver would go to verl's servers past Seer."""
+    found = load_class_from_fqn(manager, "agent-loop manager")
+    if not issubclass(found, SeerAgentLoops | SeerAgentLoopManager | SeerAgentLoopManagerTQ):
+        raise ConfigError(
+            f"{SETTING}={manager} does not ask Seer's driver for responses",
+            hint=f"leave it out, use {MANAGER}, or derive from SeerAgentLoopManagerTQ of the same module",
+        )
 
 
 def _refuse_asynchronous(mode: str) -> None:
