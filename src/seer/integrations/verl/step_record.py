@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout of the training: its events, its numbers for verl's log, and its folder for `seer report`."""
+"""One rollout of the training: its events, its numbers for verl's log, and its folder for `seer report`.
+
+Invariant: what cannot be written (the disk is full) ends the recording with a warning, and nothing else.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +23,8 @@ from seer.metrics.jsonl import EventLog
 from seer.metrics.summary import Summarizer, Summary
 from seer.runs.run_folder import RunFolder, machine
 from seer.types import FinishReason, InstanceLimits
+
+log = logging.getLogger(__name__)
 
 STOCK = "verl"
 """The scheduler that dispatches as verl's own load balancer does."""
@@ -58,9 +65,10 @@ class StepRecord:
         self._open = contextlib.ExitStack()
         self._log: EventLog | None = None
         if folder is not None:
-            folder.create()
-            self._write("running", None)
-            self._log = self._open.enter_context(EventLog(folder.events, {"source": "train"}))
+            with self._recording():
+                folder.create()
+                self._write("running", None)
+                self._log = self._open.enter_context(EventLog(folder.events, {"source": "train"}))
 
     @property
     def num_failed(self) -> int:
@@ -81,7 +89,8 @@ class StepRecord:
         event = self._numbered(event)
         self._summarizer(event)
         if self._log is not None:
-            self._log(event)
+            with self._recording():
+                self._log(event)
         if isinstance(event, Queued | Ended | Stepped | Prefilling | InstanceState):
             self._replayed.append(event)
         if isinstance(event, Started):
@@ -138,8 +147,19 @@ class StepRecord:
         if self._log is None:
             return
         self._log = None
-        self._open.close()
-        self._write("finished", self._summary())
+        with self._recording():
+            self._open.close()
+            self._write("finished", self._summary())
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._log = None
+            with contextlib.suppress(OSError):
+                self._open.close()
+            log.warning("rollout %s is not recorded any more: %s", self.name, error)
 
     def _numbered(self, event: Event) -> Event:
         """The event with numbers of its own among all sessions of this rollout."""
