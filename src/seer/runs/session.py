@@ -272,7 +272,8 @@ class Session:
         context = Context(options.length_hints)
         limits = fleet.instances[0].limits
         transfer = fleet.pool.transfer if fleet.pool is not None else None
-        settings = scheduler_settings(options.chunk_tokens, limits, limits.max_model_len, transfer)
+        longest = min(options.longest_response_tokens or limits.max_model_len, limits.max_model_len)
+        settings = scheduler_settings(options.chunk_tokens, limits, longest, transfer)
         loop = RolloutLoop(
             fleet.instances,
             make_scheduler(spec, settings, context, lambda request: request.max_tokens),

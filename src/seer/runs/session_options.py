@@ -24,6 +24,9 @@ class SessionOptions:
     seed: int = 0
     """Submissions without a seed get theirs from this one, in order."""
     chunk_tokens: int | None = None
+    """None: an eighth of the longest response."""
+    longest_response_tokens: int | None = None
+    """None: whatever an instance holds."""
     length_hints: Mapping[str, int] | None = None
     """By group name: the longest response in an earlier epoch."""
     events: EventSink = discard

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
@@ -18,7 +19,10 @@ from seer.integrations.verl import gathering, server_fleet
 from seer.integrations.verl.driver import MAX_TRIES, SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.settings import VerlSettings
+from seer.integrations.verl.training_folder import TrainingFolder
 from seer.metrics.events import Queued
+from seer.metrics.jsonl import EventLog
+from seer.runs.run_folder import RunFolder
 from seer.types import Sampling
 from verl_servers import StandInServer
 
@@ -29,9 +33,19 @@ class Job:
     """A driver and its servers."""
 
     def __init__(
-        self, folder: Path, num_servers: int = 2, seed: int = 0, scheduler: str = "seer", **server: Any
+        self,
+        folder: Path,
+        num_servers: int = 2,
+        *,
+        seed: int = 0,
+        scheduler: str = "seer",
+        chunk_tokens: int | None = 32,
+        response_tokens: int | None = None,
+        **server: Any,
     ) -> None:
-        settings = VerlSettings(scheduler=scheduler, chunk_tokens=32, run_dir=folder / "run", stall_deadline_s=20.0)
+        settings = VerlSettings(
+            scheduler=scheduler, chunk_tokens=chunk_tokens, run_dir=folder / "run", stall_deadline_s=20.0
+        )
         self.driver = SeerDriver(
             settings,
             num_servers=num_servers,
@@ -41,6 +55,7 @@ class Job:
             model="fake",
             drafts=False,
             seed=seed,
+            response_tokens=response_tokens,
         )
         self.servers = [StandInServer(rank, **{"max_num_seqs": 4} | server) for rank in range(num_servers)]
 
@@ -357,6 +372,94 @@ def test_the_seed_of_the_rollout_changes_what_is_sampled(tmp_path: Path) -> None
     async def work() -> None:
         seeds = [await first_tokens(tmp_path / str(number), seed) for number, seed in enumerate((42, 42, 43))]
         assert seeds[0] == seeds[1] != seeds[2]
+
+    run(work())
+
+
+def test_weights_that_are_not_those_of_the_step_are_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1)
+        with pytest.raises(InstanceError, match="step 2 needs weights version 2, the servers hold 1"):
+            await job.driver.begin_rollout(2, False)
+        with pytest.raises(InstanceError, match="step 1 needs weights version 2, the servers hold 1"):
+            await job.driver.begin_rollout(1, True)
+        await job.driver.close()
+
+    run(work())
+
+
+def test_versions_do_not_go_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(2)
+        await job.rollout(2)
+        for rank in range(2):
+            job.servers[rank].kill()
+            await job.restart(rank)
+        await job.sync(1)
+        with pytest.raises(InstanceError, match="version 1, the last rollout had 2"):
+            await job.driver.begin_rollout(3, False)
+        await job.driver.close()
+
+    run(work())
+
+
+def test_when_no_server_can_begin_the_rollout_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any) -> None:
+        raise InstanceError("no drafts here")
+
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        for server in job.servers:
+            monkeypatch.setattr(server.instance, "begin_run", refuse)
+        with pytest.raises(InstanceError, match="could begin the rollout"):
+            await job.driver.begin_rollout(1, False)
+        await job.driver.close()
+
+    run(work())
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        monkeypatch.setattr(EventLog, "__call__", full)
+        monkeypatch.setattr(RunFolder, "create", full)
+        monkeypatch.setattr(RunFolder, "write_manifest", full)
+        monkeypatch.setattr(TrainingFolder, "_append", full)
+        assert len(await job.rollout(1)) == 16
+        numbers = await job.driver.finish_step(1, {})
+        assert numbers["responses"] == 16
+        await job.sync(2)
+        assert len(await job.rollout(2)) == 16
+        await job.driver.close()
+        assert caplog.text.count("000001 is not recorded any more") == 1
+
+    run(work())
+
+
+def test_chunks_are_in_proportion_to_the_longest_response(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, scheduler="divided", chunk_tokens=None, response_tokens=1024)
+        await job.start()
+        await job.sync(1)
+        await job.driver.begin_rollout(1, False)
+        made = await job.generate("a", sampling=Sampling(max_tokens=1024, ignore_eos=True))
+        assert made.num_chunks >= 8
+        await job.driver.close()
 
     run(work())
 

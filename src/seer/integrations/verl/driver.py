@@ -39,6 +39,7 @@ from seer.integrations.verl.settings import VerlSettings
 from seer.integrations.verl.shared_services import Services
 from seer.integrations.verl.step_record import StepRecord
 from seer.integrations.verl.training_folder import TrainingFolder
+from seer.integrations.verl.versions import rollout_version
 from seer.metrics.events import Event
 from seer.runs.prompts import EncodedPrompt, Prompt
 from seer.runs.response_handle import ResponseHandle
@@ -67,10 +68,12 @@ class SeerDriver:
         model: str,
         drafts: bool,
         seed: int = 0,
+        response_tokens: int | None = None,
     ) -> None:
         """`node` is Ray's name of the driver's machine, `address` its own; the cluster has `num_machines`.
 
-        `seed` is verl's: requests get theirs from it, in the order in which they come.
+        `seed` is verl's: requests get theirs from it, in the order in which they come. Responses
+        have at most `response_tokens`.
         """
         self._settings, self._num_servers, self._model = settings, num_servers, model
         self._run_dir = settings.run_dir or Path(run_dir)
@@ -80,7 +83,7 @@ class SeerDriver:
         self._services = Services(settings, num_servers, node, host, drafts=drafts)
         self._session: Session | None = None
         self._is_closed = False
-        self._seed, self._num_submitted = seed, 0
+        self._seed, self._num_submitted, self._response_tokens = seed, 0, response_tokens
         self._changing = asyncio.Lock()
         self._gathering = Gathering(self._submit)
         self._homes: dict[str, int | None] = {}
@@ -108,6 +111,7 @@ class SeerDriver:
             if self._is_running(name):
                 return self._fleet.weights_version  # dynamic sampling: further prompts of the same rollout
             await self._use_newest_weights()
+            self._refuse_old_weights(step, is_validation)
             if self._record is None or self._record.name != name:
                 self._open_record(name, is_validation)
             return self._fleet.weights_version
@@ -230,11 +234,21 @@ class SeerDriver:
         self._session = Session(self._fleet, _as_they_are, None, self._options())
         await self._session.__aenter__()
 
+    def _refuse_old_weights(self, step: int, is_validation: bool) -> None:
+        """Exact, where a comparison of probabilities is not: weights that are one step old are hardly seen there."""
+        version, expected = self._fleet.weights_version, rollout_version(step, is_validation)
+        if version != expected:
+            raise InstanceError(
+                f"the rollout of step {step} needs weights version {expected}, the servers hold {version}",
+                hint="the last weight sync did not reach any server",
+            )
+
     def _options(self) -> SessionOptions:
         return SessionOptions(
             scheduler=self._settings.scheduler,
             speculation=self._settings.speculation,
             chunk_tokens=self._settings.chunk_tokens,
+            longest_response_tokens=self._response_tokens,
             events=self._on_event,
             stall_deadline_s=self._settings.stall_deadline_s,
         )

@@ -116,6 +116,7 @@ class SeerReplica(vLLMReplica):
                 model=str(self.model_config.path),
                 drafts=has_drafts,
                 seed=self.config.seed,
+                response_tokens=self.config.response_length,
             )
         )
 

@@ -8,6 +8,7 @@ Invariants
   1. All instances that the loop uses hold the newest weights: a server with older ones (it was restarted) is lost to
      the loop until verl's next sync.
   2. A server that takes the place of a lost one has its rank.
+  3. The version never goes back: servers that were all restarted have not got the trainer's weights.
 """
 
 from __future__ import annotations
@@ -115,6 +116,11 @@ class ServerFleet:
         if not current:
             raise InstanceError("no rollout server is left", hint="the log of verl says why they ended")
         self._newest = max(current)
+        if self._newest < self.weights_version:
+            raise InstanceError(
+                f"the servers hold weights version {self._newest}, the last rollout had {self.weights_version}",
+                hint="all were restarted after the last weight sync",
+            )
         newest = {server for server in up if server.is_up and server.weights_version == self._newest}
         return self._newest != self.weights_version or not newest <= self._in_loop
 
@@ -164,9 +170,11 @@ class ServerFleet:
         on_output: Callable[[ChunkOutput], None],
         on_failure: Callable[[SeerError], None],
     ) -> None:
-        """Serve this loop from now on."""
-        self._slot.attach(loop, events, on_output, on_failure)
+        """Serve this loop from now on; raises if no server can."""
         self._in_loop = {server for server in self._servers.values() if self._takes_part(server)}
+        if not self._in_loop:
+            raise InstanceError("no rollout server is left that could begin the rollout", hint="the log says why")
+        self._slot.attach(loop, events, on_output, on_failure)
         for server in self._servers.values():
             if server not in self._in_loop:
                 log.warning("rollout server %d waits for weights: the others do its work", server.instance.id)

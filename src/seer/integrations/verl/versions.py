@@ -7,6 +7,11 @@ def weights_version(global_steps: int) -> int:
     return global_steps + 1
 
 
+def rollout_version(step: int, is_validation: bool) -> int:
+    """The version that a rollout must have: verl samples step k from the weights of step k - 1 and validates with k."""
+    return weights_version(step if is_validation else step - 1)
+
+
 def global_steps(weights_version: int) -> int:
     """The step whose weights have this version."""
     return weights_version - 1
