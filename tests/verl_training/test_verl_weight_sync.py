@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ pytest.importorskip("verl")
 
 import ray
 
-from seer.errors import ConfigError
+from seer.errors import ConfigError, DeadlineExceeded
+from seer.integrations.verl import weights
 from seer.integrations.verl.weights import SeerServerAdapter
 from seer.integrations.verl.weights_sender import ServerGone
 
@@ -53,6 +55,90 @@ def test_a_dead_server_neither_stops_nor_fails_its_rank(
 ) -> None:
     gathered, adapter = Gathered(), an_adapter(monkeypatch, error, after=after)
     asyncio.run(adapter.update_weights(iter(gathered), global_steps=1))
+    assert gathered.num_taken == NUM_TENSORS
+
+
+class Silent:
+    """A server some of whose methods never answer."""
+
+    def __init__(self, silent: str) -> None:
+        for name in ("wake_up", "sleep", "update_weights", "clear_kv_cache", "set_global_steps"):
+            setattr(self, name, SimpleNamespace(remote=self._hang if name == silent else self._answer))
+
+    async def _answer(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def _hang(self, *_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+
+class Sender:
+    """Sends to nobody."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def async_send_weights(self, stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the actors that were killed."""
+    found: list[str] = []
+    monkeypatch.setattr(ray, "get_actor", lambda name: name)
+    monkeypatch.setattr(ray, "kill", found.append)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("silent", "said"),
+    [
+        ("wake_up", "waking up"),
+        ("update_weights", "loading the last weights"),
+        ("clear_kv_cache", "clearing its cache"),
+        ("set_global_steps", "taking the new version"),
+        ("sleep", "falling asleep"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_ended_and_the_rank_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, killed: list[str], silent: str, said: str
+) -> None:
+    server: Any = Silent(silent)
+    gathered = Gathered()
+    adapter: Any = object.__new__(SeerServerAdapter)
+    adapter.replica_rank, adapter.node_rank, adapter._deadline_s = 3, 0, 0.05
+    adapter.server_handle, adapter.zmq_handle, adapter.use_shm = server, "", True
+    adapter.config = SimpleNamespace(
+        free_cache_engine=True, checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1)
+    )
+
+    async def call(*_: Any, **__: Any) -> Any:
+        return asyncio.ensure_future(server.update_weights.remote())
+
+    monkeypatch.setattr(adapter, "_ensure_server_handle", lambda: True)
+    monkeypatch.setattr(adapter, "_get_server_name_prefix", lambda: "seer_")
+    monkeypatch.setattr(adapter, "_execute_method", call)
+    monkeypatch.setattr(weights, "WatchedSender", Sender)
+
+    async def sync() -> None:
+        await adapter.resume(["weights"])
+        await adapter.update_weights(iter(gathered), global_steps=1)
+        await adapter.release()
+
+    asyncio.run(sync())
+    assert killed == ["seer_server_3_0"]
+    assert f"{said} took longer than 0.05 s" in caplog.text
+    assert gathered.num_taken == NUM_TENSORS
+
+
+def test_a_bucket_that_is_not_answered_ends_the_server(monkeypatch: pytest.MonkeyPatch, killed: list[str]) -> None:
+    gathered, adapter = Gathered(), an_adapter(monkeypatch, DeadlineExceeded("a bucket", 1.0), after=2)
+    adapter.node_rank = 0
+    monkeypatch.setattr(adapter, "_get_server_name_prefix", lambda: "seer_")
+    asyncio.run(adapter.update_weights(iter(gathered), global_steps=1))
+    assert killed == ["seer_server_0_0"]
     assert gathered.num_taken == NUM_TENSORS
 
 

@@ -46,7 +46,7 @@ class VerlSettings:
     start_deadline_s: Seconds = 600.0
     """From the launch of a replica's server to its first answer, after it was lost."""
     weights_deadline_s: Seconds = 600.0
-    """A replica that takes longer over one bucket of weights is lost."""
+    """A replica that takes longer over one bucket of weights, or over one answer of a weight sync, is lost."""
     stall_deadline_s: Seconds = 900.0
     """The rollout fails if no replica sends anything for this long while requests wait."""
     run_dir: Path | None = None

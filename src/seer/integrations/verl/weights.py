@@ -8,22 +8,28 @@ Invariants
   1. Every rank consumes the whole stream of tensors, whatever happens to its server: no rank waits for another for
      ever.
   2. A server that is alive and refuses the weights fails the training, with its error.
+  3. A server that does not answer within weights_deadline_s is ended, and then counts as dead.
 
 Waits for                                    unblocked by
   a server's answer to a bucket                the server, its death, its error, weights_deadline_s
+  its other answers (waking up, falling        the same
+  asleep, loading the last bucket, clearing
+  its cache, taking the new version)
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import ray
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
-from seer.errors import ConfigError
+from seer.errors import ConfigError, DeadlineExceeded
 from seer.integrations.verl.settings import read_settings
 from seer.integrations.verl.weights_sender import ServerGone, WatchedSender
 
@@ -51,17 +57,11 @@ class SeerServerAdapter(ServerAdapter):
 
     async def resume(self, tags: list[str]) -> None:
         """Wake the server up, unless it is gone."""
-        try:
-            await super().resume(tags)
-        except _DEATHS as error:
-            self._say_gone(error)
+        await self._unless_gone(self._answered(super().resume(tags), "waking up"))
 
     async def release(self) -> None:
         """Put the server to sleep, unless it is gone."""
-        try:
-            await super().release()
-        except _DEATHS as error:
-            self._say_gone(error)
+        await self._unless_gone(self._answered(super().release(), "falling asleep"))
 
     async def update_weights(
         self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **kwargs: Any
@@ -71,9 +71,7 @@ class SeerServerAdapter(ServerAdapter):
             raise ConfigError(f"wire_format={wire_format!r} is not supported", hint="checkpoint_engine.backend=naive")
         stream = ensure_async_iterator(weights)
         try:
-            await self._send(stream, global_steps, kwargs)
-        except _DEATHS as error:
-            self._say_gone(error)
+            await self._unless_gone(self._send(stream, global_steps, kwargs))
         finally:
             async for _ in stream:
                 pass
@@ -93,18 +91,39 @@ class SeerServerAdapter(ServerAdapter):
         await sender.async_send_weights(stream)
         if call is None:
             return
-        await call
-        await self.server_handle.clear_kv_cache.remote()
+        await self._answered(call, "loading the last weights")
+        await self._answered(self.server_handle.clear_kv_cache.remote(), "clearing its cache")
         if global_steps is not None:
-            await self.server_handle.set_global_steps.remote(global_steps)
+            await self._answered(self.server_handle.set_global_steps.remote(global_steps), "taking the new version")
+
+    async def _answered(self, answer: Awaitable[Any], what: str) -> None:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await answer
+        except TimeoutError:
+            raise DeadlineExceeded(what, self._deadline_s) from None
+
+    async def _unless_gone(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except _DEATHS as error:
+            self._say_gone(error)
+        except DeadlineExceeded as error:
+            with contextlib.suppress(ValueError):  # its actor is dead by now
+                ray.kill(self._server())
+            self._say_gone(error)
 
     def _server_is_alive(self) -> bool:
         """Also for ranks that do not call the server themselves."""
         try:
-            ray.get_actor(f"{self._get_server_name_prefix()}server_{self.replica_rank}_{self.node_rank}")
+            self._server()
         except ValueError:
             return False
         return True
+
+    def _server(self) -> Any:
+        """Ray raises ValueError where there is none."""
+        return ray.get_actor(f"{self._get_server_name_prefix()}server_{self.replica_rank}_{self.node_rank}")
 
     def _say_gone(self, error: BaseException) -> None:
         log.warning("the server of replica %d is gone and gets no weights: %s", self.replica_rank, error)
