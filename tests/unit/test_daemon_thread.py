@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from seer.errors import SeerError
 from seer.machine.daemon_thread import in_daemon_thread
 
 HANGS = """
@@ -28,6 +29,13 @@ def test_what_a_call_returns_or_raises_comes_back() -> None:
     assert asyncio.run(in_daemon_thread("sums", sum, [1, 2, 3])) == 6
     with pytest.raises(ZeroDivisionError):
         asyncio.run(in_daemon_thread("divides", divmod, 1, 0))
+
+
+def test_no_exception_of_a_thread_is_lost_and_none_ends_the_event_loop() -> None:
+    with pytest.raises(SeerError, match="SystemExit: 3"):
+        asyncio.run(in_daemon_thread("exits", sys.exit, 3))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(in_daemon_thread("runs out", next, iter([])))
 
 
 def test_a_program_ends_while_a_call_hangs() -> None:
