@@ -46,9 +46,10 @@ from seer.runs.conversations import EnvironmentCalls
 from seer.runs.encoded_check import refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity, turns_identity
 from seer.runs.journal import Journal
+from seer.runs.keeping import KeepFunction
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
-from seer.runs.run import KeepFunction, Lengths, PastResponses, Run, RunOptions, refuse_impossible
+from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
 from seer.runs.session import Session
 from seer.runs.session_options import SessionOptions
 from seer.types import GroupResult, Response, Sampling
@@ -188,6 +189,7 @@ class Rollout:
         tools: Sequence[Mapping[str, Any]] | None = None,
         max_context_tokens: int | None = None,
         keep: KeepFunction | None = None,
+        keep_deadline_s: float = 60.0,
         enough_groups: int | None = None,
         on_response: Callable[[Response], None] | None = None,
         scheduler: str | None = None,
@@ -210,9 +212,10 @@ class Rollout:
         at most `max_context_tokens`, by default what an instance holds.
 
         `keep` is asked about every group that is whole and has its rewards; one that is not kept is dropped, and
-        counted in the summary. With `enough_groups`, as many groups run as are still to be kept, the prompts may come
-        from an iterator, and the run ends when that many were kept or no prompt is left. `on_response` gets each
-        response with its reward, and may call `stop_group`.
+        counted in the summary. An error in it, or a call longer than `keep_deadline_s`, ends the run. With
+        `enough_groups`, as many groups run as are still to be kept, the prompts may come from an iterator, and the run
+        ends when that many were kept or no prompt is left. `on_response` gets each response with its reward, and may
+        call `stop_group`.
 
         What an earlier epoch taught may be given by prompt id: `length_hints`, the longest response, and
         `past_responses`, token ids to draft from. Neither changes a token.
@@ -232,7 +235,7 @@ class Rollout:
             verify=verify,
         )
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
-        check_choice(keep, enough_groups, on_response)
+        check_choice(keep, keep_deadline_s, enough_groups, on_response)
         journal = check_journal(journal, resume)
         check_prompts(prompts)
         late: Iterator[EncodedPrompt] | None = None
@@ -260,6 +263,7 @@ class Rollout:
             calls=self._environment_calls(environment, environment_deadline_s, tools),
             max_context_tokens=max_context_tokens,
             keep=keep,
+            keep_deadline_s=keep_deadline_s,
             enough_groups=enough_groups,
             on_response=on_response,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +237,8 @@ def test_slow_and_failing_rewards_are_named_and_stall_nothing(is_async: bool) ->
     def judge(prompt: Prompt, response: Response) -> float:
         if response.index == 1:
             raise ValueError("no opinion")
+        if response.index == 3:
+            sys.exit("no more")
         return 1.0
 
     async def slow_judge(prompt: Prompt, response: Response) -> float:
@@ -252,6 +255,7 @@ def test_slow_and_failing_rewards_are_named_and_stall_nothing(is_async: bool) ->
         assert group.responses[0].reward == 1.0
         assert "judge of prompt" in (group.responses[1].reward_error or "")
         assert "ValueError: no opinion" in (group.responses[1].reward_error or "")
+        assert "SystemExit: no more" in (group.responses[3].reward_error or "")
         if is_async:
             assert "took longer than 0.2 s" in (group.responses[2].reward_error or "")
 

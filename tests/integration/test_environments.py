@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from seer.engine.fake import END_TOKEN, fake_stop, fake_token
 from seer.environments.base import Answer, Conversation, End, Key, Reply
 from seer.errors import ConfigError
 from seer.metrics.events import Asked, Ended, Event, discard
+from seer.runs import user_calls
 from seer.types import Response
 
 PROMPTS = [[1, 2, 3 + i] for i in range(4)]
@@ -137,6 +140,37 @@ def test_tools_that_fail_hang_or_answer_nonsense_end_their_response_with_the_rea
             assert "token ids from -1" in (found[2, 0].error or "")
             assert all(found[3, index].is_complete for index in range(4))
             check(await rolled_out(rollout))  # the fleet is free for the next run
+
+    asyncio.run(scenario())
+
+
+def test_tools_that_swallow_their_cancellation_or_exit_end_their_own_response_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_calls, "ENDING_S", 0.05)
+
+    async def environment(conversation: Conversation) -> Answer:
+        while conversation.group == 0:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        if conversation.group == 1:
+            sys.exit(2)
+        return await three_turns(conversation)
+
+    async def scenario() -> None:
+        async with a_rollout() as rollout:
+            found = await rolled_out(rollout, environment, environment_deadline_s=0.05)
+            for index in range(4):
+                assert "turn 1 took longer than 0.05 s" in (found[0, index].error or "")
+                assert "turn 1: SystemExit: 2" in (found[1, index].error or "")
+                assert found[2, index].is_complete
+            assert rollout.current is not None
+            assert rollout.current.num_abandoned_calls == 4
+            async with rollout.session() as session:
+                [failed] = session.submit(
+                    PROMPTS[0], sampling=SAMPLING, environment=environment, environment_deadline_s=0.05
+                )
+                assert "took longer than 0.05 s" in ((await failed).error or "")
 
     asyncio.run(scenario())
 

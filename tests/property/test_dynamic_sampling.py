@@ -29,7 +29,7 @@ from seer import (
     Sampling,
 )
 from seer.environments.base import Answer
-from seer.errors import ConfigError, InputError
+from seer.errors import ConfigError, DeadlineExceeded, InputError
 from seer.metrics.events import Dropped, Ended, Event, Queued, Started, Stopped
 from seer.runs.group_supply import GroupSupply
 from seer.runs.prompts import EncodedPrompt
@@ -282,6 +282,13 @@ def test_errors_in_keep_and_in_late_prompts_end_the_run() -> None:
 
     with pytest.raises(ZeroDivisionError, match="keep"):
         run(keep=broken)
+
+    async def slow(group: GroupResult) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    with pytest.raises(DeadlineExceeded, match=r"keep .*slow of prompt \d took longer than 0.05 s"):
+        run(keep=slow, keep_deadline_s=0.05)
     with pytest.raises(InputError, match="bad prompts"):
         run(prompts=iter([[1, 2], [3, 4], "text"]), enough_groups=2, keep=lambda group: False)
     with pytest.raises(ConfigError, match="no prompts"):

@@ -98,8 +98,9 @@ def check_environment_calls(environment: Any, deadline_s: Any, tools: Any, max_c
         raise ConfigError("tools is no list of schemas", hint="transformers.utils.get_json_schema makes them")
 
 
-def check_choice(keep: Any, enough_groups: Any, on_response: Any) -> None:
+def check_choice(keep: Any, keep_deadline_s: Any, enough_groups: Any, on_response: Any) -> None:
     """Refuse what cannot choose groups."""
+    check(keep_deadline_s, Seconds, "keep_deadline_s")
     if keep is not None:
         _check_callable(keep, "keep", 1, "keep(group)")
     if on_response is not None:

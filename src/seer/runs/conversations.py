@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls environments when turns end, and lets requests go on, end or fail as they answer.
 
-One task per call, on the event loop: hundreds may wait at once. The rollout loop hands requests over by `on_turn`; the
-answers go back by its `answer`, `conclude` and `fail_at_tool`.
+One task per conversation at its tool, which awaits the call in another (seer.runs.user_calls): hundreds may wait at
+once, and none can keep its response. The rollout loop hands requests over by `on_turn`; the answers go back by its
+`answer`, `conclude` and `fail_at_tool`.
 
 Invariants
   1. Every request that was handed over is answered, concluded or failed, or ends by a cancellation before that. An
@@ -11,6 +12,7 @@ Invariants
 
 Waits for                                    unblocked by
   an environment's answer (task)               the answer, `deadline_s`, the request's end, `close`
+  these tasks (`close`)                        their cancellation: they are ours, and swallow none
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from dataclasses import dataclass
 from seer.buffer import Request, RequestState
 from seer.engine.text_codec import TextCodec
 from seer.environments.base import (
-    Answer,
     ClosesConversations,
     Conversation,
     End,
@@ -33,9 +34,9 @@ from seer.environments.base import (
     settled,
 )
 from seer.environments.given_tokens import checked_tokens, given_tokens
-from seer.errors import SeerError
 from seer.rollout import RolloutLoop
 from seer.runs.prompts import Prompt
+from seer.runs.user_calls import UserCalls, reason
 from seer.types import FinishReason, Turn
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class _Open:
 class Conversations:
     """The conversations of one rollout loop."""
 
-    def __init__(self, codec: TextCodec | None) -> None:
-        self._codec = codec
+    def __init__(self, codec: TextCodec | None, user_calls: UserCalls) -> None:
+        self._codec, self._user_calls = codec, user_calls
         self._loop: RolloutLoop | None = None
         self._of_group: dict[int, tuple[EnvironmentCalls, Prompt]] = {}
         self._open: dict[int, _Open] = {}  # by request
@@ -110,11 +111,11 @@ class Conversations:
         if isinstance(one.calls.environment, ClosesConversations):
             try:
                 one.calls.environment.close((request.group.family, request.index))
-            except Exception:
+            except (Exception, SystemExit):
                 log.exception("environment %s could not close a conversation", one.calls.name)
 
     async def close(self) -> None:
-        """Stop waiting for environments."""
+        """Stop waiting for environments. Calls that still run are those of `UserCalls` to end."""
         self._is_closed = True
         tasks = [one.task for one in self._open.values() if one.task is not None]
         for task in tasks:
@@ -141,20 +142,13 @@ class Conversations:
         except (Exception, asyncio.CancelledError) as error:  # the user's code may raise anything; the run goes on
             if self._is_closed or request.state is not RequestState.AT_TOOL:
                 raise
-            why = str(error) if isinstance(error, SeerError) else f"{type(error).__name__}: {error}"
-            reason = f"environment {one.calls.name}, turn {request.num_turns}: {why}"
-            loop.fail_at_tool(request, reason.encode(errors="replace").decode())  # it may hold half a character
+            loop.fail_at_tool(request, reason(_who(request, one), error))
 
     async def _call(self, request: Request, one: _Open) -> Reply | End:
         conversation = self._conversation(request, one)
-        deadline_s = one.calls.deadline_s
-        try:
-            async with asyncio.timeout(deadline_s) as clock:
-                answer: Answer = await one.calls.environment(conversation)
-        except TimeoutError:
-            if clock.expired():
-                raise SeerError(f"it took longer than {deadline_s:g} s") from None
-            raise
+        answer = await self._user_calls.answer(
+            _who(request, one), lambda: one.calls.environment(conversation), deadline_s=one.calls.deadline_s
+        )
         found = settled(answer)
         is_full = conversation.finish_reason is FinishReason.LENGTH
         return End() if is_full and isinstance(found, Reply) else found
@@ -200,6 +194,10 @@ class Conversations:
         text = self._codec.decode(ids) if self._codec is not None else ""
         one.messages.extend(reply.messages or [{"role": "tool", "content": text}])
         one.num_turns = len(request.turns) + 1
+
+
+def _who(request: Request, one: _Open) -> str:
+    return f"environment {one.calls.name}, turn {request.num_turns}"
 
 
 def _messages_of(prompt: Prompt) -> list[Message]:

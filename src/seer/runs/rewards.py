@@ -8,6 +8,10 @@ Invariants
   1. In a group that is handed out, every response that ended by itself has a reward or a `reward_error`, exactly one.
   2. No call delays generation. A slow call delays other rewards only while `MAX_CALLS` of them run, and no longer than
      its deadline.
+
+Waits for                                    unblocked by
+  a place, then a reward (task)                a reward's end, then its own; one `deadline_s` for both, `close`
+  the rewards of a group (`settle`)            theirs, or their deadlines
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Awaitable, Callable
 
 from seer.machine.daemon_thread import in_daemon_thread
 from seer.runs.prompts import Prompt
+from seer.runs.user_calls import UserCalls, reason
 from seer.types import Response
 
 RewardFunction = Callable[[Prompt, Response], Awaitable[float] | float]
@@ -29,8 +34,8 @@ MAX_CALLS = 64
 class RewardCalls:
     """The reward calls of one run."""
 
-    def __init__(self, function: RewardFunction, *, deadline_s: float) -> None:
-        self._function = function
+    def __init__(self, function: RewardFunction, calls: UserCalls, *, deadline_s: float) -> None:
+        self._function, self._calls = function, calls
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._deadline_s = deadline_s
         self._places = asyncio.Semaphore(MAX_CALLS)
@@ -50,7 +55,7 @@ class RewardCalls:
             self._tasks.pop(key, None)
 
     async def close(self) -> None:
-        """Cancel the calls that still run."""
+        """Wait for no reward any more. Calls that still run are those of `UserCalls` to end."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -58,13 +63,11 @@ class RewardCalls:
     async def _reward(self, prompt: Prompt, response: Response) -> None:
         who = f"reward {self._name} of prompt {response.prompt_id}, response {response.index}"
         try:
-            async with asyncio.timeout(self._deadline_s), self._places:
-                response.reward = float(await self._call(prompt, response))
-        except TimeoutError:
-            response.reward_error = f"{who} took longer than {self._deadline_s:g} s"
+            response.reward = await self._calls.answer(
+                who, lambda: self._call(prompt, response), deadline_s=self._deadline_s, places=self._places
+            )
         except Exception as error:  # the user's code may raise anything; generation goes on
-            what = f"{who} failed: {type(error).__name__}: {error}"
-            response.reward_error = what.encode(errors="replace").decode()  # it may hold half a character
+            response.reward_error = reason(who, error)
 
     async def _call(self, prompt: Prompt, response: Response) -> float:
         if inspect.iscoroutinefunction(self._function):

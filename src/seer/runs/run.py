@@ -6,17 +6,18 @@ All other work follows the loop's events: when a response ends it gets its text 
 stops it is written to the journal; when a group is whole it is kept or dropped, and the next prompts enter.
 
 Waits for                                    unblocked by
-  the next group (consumer)                    the loop, a reward and its deadline, the fleet's failure
+  the next group (consumer)                    the loop, tools, rewards and `keep`, each by its deadline, the fleet's
+                                               failure
   the loop's end after a cancellation          the instances' last outputs, cancel_deadline_s
+  the user's code at the end (`_finish`)       the ends of its calls, a deadline (seer.runs.user_calls)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,12 @@ from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.forced_fleet import ForcedFleet
 from seer.runs.group_supply import GroupSupply
 from seer.runs.journal import Journal
+from seer.runs.keeping import KeepCalls, KeepFunction
 from seer.runs.pool_events import pool_events
 from seer.runs.prompts import EncodedPrompt
 from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
+from seer.runs.user_calls import UserCalls
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.transfer import TransferEstimate
 from seer.types import GROUP_DRAFTS, Group, GroupResult, InstanceLimits, Response
@@ -60,9 +63,6 @@ Lengths = Sequence[Sequence[int]]
 
 PastResponses = Mapping[str, Sequence[Sequence[int]]]
 """Token ids of responses to a prompt in an earlier epoch, by the prompt's id."""
-
-KeepFunction = Callable[[GroupResult], Awaitable[bool] | bool]
-"""Whether a group that is whole, with its rewards, is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,7 @@ class RunOptions:
     max_context_tokens: int | None = None
     """Of prompt and response together, with turns; None for what an instance holds."""
     keep: KeepFunction | None = None
+    keep_deadline_s: float = 60.0
     enough_groups: int | None = None
     """Groups to keep; None: all prompts are rolled out."""
     on_response: Callable[[Response], None] | None = None
@@ -119,7 +120,8 @@ class Run:
         self._prompts: dict[int, EncodedPrompt] = {}
         """Those that have entered, by group."""
         self.groups_asked: list[Group] = []
-        self._conversations = Conversations(codec) if options.calls is not None else None
+        self._user_calls = calls = UserCalls()
+        self._conversations = Conversations(codec, calls) if options.calls is not None else None
         if not self._enter(nothing_waits=True):
             raise ConfigError("there are no prompts to roll out")
         self.num_groups_wanted = options.enough_groups or (len(prompts) if isinstance(prompts, Sequence) else 0)
@@ -128,7 +130,11 @@ class Run:
         self._summarizer = Summarizer(len(fleet.instances))
         self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
         self._deliveries: set[asyncio.Task[None]] = set()
-        self._rewards = RewardCalls(options.reward, deadline_s=options.reward_deadline_s) if options.reward else None
+        self._rewards = self._keep = None
+        if options.reward is not None:
+            self._rewards = RewardCalls(options.reward, calls, deadline_s=options.reward_deadline_s)
+        if options.keep is not None:
+            self._keep = KeepCalls(options.keep, calls, deadline_s=options.keep_deadline_s)
         self._failure: Exception | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._began_s = 0.0
@@ -179,6 +185,11 @@ class Run:
     def length_hints(self) -> dict[str, int]:
         """The longest response of each prompt in this run, as hints for a later epoch."""
         return self._context.as_length_hints({group.id: group for group in self.groups_asked})
+
+    @property
+    def num_abandoned_calls(self) -> int:
+        """Calls of tools, rewards or `keep` that missed their deadline and ignored their cancellation."""
+        return self._user_calls.num_abandoned
 
     def _make_loop(self) -> RolloutLoop:
         options, fleet = self._options, self._fleet
@@ -256,7 +267,7 @@ class Run:
 
     def _deliver(self, result: GroupResult) -> None:
         self._fleet.end_group(result.group)
-        if self._rewards is None and self._options.keep is None:
+        if self._rewards is None and self._keep is None:
             self._hand_out(result)
             return
         task = asyncio.create_task(self._deliver_late(result))
@@ -268,9 +279,7 @@ class Run:
         if self._rewards is not None:
             await self._rewards.settle(result.responses)
         try:
-            is_kept = self._is_cancelled or self._options.keep is None or self._options.keep(result)
-            if inspect.isawaitable(is_kept):
-                is_kept = await is_kept
+            is_kept = self._is_cancelled or self._keep is None or await self._keep.wants(result)
         except Exception as error:
             self._fail(error)
             return
@@ -310,6 +319,7 @@ class Run:
                 await self._rewards.close()
             if self._conversations is not None:
                 await self._conversations.close()
+            await self._user_calls.close()
             for event in pool_events(asyncio.get_running_loop().time(), self._pool_before, self._pool_stats()):
                 self._on_event(event)
             self._fleet.detach()

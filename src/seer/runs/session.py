@@ -18,9 +18,11 @@ Invariants
      newest ones (seer.runs.families).
 
 Waits for                                    unblocked by
-  a handle (user)                              its end, `close`, the fleet's failure, the loop's stall deadline
+  a handle (user)                              its end, `close`, the fleet's failure, the loop's stall deadline, its
+                                               environment's deadline
   `drain`                                      the end of the last request
   the loop's end, after `close`                the instances' last outputs, cancel_deadline_s
+  environments, after `close`                  the ends of their calls, a deadline (seer.runs.user_calls)
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from seer.runs.results import complete
 from seer.runs.run import longest_context, scheduler_settings
 from seer.runs.session_fleet import SessionFleet
 from seer.runs.session_options import SessionOptions
+from seer.runs.user_calls import UserCalls
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.types import ChunkOutput, Group, Sampling
 
@@ -100,7 +103,8 @@ class Session:
         """`encode` checks prompts and makes tokens of them, as `Rollout.encode` does."""
         self._fleet, self._encode, self._codec, self._options = fleet, encode, codec, options
         self._families = Families()
-        self._conversations = Conversations(codec)
+        self._user_calls = UserCalls()
+        self._conversations = Conversations(codec, self._user_calls)
         self._loop: RolloutLoop | None = None  # None while weights change, and at the end
         self._pump: asyncio.Task[None] | None = None
         self._open: dict[int, Open] = {}  # by request
@@ -250,6 +254,7 @@ class Session:
             loop.cancel()
             await self._end_loop(loop, deadline_s=self._options.cancel_deadline_s)
         await self._conversations.close()
+        await self._user_calls.close()
         self._break(SeerError("the session was closed before the response ended"))
 
     async def _open_loop(self) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from seer.runs.prompts import Prompt
 from seer.runs.rewards import RewardCalls
+from seer.runs.user_calls import UserCalls
 from seer.types import FinishReason, Response
 
 
@@ -33,7 +34,7 @@ def test_half_a_character_in_an_error_of_a_reward_can_be_written() -> None:
         raise ValueError("bad \ud800 text")
 
     async def scenario() -> None:
-        calls = RewardCalls(reward, deadline_s=60.0)
+        calls = RewardCalls(reward, UserCalls(), deadline_s=60.0)
         calls.begin(Prompt(token_ids=(1,), id="0"), response)
         await calls.settle((response,))
 
