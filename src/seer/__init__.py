@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         PoolError,
         SeerError,
     )
+    from seer.machine.daemon_thread import in_thread
     from seer.metrics.summary import Summary
     from seer.rollout import RolloutLoop
     from seer.runs.prompts import Prompt, read_prompts
@@ -71,6 +72,7 @@ __all__ = [
     "SyncRollout",
     "TokenSpan",
     "Turn",
+    "in_thread",
     "make_scheduler",
     "parse_scheduler",
     "read_prompts",
@@ -100,6 +102,7 @@ _HOMES = {
     "Overloaded": "seer.errors",
     "PoolError": "seer.errors",
     "SeerError": "seer.errors",
+    "in_thread": "seer.machine.daemon_thread",
     "Summary": "seer.metrics.summary",
     "Prompt": "seer.runs.prompts",
     "read_prompts": "seer.runs.prompts",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,24 @@ def test_tools_that_swallow_their_cancellation_or_exit_end_their_own_response_al
     asyncio.run(scenario())
 
 
+def test_tools_that_hang_in_asyncios_own_threads_do_not_keep_a_rollout_from_closing() -> None:
+    let_go, num_hanging = threading.Event(), 40  # more than asyncio has threads, on any machine
+
+    async def environment(conversation: Conversation) -> Answer:
+        await asyncio.gather(*(asyncio.to_thread(let_go.wait) for _ in range(num_hanging)))
+        return None
+
+    async def scenario() -> None:
+        try:
+            async with asyncio.timeout(60), a_rollout() as rollout:
+                found = await rolled_out(rollout, environment, environment_deadline_s=0.2)
+                assert {response.finish_reason for response in found.values()} == {FinishReason.FAILED}
+        finally:
+            let_go.set()  # `asyncio.run` waits for them
+
+    asyncio.run(scenario())
+
+
 def test_hundreds_of_tools_wait_at_once_and_hold_no_instance() -> None:
     waiting = 0
     all_wait = asyncio.Event()
@@ -287,8 +306,9 @@ def test_what_is_no_async_function_is_refused_before_anything_starts() -> None:
     async def scenario() -> None:
         async with a_rollout() as rollout:
             for bad in (lambda conversation: None, 3, object()):
-                with pytest.raises(ConfigError, match="not an async function"):
+                with pytest.raises(ConfigError, match="not an async function") as refused:
                     await rolled_out(rollout, bad)
+                assert "seer.in_thread" in (refused.value.hint or "")
             with pytest.raises(ConfigError, match="lengths"):
                 await rolled_out(rollout, lengths=[[3] * 4] * 4)
             with pytest.raises(ConfigError, match="tools"):

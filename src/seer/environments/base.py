@@ -11,7 +11,10 @@ Rules
   2. All that it may need is in the conversation, so a resumed run can call it anywhere. State of its own is kept by
      `Conversation.key` and rebuilt from `messages` where it is missing; `close` says that a conversation has ended.
   3. What it raises, and a deadline that it misses, ends that response as failed, and nothing else.
-  4. After a turn with `finish_reason` LENGTH there is no room to go on: only a reward is taken from the answer.
+  4. It must not block the event loop, on which everything else runs. Plain code that waits or computes goes to a
+     thread: `await seer.in_thread(function, ...)`. Not `asyncio.to_thread`: its few threads are the whole program's,
+     and those that hang keep it from ending.
+  5. After a turn with `finish_reason` LENGTH there is no room to go on: only a reward is taken from the answer.
 """
 
 from __future__ import annotations
@@ -117,5 +120,5 @@ def check_environment(environment: Any) -> None:
     if not inspect.iscoroutinefunction(environment) and not is_object:
         raise ConfigError(
             f"environment is a {type(environment).__name__}, not an async function",
-            hint="async def environment(conversation): ... ; plain functions: await asyncio.to_thread(function, ...)",
+            hint="async def environment(conversation): ... ; plain functions: await seer.in_thread(function, ...)",
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 from seer.environments.base import Answer, Conversation, End, Message
 from seer.environments.python_sandbox import PythonSandbox, SandboxLimits
+from seer.machine.daemon_thread import in_thread
 from seer.types import FinishReason
 
 PYTHON_TOOL: Message = {
@@ -44,7 +45,7 @@ class PythonTool:
         limits: SandboxLimits | None = None,
         most_calls: int = 8,
     ) -> None:
-        """`score` gets the conversation at its end; at most `most_calls` pieces of code are run in one."""
+        """`score` gets the conversation at its end, in a thread; at most `most_calls` pieces of code are run in one."""
         self._score = score
         self._sandbox = PythonSandbox(limits)
         self._most_calls = most_calls
@@ -54,7 +55,7 @@ class PythonTool:
         code = find_code(conversation.text)
         is_full = conversation.finish_reason is FinishReason.LENGTH
         if code is None or is_full or conversation.turn > self._most_calls:
-            return End(reward=self._score(conversation))
+            return End(reward=await in_thread(self._score, conversation))
         return [{"role": "tool", "name": "python", "content": await self._sandbox.run(code)}]
 
 

@@ -10,7 +10,6 @@ must not run inside instances.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import importlib.util
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from seer.errors import InputError
+from seer.machine.daemon_thread import in_thread
 
 LOG_TAIL_BYTES = 2000
 """Quoted from a child's log when it dies: about the length of a Python traceback."""
@@ -121,14 +121,14 @@ class ChildProcess:
     async def wait(self, deadline_s: float) -> None:
         """Wait for its exit; kill it when the deadline passes."""
         try:
-            await asyncio.to_thread(self._process.wait, deadline_s)
+            await in_thread(self._process.wait, deadline_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            await asyncio.to_thread(self._process.wait)
+            await in_thread(self._process.wait)
 
     async def ended(self) -> None:
         """Wait for its exit, however long that takes."""
-        await asyncio.to_thread(self._process.wait)
+        await in_thread(self._process.wait)
 
     def exit_cause(self) -> str:
         """How it ended, and the last lines it wrote."""
