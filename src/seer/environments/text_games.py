@@ -7,7 +7,8 @@ where the game has `reset(seed=...)`, and `step(action) -> (observation, reward,
 async. The model's turn is the action, the observation is the next message, and the response's reward is the sum of the
 steps' rewards.
 
-Plain methods run in a thread each, so that a slow game does not stop the event loop.
+Plain methods run in a thread each, so that a game that is slow or hangs stops neither the event loop nor other games.
+The game's `close`, where it has a plain one, is called in a thread, too, and nothing waits for it.
 
 Invariant: a game is a function of its seed and its actions. So a conversation whose game is missing, in a resumed run,
 is played again from its messages.
@@ -15,14 +16,19 @@ is played again from its messages.
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import inspect
+import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from seer.environments.base import Answer, Conversation, End, Key
+from seer.machine.daemon_thread import in_thread
 from seer.types import FinishReason
+
+log = logging.getLogger(__name__)
 
 
 class Game(Protocol):
@@ -51,11 +57,11 @@ class TextGame:
         self,
         make: Callable[[Conversation], Game],
         *,
-        seed_of: Callable[[Conversation], int] = lambda conversation: conversation.group,
+        seed_of: Callable[[Conversation], int] | None = None,
         role: str = "user",
     ) -> None:
-        """`seed_of` seeds a game: by default all responses to a prompt play the same one."""
-        self._make, self._seed_of, self._role = make, seed_of, role
+        """`seed_of` seeds a game, by default `prompt_seed`: all responses to equal prompts play the same one."""
+        self._make, self._seed_of, self._role = make, seed_of or prompt_seed, role
         self._played: dict[Key, _Played] = {}
 
     async def __call__(self, conversation: Conversation) -> Answer:
@@ -77,7 +83,7 @@ class TextGame:
         played = self._played.pop(key, None)
         end = getattr(played.game, "close", None) if played is not None else None
         if end is not None and not inspect.iscoroutinefunction(end):
-            end()
+            threading.Thread(target=_end, args=(end,), name="seer-game-close", daemon=True).start()
 
     @staticmethod
     async def _step(played: _Played, action: str) -> None:
@@ -86,6 +92,12 @@ class TextGame:
         played.reward += float(reward)
         played.is_over = bool(terminated or truncated)
         played.observation = str(observation)
+
+
+def prompt_seed(conversation: Conversation) -> int:
+    """A seed from the prompt's tokens: in a slice, a later step, a session or a trainer, a prompt has its own game."""
+    text = ",".join(map(str, conversation.prompt_token_ids))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
 
 def _actions(conversation: Conversation) -> list[str]:
@@ -97,4 +109,11 @@ def _actions(conversation: Conversation) -> list[str]:
 async def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **named)
-    return await asyncio.to_thread(function, *arguments, **named)
+    return await in_thread(function, *arguments, **named)
+
+
+def _end(close: Callable[[], Any]) -> None:
+    try:
+        close()
+    except (Exception, SystemExit):
+        log.exception("a game could not be closed")
