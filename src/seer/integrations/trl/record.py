@@ -12,19 +12,17 @@ A run that was killed and resumed appends; of two lines for one rollout the late
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from seer.hosting.fleet import HostedFleet
 from seer.integrations.trl.on_policy import OnPolicyNumbers
 from seer.integrations.trl.rollout_settings import RolloutSettings
 from seer.metrics.summary import Summary
 from seer.runs.run_folder import RunFolder, machine
+from seer.runs.training_run import TrainingRun
 from seer.types import FinishReason, GroupResult, Turn
 
 
@@ -114,42 +112,33 @@ def log_metrics(trainer: Any, line: RolloutLine) -> None:
 
 
 class TrainingRecord:
-    """Writes the folder of one training run."""
+    """Writes the folder of one training run; no other trainer can while it does."""
 
     def __init__(self, path: Path, *, keep_steps: int) -> None:
-        self.folder = RunFolder(path)
-        self._keep_steps = keep_steps
-        self._kept: list[Path] = []  # oldest first
-        self._options: dict[str, Any] = {}
-        self._limits: dict[str, Any] = {}
+        """Hold the folder; one that this trainer must not write to is refused."""
+        self._run = TrainingRun(path, keep_steps=keep_steps)
+        self._facts: dict[str, Any] = {}
+        self.is_over = False
+        """Nothing is written any more: another trainer may hold the folder."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is recorded."""
+        return self._run.folder
 
     def begin(self, options: dict[str, Any], fleet: HostedFleet) -> None:
-        """Write run.json; called when the instances are up."""
-        self.folder.create()
-        self._options, self._limits = options, asdict(fleet.instances[0].limits)
-        self.folder.write_manifest(
-            {
-                "command": "train",
-                "options": options,
-                "limits": self._limits,
-                "machine": machine(),
-                "status": "running",
-            }
-        )
-        self._kept = sorted(self.folder.path.glob("step-*"), key=lambda path: path.stat().st_mtime)
+        """Write run.json, once; called when the instances are up."""
+        if not self._facts:
+            self._facts = {"options": options, "limits": asdict(fleet.instances[0].limits)}
+            self._run.begin(self._facts)
 
     def open_step(self, settings: RolloutSettings, call: int) -> RunFolder | None:
         """The folder of the rollout that is about to begin; older ones make room. None where none is kept."""
-        if not self._keep_steps:
-            return None
-        suffix = f"{settings.step:06d}" + (f".{call}" if call else "") + ("-eval" if settings.mode == "eval" else "")
-        step = RunFolder(self.folder.path / f"step-{suffix}")
-        self._kept = [path for path in self._kept if path != step.path]
-        while len(self._kept) >= self._keep_steps:
-            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
-        step.create()
-        self._kept.append(step.path)
-        self._write_step(step, settings, "running", None)
+        suffix = f".{call}" if call else ""
+        step = self._run.open_step(f"{settings.step:06d}{suffix}" + ("-eval" if settings.mode == "eval" else ""))
+        if step is not None:
+            step.create()
+            self._write_step(step, settings, "running", None)
         return step
 
     def close_step(self, step: RunFolder | None, settings: RolloutSettings, summary: Summary | None) -> None:
@@ -159,28 +148,27 @@ class TrainingRecord:
 
     def write(self, line: RolloutLine) -> None:
         """Append a rollout."""
-        self._append("rollouts.jsonl", line)
+        self._run.append("rollouts.jsonl", line)
 
     def write_log(self, step: int, logs: dict[str, Any]) -> None:
-        """Append what the trainer logged."""
+        """Append what the trainer logged, unless the record is over."""
+        if self.is_over:
+            return
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
-        self._append("trainer.jsonl", {"step": step, **numbers})
+        self._run.append("trainer.jsonl", {"step": step, **numbers})
 
     def end(self) -> None:
-        """The trainer is done, or the program is."""
-        if self.folder.manifest.is_file():
-            self.folder.write_manifest(self.folder.read_manifest() | {"status": "finished"})
-
-    def _append(self, name: str, value: Any) -> None:
-        with (self.folder.path / name).open("ab") as file:
-            file.write(msgspec.json.encode(value) + b"\n")
+        """The trainer is done, or the program is; a second time changes nothing."""
+        self.is_over = True
+        self._run.close()
 
     def _write_step(self, step: RunFolder, settings: RolloutSettings, status: str, summary: Summary | None) -> None:
+        asked = {"max_tokens": settings.sampling.max_tokens, "n": settings.group_size}
         step.write_manifest(
             {
                 "command": "rollout",
-                "options": self._options | {"max_tokens": settings.sampling.max_tokens, "n": settings.group_size},
-                "limits": self._limits,
+                "options": self._facts["options"] | asked,
+                "limits": self._facts["limits"],
                 "machine": machine(),
                 "status": status,
                 "summary": None if summary is None else asdict(summary),

@@ -132,7 +132,7 @@ class SeerRollouts:
 
     def close(self) -> None:
         """End the instances; a later call starts them anew."""
-        if self.instances.are_up and self.record is not None:
+        if self.record is not None:
             self.record.end()
         self.instances.close()
 
@@ -141,9 +141,11 @@ class SeerRollouts:
     def _roll_out(self, prompts: list[Any], trainer: Any, settings: RolloutSettings) -> Columns:
         began_s = time.monotonic()
         call = self._count_call(settings)
+        record = self._hold_record(trainer)
         rollout = self.instances.sync_with(trainer)
         weights_s = time.monotonic() - began_s
-        record = self._begin_record(rollout, trainer)
+        name = trainer.model.config._name_or_path or type(trainer.model).__name__
+        record.begin(self.instances.options | {"model": name}, rollout.fleet)
         groups = find_groups(prompts, settings.group_size)
         self.newest_step = step = record.open_step(settings, call)
         found = self._generate(rollout, groups, trainer, settings, call)
@@ -235,12 +237,11 @@ class SeerRollouts:
         self._last_call = (settings.mode, settings.step, call)
         return call
 
-    def _begin_record(self, rollout: SyncRollout, trainer: Any) -> TrainingRecord:
-        if self.record is None:
+    def _hold_record(self, trainer: Any) -> TrainingRecord:
+        """The run's folder, refused before instances start where it must not be written."""
+        if self.record is None or self.record.is_over:
             path = self._run_dir or Path(trainer.args.output_dir) / "seer"
             self.record = TrainingRecord(path, keep_steps=self._keep_steps)
-            name = trainer.model.config._name_or_path or type(trainer.model).__name__
-            self.record.begin(self.instances.options | {"model": name}, rollout.fleet)
         if self._callback_of is None or self._callback_of() is not trainer:
             add_trainer_callback(trainer, self)
             self._callback_of = weakref.ref(trainer)

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from seer.runs.run_folder import RunFolder, machine
+from seer.errors import InputError
+from seer.runs.run_folder import RunFolder
+from seer.runs.training_run import TrainingRun
 
 log = logging.getLogger(__name__)
 
@@ -30,28 +29,19 @@ REWARD = "critic/score/mean"
 
 
 class TrainingFolder:
-    """Makes the folders of steps and removes the oldest."""
+    """Writes the folder of one training run; no other trainer can while it does."""
 
     def __init__(self, path: Path, keep_steps: int, facts: dict[str, Any]) -> None:
         """`facts` are the options and limits that run.json states."""
         self.facts = facts
-        self._folder, self._keep_steps = RunFolder(path), keep_steps
-        self._kept: list[Path] = []
+        self._path = path
+        self._run = TrainingRun(path, keep_steps=keep_steps)
         with _writing(path):
-            self._folder.create()
-            self._write("running")
-            self._kept = sorted(path.glob("step-*"), key=lambda one: one.stat().st_mtime)
+            self._run.begin(facts)
 
     def open_step(self, name: str) -> RunFolder | None:
         """The folder of a rollout that is about to begin; None where none is kept."""
-        if not self._keep_steps:
-            return None
-        step = RunFolder(self._folder.path / f"step-{name}")
-        self._kept = [path for path in self._kept if path != step.path]
-        while len(self._kept) >= self._keep_steps:
-            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
-        self._kept.append(step.path)
-        return step
+        return self._run.open_step(name)
 
     def write_step(
         self, step: int, numbers: Mapping[str, float], since_last_s: float | None, logged: Mapping[str, float]
@@ -71,28 +61,21 @@ class TrainingFolder:
             "tail_s": numbers.get("tail_s", 0.0),
             "since_last_s": since_last_s,
         }
-        with _writing(self._folder.path):
-            self._append("rollouts.jsonl", line)
+        with _writing(self._path):
+            self._run.append("rollouts.jsonl", line)
             if REWARD in logged:
                 # The report looks for the log of a step under the next number, as other trainers write it.
-                self._append("trainer.jsonl", {"step": step + 1, "reward": logged[REWARD]})
+                self._run.append("trainer.jsonl", {"step": step + 1, "reward": logged[REWARD]})
 
     def close(self) -> None:
         """The training has ended."""
-        with _writing(self._folder.path):
-            self._write("finished")
-
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        with (self._folder.path / name).open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-
-    def _write(self, status: str) -> None:
-        self._folder.write_manifest({"command": "train", **self.facts, "machine": machine(), "status": status})
+        with _writing(self._path):
+            self._run.close()
 
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, InputError) as error:
         log.warning("the record of the training in %s is not whole: %s", path, error)
