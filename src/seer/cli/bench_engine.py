@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.cli.number_option import NumberOption, number_list
+from seer.cli.output_file import refuse_output, write_output
 from seer.errors import ConfigError, MissingExtra
 from seer.ranges import Count, Repeats, SequenceSlots, Temperature, Threads
 
@@ -57,12 +58,15 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--threads", type=NumberOption(Threads), default=1, help="CPU threads (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--json", type=Path, help="also write every run to this file")
+    parser.add_argument("--force", action="store_true", help="replace a file that is at --json")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run every engine in turn and print the medians."""
     batches = sorted({*number_list(args.batches, SequenceSlots, "--batches")})
+    if args.json:
+        refuse_output(args.json, option="--json", force=args.force)
     try:
         import torch
 
@@ -87,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
                              "tokens": done.num_tokens, "step_s": done.step_s})  # fmt: skip
         _print_batch(batch, [entry for entry in runs if entry["batch"] == batch])
     if args.json:
-        args.json.write_text(json.dumps({"args": {k: str(v) for k, v in vars(args).items()}, "runs": runs}, indent=1))
+        content = {"args": {k: str(v) for k, v in vars(args).items()}, "runs": runs}
+        write_output(args.json, json.dumps(content, indent=1).encode(), option="--json")
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from seer.cli.number_option import NumberOption, number_list
+from seer.cli.output_file import refuse_output, write_output
 from seer.errors import MissingExtra
 from seer.ranges import Repeats, SequenceSlots
 
@@ -33,6 +34,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
     parser.add_argument("--out", type=Path, help="the file (one in the user's cache, where rollouts find it)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is at --out")
     parser.set_defaults(run=run)
 
 
@@ -40,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write the file."""
     asked = {"--batches": args.batches, "--tokens": args.tokens, "--contexts": args.contexts}
     shapes = {option: sorted({*number_list(text, SequenceSlots, option)}) for option, text in asked.items()}
+    if args.out is not None:
+        refuse_output(args.out, option="--out", force=args.force)
     try:
         import torch
 
@@ -60,8 +64,11 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
     )
     out = args.out or local_key(folder, device=args.device, dtype=measured.dtype, threads=THREADS).path
-    out.parent.mkdir(parents=True, exist_ok=True)
-    measured.save(out)
+    if args.out is None:
+        out.parent.mkdir(parents=True, exist_ok=True)  # in the user's cache
+        measured.save(out)
+    else:
+        write_output(out, measured.encode(), option="--out")
     sys.stdout.write("requests  tokens/request  context   step ms   (quartiles apart)\n")
     for point in measured.points:
         sys.stdout.write(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seer.errors import InputError
+from seer.cli.output_file import refuse_output, write_output
 from seer.machine.whole_files import write_whole
 from seer.runs.run_folder import RunFolder
 
@@ -32,6 +32,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "run_folder", type=Path, metavar="RUN", help="a folder of `seer rollout`, `seer compare` or a trainer"
     )
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="the page (report.html in the run's folder)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is at --out")
     parser.set_defaults(run=run)
 
 
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from seer.report.page import page_text
 
     folder = RunFolder.find(args.run_folder)
+    if args.out is not None:
+        refuse_output(args.out, option="--out", force=args.force, never=folder.written)
     manifest = folder.read_facts()
     others: list[RunFolder] = []
     shown, training = folder, ""
@@ -56,15 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         write_whole(folder.report, page)
     else:
-        _write_where_asked(args.out, page)
+        write_output(args.out, page, option="--out")
     write_trace(read_events(shown.events, allow_cut=True), folder.trace)
     sys.stdout.write(f"page     {args.out or folder.report}\ntrace    {folder.trace} (open it in ui.perfetto.dev)\n")
     return 0
-
-
-def _write_where_asked(out: Path, page: bytes) -> None:
-    """Write to a path of the user's, which may be a link or a device."""
-    try:
-        out.write_bytes(page)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}", hint="--out FILE.html") from None

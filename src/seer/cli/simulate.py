@@ -136,6 +136,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write results.json, and per scheduler its events, a trace and plots",
     )
+    parser.add_argument("--force", action="store_true", help="replace an earlier simulation in --out")
 
 
 def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
     first = workloads[seeds[0]]
     folder = None
     if args.out is not None:
-        folder = SimulationFolder(args.out, first.name, first.num_instances, first.limits().kv_tokens)
+        folder = SimulationFolder(args.out, first.name, first.num_instances, first.limits().kv_tokens, force=args.force)
     pairs = [(scheduler, way) for scheduler in schedulers for way in ways]
     rows = [row for seed, workload in workloads.items() for row in _simulate_all(workload, seed, pairs, args, folder)]
     if folder is not None:

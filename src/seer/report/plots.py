@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from seer.machine.whole_files import write_whole
 from seer.report.svg import BOTTOM, LEFT, RIGHT, TOP, Frame, colour, document, mark, moved, steps, words
 from seer.report.timeline import Floats, Timeline
 
@@ -178,4 +179,4 @@ def _time_axis(height: int) -> str:
 
 
 def _save(path: Path, height: int, title: str, parts: Sequence[str]) -> None:
-    path.write_text(document(WIDTH, height, title, "".join(parts)), encoding="utf-8")
+    write_whole(path, document(WIDTH, height, title, "".join(parts)).encode())

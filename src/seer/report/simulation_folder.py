@@ -19,11 +19,15 @@ from types import TracebackType
 from typing import Any
 
 from seer.errors import InputError
+from seer.machine.whole_files import write_whole
 from seer.metrics.events import Event
 from seer.metrics.jsonl import EventLog
 from seer.metrics.perfetto import PerfettoTrace
 from seer.report.plots import plot_finish_times, plot_instances, plot_load
 from seer.report.timeline import Timeline
+
+_FILES = ("results.json", "finish_times.svg")
+_SCHEDULER_FILES = ("events.jsonl", "trace.json", "load.svg", "instances.svg")
 
 __all__ = ["SchedulerRecorder", "SimulationFolder"]
 
@@ -31,7 +35,12 @@ __all__ = ["SchedulerRecorder", "SimulationFolder"]
 class SimulationFolder:
     """Where the runs of one comparison are kept."""
 
-    def __init__(self, path: Path, title: str, num_instances: int, kv_capacity_tokens: int) -> None:
+    def __init__(
+        self, path: Path, title: str, num_instances: int, kv_capacity_tokens: int, *, force: bool = False
+    ) -> None:
+        """Make the folder; one that holds files of its names is refused, unless by force."""
+        if not force:
+            _refuse_loss(path)
         self._path = path
         self._title = title
         self._num_instances = num_instances
@@ -48,7 +57,7 @@ class SimulationFolder:
 
     def write_results(self, results: bytes) -> None:
         """Write the numbers, and the picture that compares the schedulers recorded so far."""
-        (self._path / "results.json").write_bytes(results)
+        write_whole(self._path / "results.json", results)
         plot_finish_times(self._timelines, self._title, self._path / "finish_times.svg")
 
     def _draw(self, scheduler: str, timeline: Timeline) -> None:
@@ -65,6 +74,16 @@ class SimulationFolder:
         except OSError as error:
             message = f"cannot write to {folder}: {error.strerror}"
             raise InputError(message, hint="--out wants a folder") from error
+
+
+def _refuse_loss(path: Path) -> None:
+    names = [*_FILES, *(f"*/{name}" for name in _SCHEDULER_FILES)]
+    kept = sorted(str(one.relative_to(path)) for name in names for one in path.glob(name))
+    if kept:
+        raise InputError(
+            f"{path} holds {', '.join(kept[:3])}{' and more' if len(kept) > 3 else ''} already",
+            hint="choose another --out, or replace it with --force",
+        )
 
 
 class SchedulerRecorder(AbstractContextManager["SchedulerRecorder"]):

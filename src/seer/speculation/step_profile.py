@@ -17,6 +17,7 @@ import msgspec
 
 from seer.errors import InputError
 from seer.machine.json_files import UNREADABLE, read_object
+from seer.machine.whole_files import write_whole
 from seer.ranges import Count, CountOrZero, SecondsOrZero
 
 
@@ -73,9 +74,13 @@ class StepProfile:
         """Seconds to draft for a step."""
         return self.draft_s_per_request * num_requests if depth else 0.0
 
+    def encode(self) -> bytes:
+        """It as JSON."""
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_whole(path, self.encode())
 
     @classmethod
     def load(cls, path: Path) -> StepProfile:
