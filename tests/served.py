@@ -16,7 +16,7 @@ import httpx
 
 from seer.buffer import request_seed
 from seer.engine.base import Instance, Weights
-from seer.engine.fake import END_TOKEN, FakeInstance, fake_length, fake_token
+from seer.engine.fake import END_TOKEN, KV_BLOCKS, FakeInstance, fake_length, fake_token
 from seer.errors import SeerError
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.loop_slot import InstanceListener
@@ -34,6 +34,7 @@ from seer.serve.settings import ServeSettings
 from seer.types import ChunkOutput, DraftMode, Sampling
 
 MAX_MODEL_LEN = 512
+BLOCK_SIZE = 16
 NAME = "a-model"
 
 
@@ -129,9 +130,19 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def a_server(
-    settings: ServeSettings | None = None, *, instances: int = 2, step_s: float = 0.0, has_text: bool = True
+    settings: ServeSettings | None = None,
+    *,
+    instances: int = 2,
+    step_s: float = 0.0,
+    has_text: bool = True,
+    kv_blocks: int = KV_BLOCKS,
 ) -> AsyncIterator[Served]:
-    fleet = LocalFleet([FakeInstance(i, max_model_len=MAX_MODEL_LEN, step_s=step_s) for i in range(instances)])
+    fleet = LocalFleet(
+        [
+            FakeInstance(i, max_model_len=MAX_MODEL_LEN, step_s=step_s, kv_blocks=kv_blocks, block_size=BLOCK_SIZE)
+            for i in range(instances)
+        ]
+    )
     await fleet.start()
     codec = Letters() if has_text else None
 
@@ -150,7 +161,6 @@ async def a_server(
             session=session,
             instances=fleet.instances,
             codec=codec,
-            max_model_len=MAX_MODEL_LEN,
             live=live,
             sample=fleet.sample,
         )

@@ -181,7 +181,6 @@ async def _serve(
                     session=session,
                     instances=rollout.fleet.instances,
                     codec=rollout.engine.codec,
-                    max_model_len=rollout.engine.max_model_len,
                     live=live,
                     sample=lambda: fleet_sample(rollout.fleet),
                 )

@@ -191,7 +191,7 @@ class Session:
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
         [encoded] = self._encode([prompt], n=n, sampling=sampling, tools=tools)
         self._refuse_unfit(encoded)
-        calls = None
+        calls, longest = None, self.longest_request_tokens
         if environment is not None:
             calls = EnvironmentCalls(environment=environment, deadline_s=environment_deadline_s, tools=tools)
         submission = Submission(
@@ -200,7 +200,7 @@ class Session:
             group,
             [ResponseHandle(group, on_tokens) for _ in range(encoded.n)],
             calls,
-            None if calls is None else min(max_context_tokens or self._longest_tokens, self._longest_tokens),
+            None if calls is None else min(max_context_tokens or longest, longest),
             home,
         )
         if self._loop is None:
@@ -401,12 +401,13 @@ class Session:
             self._loop.forget_family(family.id)
 
     @property
-    def _longest_tokens(self) -> int:
+    def longest_request_tokens(self) -> int:
+        """Prompt and response tokens of the longest request that an instance can hold."""
         return longest_context([instance.limits for instance in self._fleet.instances])
 
     def _refuse_unfit(self, prompt: EncodedPrompt) -> None:
         needed = len(prompt.token_ids) + prompt.sampling.max_tokens
-        longest = self._longest_tokens
+        longest = self.longest_request_tokens
         if needed > longest:
             raise ConfigError(
                 f"prompt and max_tokens make {needed} tokens, an instance holds {longest}",

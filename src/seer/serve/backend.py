@@ -25,12 +25,15 @@ class Backend:
     instances: Sequence[Instance]
     codec: TextCodec | None
     """The tokenizer; None: token ids only."""
-    max_model_len: int
-    """Longest prompt plus response."""
     live: LivePage
     """Gets the session's events."""
     sample: Callable[[], FleetSample]
     """The fleet's state, when asked for."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus response: what the model's context and an instance's KV memory both allow."""
+        return self.session.longest_request_tokens
 
     @property
     def weights_version(self) -> int:
