@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that call a server as SkyRL and prime-rl do, written from the fields of their sources.
 
-SkyRL: skyrl/backends/skyrl_train/inference_servers/{remote_inference_client,engine_utils}.py
+SkyRL: skyrl/backends/skyrl_train/inference_servers/{remote_inference_client,engine_utils}.py, and
+weight_sync/broadcast_strategy.py, whose NCCL is gloo here: the trainer is rank 0 and sends tensors packed as bytes
 prime-rl: src/prime_rl/utils/client.py, and renderers/client.py of the package `renderers`, which it generates with
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import openai
+import torch
+
+from seer.engine.gloo_group import GlooGroup
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class SkyRlClient:
     def __init__(self, url: str, model: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=120)
         self._model = model
+        self._group: GlooGroup | None = None
 
     async def generate(
         self, prompts: Sequence[Sequence[int]], sampling: dict[str, Any], session_ids: Sequence[str]
@@ -74,6 +81,42 @@ class SkyRlClient:
 
     async def world_size(self) -> int:
         return int((await self._http.get("/get_world_size")).json()["world_size"])
+
+    async def init_weight_sync(self) -> None:
+        world_size = await self.world_size() + 1
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        place = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": world_size}
+        wait = timedelta(seconds=60)
+        self._group, _ = await asyncio.gather(
+            asyncio.to_thread(GlooGroup, "127.0.0.1", port, rank=0, world_size=world_size, deadline=wait),
+            self._post("/init_weight_transfer_engine", {"init_info": place}),
+        )
+
+    async def sync_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """As `save_weights_for_sampler` of a trainer that is not colocated."""
+        assert self._group is not None
+        await self.pause()
+        try:
+            await self.collective_rpc("skyrl_start_weight_update", {"is_checkpoint_format": True})
+            info = {
+                "names": list(weights),
+                "dtype_names": [str(one.dtype).removeprefix("torch.") for one in weights.values()],
+                "shapes": [list(one.shape) for one in weights.values()],
+                "packed": True,
+            }
+            update = asyncio.create_task(self.collective_rpc("update_weights_nccl", {"update_info": info}))
+            packed = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in weights.values()])
+            await asyncio.to_thread(self._group.broadcast, packed, 0)
+            await update
+            await self.collective_rpc("skyrl_finish_weight_update")
+        finally:
+            await self.resume()
+
+    async def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> None:
+        call: dict[str, Any] = {"method": method} | ({"kwargs": kwargs} if kwargs is not None else {})
+        assert (await self._post("/collective_rpc", call)) == {"results": [None]}
 
     async def _post(self, path: str, body: Any, **settings: Any) -> Any:
         response = await self._http.post(path, json=body, **settings)

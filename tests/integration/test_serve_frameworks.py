@@ -82,6 +82,22 @@ def test_skyrl_generates_groups_pauses_and_sleeps(server: ServeProcess) -> None:
     asyncio.run(scenario())
 
 
+def test_skyrl_broadcasts_weights_between_two_steps(server: ServeProcess, home: Path) -> None:
+    from safetensors.torch import load_file
+
+    async def scenario() -> None:
+        client = SkyRlClient(server.url, "tiny")
+        await client.init_weight_sync()
+        for folder in (home / "weights" / "step-1", home / "tiny"):
+            await client.sync_weights(load_file(folder / "model.safetensors"))
+            for seed, ids in enumerate(tokens_of(folder, range(2))):
+                found = await client.generate([PROMPT], SKYRL | {"seed": seed}, [f"uid-2_{seed}"])
+                assert found.ids == [ids]
+        await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_prime_rl_updates_weights_from_a_folder_while_trajectories_run(server: ServeProcess, home: Path) -> None:
     before, after = tokens_of(home / "tiny", range(4)), tokens_of(home / "weights" / "step-1", range(4))
 

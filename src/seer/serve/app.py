@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from seer.serve.backend import Backend
 from seer.serve.chat import chat_completions
+from seer.serve.collective_rpc import collective_rpc
 from seer.serve.completions import completions
 from seer.serve.endpoint import Work, guarded
 from seer.serve.gate import Gate
@@ -106,6 +107,7 @@ ADMIN: dict[str, Work] = {
     "POST /update_weights": update_weights,
     "POST /update_weights_from_disk": update_weights,
     "POST /finish_weight_update": finish_update,
+    "POST /collective_rpc": collective_rpc,
 }
 
 

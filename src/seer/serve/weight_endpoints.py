@@ -87,10 +87,15 @@ async def update_weights(service: Service, request: Request) -> Response:
         version = await service.weights.from_path(path)
         return json_response({"status": "ok", "success": True, "weights_version": version})
     assert asked.update_info is not None, "one of the two is given"
+    await receive_tensors(service, asked.update_info)
+    return json_response({"message": "Weights updated"})
+
+
+async def receive_tensors(service: Service, info: UpdateInfo) -> None:
+    """Tensors that the trainer broadcasts, for the update that is under way."""
     if not service.weights.is_started:
         raise bad_request("no weight update was started", hint="POST /start_weight_update first")
-    service.weights.add(await service.group.receive(asked.update_info.tensors()))
-    return json_response({"message": "Weights updated"})
+    service.weights.add(await service.group.receive(info.tensors()))
 
 
 async def finish_update(service: Service, request: Request) -> Response:

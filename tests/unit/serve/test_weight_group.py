@@ -15,7 +15,9 @@ pytest.importorskip("fastapi")
 torch = pytest.importorskip("torch")
 
 from seer.engine.gloo_group import GlooGroup
+from seer.serve.keys import Keys
 from seer.serve.refusals import Refusal
+from seer.serve.settings import ServeSettings
 from seer.serve.weight_group import InitInfo, TensorInfo, WeightGroup, buffers
 from served import a_server
 
@@ -147,5 +149,39 @@ def test_an_update_changes_the_instances_only_when_it_is_finished() -> None:
             await served.ok("/start_weight_update", {})
             assert (await served.post("/update_weights", {"update_info": uneven})).status_code == 400
             assert (await served.post("/finish_weight_update", {})).status_code == 400
+
+    asyncio.run(scenario())
+
+
+def test_skyrl_calls_methods_of_a_table_and_no_other() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+
+            async def refused(body: Any) -> str:
+                response = await served.post("/collective_rpc", body)
+                assert response.status_code == 400
+                return str(response.json()["error"]["message"])
+
+            assert "no method 'load_model'" in await refused({"method": "load_model", "args": ["/"]})
+            assert "skyrl_start_weight_update" in await refused({"method": "__class__"})
+            assert "colocate_all=false" in await refused({"method": "update_weights_ipc", "kwargs": {}})
+            start = {"method": "skyrl_start_weight_update"}
+            assert "is_checkpoint_format" in await refused(start | {"kwargs": {"is_checkpoint_format": False}})
+            assert "kwargs" in await refused(start | {"args": [True]})
+            assert "update_info" in await refused({"method": "update_weights_nccl", "kwargs": {}})
+            assert "no weight update was started" in await refused({"method": "skyrl_finish_weight_update"})
+            assert not served.service.weights.is_started
+            assert await served.ok("/collective_rpc", start) == {"results": [None]}
+            assert served.service.weights.is_started
+
+    asyncio.run(scenario())
+
+
+def test_methods_of_workers_are_for_administrators() -> None:
+    async def scenario() -> None:
+        async with a_server(ServeSettings(keys=Keys(api="an-api-key-of-24-letters"))) as served:
+            user = {"Authorization": "Bearer an-api-key-of-24-letters"}
+            body = {"method": "skyrl_start_weight_update"}
+            assert (await served.post("/collective_rpc", body, headers=user)).status_code == 403
 
     asyncio.run(scenario())
