@@ -20,6 +20,7 @@ from seer.serve.endpoint import Work, guarded
 from seer.serve.gate import Gate
 from seer.serve.groups import GroupNames
 from seer.serve.lifecycle_endpoints import (
+    abort_request,
     abort_requests,
     is_paused,
     is_sleeping,
@@ -89,7 +90,7 @@ ADMIN: dict[str, Work] = {
     "POST /wake_up": wake_up,
     "GET /is_sleeping": is_sleeping,
     "POST /abort_requests": abort_requests,
-    "POST /abort_request": abort_requests,
+    "POST /abort_request": abort_request,
     "POST /reset_prefix_cache": reset_prefix_cache,
     "POST /reset_prefix_cache/": reset_prefix_cache,
     "POST /flush_cache": reset_prefix_cache,

@@ -47,6 +47,8 @@ class Generation:
         self._handles: list[ResponseHandle] = []
         self._news = asyncio.Event()
         self.failure: Refusal | None = None
+        self.name: str | None = None
+        """By which its client may abort it."""
 
     @property
     def num_prompt_tokens(self) -> int:

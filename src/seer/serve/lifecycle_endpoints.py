@@ -3,12 +3,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.serve.lifecycle import MODES
 from seer.serve.refusals import bad_request, json_response
 from seer.serve.service import Service
+
+
+class AbortRequests(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of /abort_requests, which may be empty."""
+
+    request_ids: list[str] | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of /abort_request."""
+
+    rid: str | None = None
+    abort_all: bool = False
+    finished_reason: Any = None
+    abort_message: Any = None
 
 
 async def pause(service: Service, request: Request) -> Response:
@@ -50,8 +68,20 @@ async def is_sleeping(service: Service, request: Request) -> Response:
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """POST /abort_requests: cancel everything in flight."""
-    return json_response({"status": "aborted", "aborted": service.cancel_all()})
+    """POST /abort_requests of vLLM: cancel the requests with these ids, or everything in flight."""
+    names = (await service.read(request, AbortRequests)).request_ids
+    return json_response(
+        {"status": "aborted", "aborted": service.cancel_named(names) if names else service.cancel_all()}
+    )
+
+
+async def abort_request(service: Service, request: Request) -> Response:
+    """POST /abort_request of SGLang: cancel the request with this id, or everything if `abort_all` says so."""
+    asked = await service.read(request, AbortRequest)
+    if not asked.rid and not asked.abort_all:
+        raise bad_request("no request is named", hint='{"rid": ID} or {"abort_all": true}', param="rid")
+    num = service.cancel_all() if asked.abort_all else service.cancel_named([asked.rid or ""])
+    return json_response({"status": "aborted", "aborted": num})
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> Response:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -58,6 +58,10 @@ class Service:
         """Cancel every response in flight; returns how many there were."""
         return sum(generation.cancel() for generation in list(self.generations))
 
+    def cancel_named(self, names: Collection[str]) -> int:
+        """Cancel the responses of requests that their clients gave these names; returns how many had not ended."""
+        return sum(generation.cancel() for generation in list(self.generations) if generation.name in names)
+
     def ask(
         self, ids: Sequence[int], wanted: SamplingFields, *, group: str | None, session: str | None, keep_stop: bool
     ) -> Ask:
@@ -72,11 +76,15 @@ class Service:
             keep_stop=keep_stop,
         )
 
-    def generation(self, asks: Sequence[Ask], *, streams: bool | None, needs_text: bool) -> Generation:
-        """The responses to these prompts, not yet started."""
-        return Generation(
+    def generation(
+        self, asks: Sequence[Ask], *, streams: bool | None, needs_text: bool, name: str | None = None
+    ) -> Generation:
+        """The responses to these prompts, not yet started; `name` is that of its client's request."""
+        made = Generation(
             self.backend, self.gate, asks, streams=bool(streams), needs_text=needs_text, running=self.generations
         )
+        made.name = name
+        return made
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body of a request as a structure."""

@@ -82,7 +82,7 @@ async def sglang_generate(service: Service, request: Request) -> Response:
     keep_stop = bool(wanted.include_stop_str_in_output)
     ask = service.ask(ids, wanted, group=asked.group, session=session_of(request), keep_stop=keep_stop)
     reply = _Reply(asked, len(ids))
-    generation = service.generation([ask], streams=asked.stream, needs_text=True)
+    generation = service.generation([ask], streams=asked.stream, needs_text=True, name=asked.rid)
     if asked.stream:
         return await service.stream(generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)

@@ -74,7 +74,7 @@ async def token_generate(service: Service, request: Request) -> Response:
         require_codec(service.backend)
     ask = service.ask(asked.token_ids, wanted, group=asked.group, session=session_of(request), keep_stop=False)
     reply = _Reply(service, asked)
-    generation = service.generation([ask], streams=asked.stream, needs_text=False)
+    generation = service.generation([ask], streams=asked.stream, needs_text=False, name=asked.request_id)
     if asked.stream:
         return await service.stream(generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
