@@ -20,6 +20,8 @@ TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 SignedSeed = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 MAX_STOP_STRINGS = 64
+_CONTEXT = "this model's maximum context length is"
+"""As vLLM says it: verifiers, with which prime-rl generates, knows by these words that a trajectory is too long."""
 _NO_PENALTIES = "responses are samples of the model's own distribution: there are no penalties"
 _NO_GRAMMAR = "structured output is not supported"
 _ONE_LOGPROB = "only the log-probability of the sampled token is reported: 0 or 1"
@@ -90,6 +92,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     default_max_tokens: ClassVar[int | None] = None
     """Where none is given; None: what the context leaves."""
+    clamps_max_tokens: ClassVar[bool] = False
+    """Whether a response that may be longer than the context leaves ends there (vLLM's token endpoint, and its `LLM`,
+    which `trl vllm-serve` calls), or is refused (the endpoints of OpenAI and SGLang)."""
 
     @property
     def num_responses(self) -> int:
@@ -101,15 +106,17 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         room = max_model_len - num_prompt_tokens
         if room < 1:
             raise bad_request(
-                f"the prompt has {num_prompt_tokens:,} tokens, and prompt and response may have {max_model_len:,}",
+                f"{_CONTEXT} {max_model_len:,} tokens with the response; the prompt has {num_prompt_tokens:,} tokens",
                 hint="shorten the prompt",
                 param="prompt",
             )
-        max_tokens = self.max_tokens or min(room, self.default_max_tokens or room)
+        max_tokens, min_tokens = self.max_tokens or min(room, self.default_max_tokens or room), self.min_tokens or 0
+        if max_tokens > room and self.clamps_max_tokens:
+            max_tokens, min_tokens = room, min(min_tokens, room)
         if max_tokens > room:
             raise bad_request(
-                f"max_tokens={max_tokens:,} after a prompt of {num_prompt_tokens:,} tokens, and both together may have "
-                f"{max_model_len:,}",
+                f"{_CONTEXT} {max_model_len:,} tokens with the response; the prompt has {num_prompt_tokens:,} tokens, "
+                f"and max_tokens={max_tokens:,}",
                 hint=f"use at most {room:,}",
                 param="max_tokens",
             )
@@ -120,7 +127,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=top_k,
             min_p=self.min_p or 0.0,
-            min_tokens=self.min_tokens or 0,
+            min_tokens=min_tokens,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,8 @@ class GenerateSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     logprobs: int | None = None
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: Any = None
+
+    clamps_max_tokens: ClassVar[bool] = True
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

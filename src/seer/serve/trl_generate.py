@@ -43,6 +43,7 @@ class TrlSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     generation_kwargs: GenerationKwargs | None = None
 
     default_max_tokens: ClassVar[int | None] = 16  # TRL's own
+    clamps_max_tokens: ClassVar[bool] = True
 
     def settle(self) -> int | None:
         """Apply `generation_kwargs` and refuse what Seer does not do; returns how many tokens of a prompt stay."""

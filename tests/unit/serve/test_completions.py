@@ -111,7 +111,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt": ({"prompt": "a", "max_token": 4}, "unknown field 'max_token'"),
     "too long": (
         {"prompt": "a", "max_tokens": 4000},
-        f"max_tokens=4,000 after a prompt of 1 tokens, and both together may have {MAX_MODEL_LEN}",
+        f"length is {MAX_MODEL_LEN} tokens with the response; the prompt has 1 tokens, and max_tokens=4,000",
     ),
     "long prompt": ({"prompt": [1] * MAX_MODEL_LEN}, f"the prompt has {MAX_MODEL_LEN} tokens"),
     "penalty": ({"prompt": "a", "repetition_penalty": 1.2}, "repetition_penalty=1.2 is not supported"),
