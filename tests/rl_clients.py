@@ -130,9 +130,10 @@ class SkyRlClient:
 class PrimeRlClient:
     """The inference pool: generation by an OpenAI client, administration beside it."""
 
-    def __init__(self, url: str, model: str) -> None:
-        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="EMPTY", max_retries=0)
-        self._admin = httpx.AsyncClient(base_url=url, timeout=None)
+    def __init__(self, url: str, model: str, api_key: str = "EMPTY") -> None:
+        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key != "EMPTY" else {}
+        self._admin = httpx.AsyncClient(base_url=url, headers=headers, timeout=None)
         self._endpoint = f"{url}/inference/v1/generate"
         self._model = model
 

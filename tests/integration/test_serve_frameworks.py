@@ -22,6 +22,7 @@ from serve_process import SMALL, ServeProcess, a_serve_process, make_served_mode
 from trl_serve_client import TrlServeClient
 
 PROMPT = [72, 105, 33]
+KEYS = {"api": "an-api-key-of-24-letters", "admin": "an-admin-key-of-26-letters"}
 SKYRL: dict[str, Any] = {
     "min_tokens": 1,
     "skip_special_tokens": True,
@@ -117,6 +118,24 @@ def test_prime_rl_updates_weights_from_a_folder_while_trajectories_run(server: S
         await client.close()
 
     asyncio.run(scenario())
+
+
+def test_prime_rl_has_one_key_for_generation_and_administration(tmp_path: Path) -> None:
+    for name, key in KEYS.items():
+        (tmp_path / name).write_text(key)
+        (tmp_path / name).chmod(0o600)
+    words = ("--engine", "fake", "--model", "none", "--no-pin", "--weights-dir", str(tmp_path))
+    files = ("--api-key-file", str(tmp_path / "api"), "--admin-key-file", str(tmp_path / "admin"))
+
+    async def scenario(url: str) -> None:
+        client = PrimeRlClient(url, "none", KEYS["admin"])
+        assert await client.wait_for_ready() > 0
+        assert (await client.generate(PROMPT, {"max_tokens": 5}, trajectory="t", step=0)).ids[0]
+        await client.update_weights(str(tmp_path))
+        await client.close()
+
+    with a_serve_process(*words, *files) as served:
+        asyncio.run(scenario(served.url))
 
 
 def test_trl_before_it_spoke_to_vllm_generates_and_sends_weights_tensor_by_tensor(

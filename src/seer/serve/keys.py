@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call what: an API key for generation, and another one for the administrative endpoints.
 
-    API key   admin key   generation       administration
-    none      none        open             open (the server listens on loopback alone)
-    set       none        API key          off
-    any       set         as before        admin key
+    API key   admin key   generation         administration
+    none      none        open               open (the server listens on loopback alone)
+    set       none        API key            off
+    none      set         open               admin key
+    set       set         either of the two  admin key
+
+A trainer that sends one key for all it does, as prime-rl, sends the admin key. So the two are never equal: every client
+could then change the weights.
 
 Invariants
   1. Keys are compared in constant time, and no representation of them has their text.
@@ -55,14 +59,19 @@ class Keys:
                     hint=f"at least {MIN_KEY_CHARS} ASCII characters without spaces around them",
                 )
         if self.admin is not None and self.admin == self.api:
-            raise ConfigError("the admin key is the API key", hint="every client could then change the weights")
+            raise ConfigError(
+                "the admin key is the API key, and every client could change the weights",
+                hint="a client that has one key for both is given the admin key, which may generate, too",
+            )
 
     def check(self, headers: Headers, *, is_admin: bool) -> None:
         """Raise a Refusal unless these headers of a request let it in."""
         _refuse_other_origin(headers)
         wanted = self.admin if is_admin else self.api
         if wanted is not None:
-            if not hmac.compare_digest(_given_key(headers).encode(), wanted.encode()):
+            given = _given_key(headers).encode()
+            is_it = [hmac.compare_digest(given, key.encode()) for key in (wanted, self.admin or wanted)]
+            if not any(is_it):  # both were compared: the time does not tell which one it is
                 raise Refusal(401, "the key is missing or wrong", hint="Authorization: Bearer KEY")
             return
         if is_admin and self.api is not None:

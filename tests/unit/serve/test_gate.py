@@ -36,7 +36,6 @@ def test_keys_open_what_they_are_for() -> None:
             assert (await served.get("/", headers=browser | {"Origin": "http://evil.example"})).status_code == 403
             for headers in (
                 {},
-                admin,
                 {"Authorization": "Basic %%%"},
                 {"Authorization": "Bearer x"},
                 {"Authorization": API},
@@ -44,10 +43,21 @@ def test_keys_open_what_they_are_for() -> None:
                 response = await served.get("/v1/models", headers=headers)
                 assert response.status_code == 401
                 assert API not in response.text
-            assert (await served.get("/v1/models", headers=user)).status_code == 200
+            for headers in (user, admin):  # prime-rl has one key for both
+                assert (await served.get("/v1/models", headers=headers)).status_code == 200
+                assert (await served.post("/v1/completions", {"prompt": "a"}, headers=headers)).status_code == 200
             assert (await served.get("/is_paused", headers=user)).status_code == 401
             assert (await served.get("/is_paused", headers=admin)).status_code == 200
             assert (await served.get("/health")).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_without_an_api_key_the_admin_key_closes_administration_alone() -> None:
+    async def scenario() -> None:
+        async with a_server(ServeSettings(keys=Keys(admin=ADMIN))) as served:
+            assert (await served.get("/v1/models")).status_code == 200
+            assert (await served.get("/is_paused")).status_code == 401
 
     asyncio.run(scenario())
 
@@ -80,7 +90,7 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
     ServeSettings(host="0.0.0.0", keys=Keys(api=API))
     with pytest.raises(ConfigError):
         Keys(api="short")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="every client could change the weights"):
         Keys(api=API, admin=API)
     assert API not in repr(ServeSettings(keys=Keys(api=API)))
 
