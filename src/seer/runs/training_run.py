@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -71,7 +72,9 @@ class TrainingRun:
         try:
             descriptor = os.open(path, flags, 0o666)
         except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}") from None
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            raise InputError(f"{path} is a link or a pipe, not a plain file", hint="remove it") from None
         with open(descriptor, "ab") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError(f"{path} is not a plain file", hint="remove it")

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seer.errors import InputError
 from seer.runs.run_folder import RunFolder
 from seer.runs.training_run import TrainingRun
 
@@ -77,5 +76,5 @@ class TrainingFolder:
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, InputError) as error:
+    except OSError as error:
         log.warning("the record of the training in %s is not whole: %s", path, error)
