@@ -19,10 +19,10 @@ from seer.integrations.verl import gathering, server_fleet
 from seer.integrations.verl.driver import MAX_TRIES, SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.settings import VerlSettings
-from seer.integrations.verl.training_folder import TrainingFolder
 from seer.metrics.events import Queued
 from seer.metrics.jsonl import EventLog
 from seer.runs.run_folder import RunFolder
+from seer.runs.training_run import TrainingRun
 from seer.types import Sampling
 from verl_servers import StandInServer
 
@@ -439,7 +439,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_rollout(
         monkeypatch.setattr(EventLog, "__call__", full)
         monkeypatch.setattr(RunFolder, "create", full)
         monkeypatch.setattr(RunFolder, "write_manifest", full)
-        monkeypatch.setattr(TrainingFolder, "_append", full)
+        monkeypatch.setattr(TrainingRun, "append", full)
         assert len(await job.rollout(1)) == 16
         numbers = await job.driver.finish_step(1, {})
         assert numbers["responses"] == 16
