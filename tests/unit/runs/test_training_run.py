@@ -174,7 +174,7 @@ def test_lines_are_not_appended_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine\n")
     numbers = {"responses": 1.0, "weights_version": 1.0, "tokens": 1.0, "longest_tokens": 1.0}
     (tmp_path / "run/rollouts.jsonl").symlink_to(tmp_path / "precious")
-    with pytest.raises(InputError, match="rollouts.jsonl is a link or a pipe"):
+    with pytest.raises(InputError, match=r"rollouts.jsonl is a link or a pipe"):
         folder.write_step(1, numbers, None, {})
     (tmp_path / "run/rollouts.jsonl").unlink()
     os.mkfifo(tmp_path / "run/rollouts.jsonl")
