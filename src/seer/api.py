@@ -523,7 +523,13 @@ def _make_pool(engine: PreparedEngine) -> FleetPool | None:
     block_bytes, block_size, num_ranks = engine.block_bytes, config.kv.block_size, config.tensor_parallel
     if num_bytes is None and config.hosting.ray is not None:
         node_bytes = node_pool_bytes(engine)
-        return FleetPool.between(node_bytes, block_bytes=block_bytes, block_size=block_size, num_ranks=num_ranks)
+        return FleetPool.between(
+            node_bytes,
+            block_bytes=block_bytes,
+            block_size=block_size,
+            num_ranks=num_ranks,
+            protocol=config.pool.protocol,
+        )
     if num_bytes is None:
         return FleetPool.mooncake(config.pool.name, block_bytes=block_bytes, block_size=block_size, num_ranks=num_ranks)
     return FleetPool.local(

@@ -29,6 +29,8 @@ from seer.scheduling.registry import parse_scheduler
 
 PoolBackend = Literal["local", "mooncake", "none"]
 POOL_BACKENDS = ("local", "mooncake", "none")
+PoolProtocol = Literal["auto", "tcp", "rdma"]
+POOL_PROTOCOLS = ("auto", "tcp", "rdma")
 SpeculationMode = Literal["auto", "off"]
 SPECULATION_MODES = ("auto", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -75,6 +77,9 @@ class PoolConfig:
     free."""
     name: FileName = "default"
     """Which Mooncake store."""
+    protocol: PoolProtocol = "auto"
+    """How the nodes of a cluster move KV with `mooncake`. `auto`: each node uses RDMA if it has a device for it, TCP
+    otherwise. Where only some have one, `tcp`: both ends must use the same."""
     ssd_dir: Path | None = None
     """Folder for the SSD tier of the local pool. KV of paused requests goes there while DRAM is nearly full. With it,
     one instance has a pool too. None: no SSD tier."""
@@ -93,6 +98,8 @@ class PoolConfig:
             )
         if self.backend not in POOL_BACKENDS:
             raise ConfigError(f"unknown pool {self.backend!r}", hint=f"one of {', '.join(POOL_BACKENDS)}")
+        if self.protocol not in POOL_PROTOCOLS:
+            raise ConfigError(f"pool.protocol={self.protocol!r}", hint=f"one of {', '.join(POOL_PROTOCOLS)}")
         check_fields(self)
 
 

@@ -31,6 +31,7 @@ from seer.errors import ConfigError, PoolError
 from seer.hosting.pool_ssd import SsdTier
 from seer.hosting.ray.pool import NodesPool
 from seer.kvpool.base import Pool, PoolStats, part_owner
+from seer.kvpool.mooncake_servers import MooncakeProtocol
 from seer.kvpool.open_pool import open_pool
 from seer.machine import file_lock, owned_folders
 from seer.metrics.events import Stepped
@@ -131,11 +132,19 @@ class FleetPool:
         return cls(settings, bytes_per_token=num_ranks * block_bytes // block_size, is_ours=False)
 
     @classmethod
-    def between(cls, node_bytes: int, *, block_bytes: int, block_size: int, num_ranks: int = 1) -> FleetPool:
+    def between(
+        cls,
+        node_bytes: int,
+        *,
+        block_bytes: int,
+        block_size: int,
+        num_ranks: int = 1,
+        protocol: MooncakeProtocol = "auto",
+    ) -> FleetPool:
         """A Mooncake store over the machines of a fleet, with so much memory of each at most."""
         settings = {"backend": "mooncake", "block_bytes": block_bytes, "deadline_s": DEADLINE_S}
         pool = cls(settings, bytes_per_token=num_ranks * block_bytes // block_size, is_ours=False)
-        pool.between_nodes = NodesPool(node_bytes, block_bytes=block_bytes)
+        pool.between_nodes = NodesPool(node_bytes, block_bytes=block_bytes, protocol=protocol)
         return pool
 
     def start(self) -> None:

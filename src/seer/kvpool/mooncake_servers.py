@@ -27,7 +27,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from seer.errors import ConfigError, MissingExtra, PoolError
 from seer.machine import owned_folders
@@ -41,6 +41,19 @@ _RESTART_GRACE_S = 2.0  # beyond `client_ttl_s`, for the master's own clock
 NAMESPACE_RECIPE = (
     "`ip netns add seer && ip netns exec seer ip link set lo up`, then run everything under `ip netns exec seer`"
 )
+
+
+MooncakeProtocol = Literal["auto", "tcp", "rdma"]
+PROTOCOLS = ("auto", "tcp", "rdma")
+RDMA_DEVICES = Path("/sys/class/infiniband")
+"""Where the kernel lists them, RoCE ones too."""
+
+
+def transfer_protocol(asked: MooncakeProtocol) -> str:
+    """The protocol for owners on this machine; Mooncake finds the devices itself."""
+    if asked != "auto":
+        return asked
+    return "rdma" if RDMA_DEVICES.is_dir() and any(RDMA_DEVICES.iterdir()) else "tcp"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +91,10 @@ class MooncakeServersConfig:
     num_threads: int = 2
     """Threads of the owner."""
 
+    protocol: MooncakeProtocol = "auto"
+    """How owners of several machines reach each other; all must use the same. `auto` is `rdma` where this machine has
+    a device for it, `tcp` otherwise."""
+
     log_dir: str = ""
     """Where the servers' logs go; empty for a temporary folder."""
 
@@ -86,6 +103,8 @@ class MooncakeServersConfig:
             raise ConfigError(f"mooncake dram_bytes=0 and master_address={self.master_address!r}: nothing to start")
         if 0 < self.dram_bytes < 16 << 20:
             raise ConfigError(f"mooncake dram_bytes={self.dram_bytes} is below 16 MiB, the least an owner takes")
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"mooncake protocol={self.protocol!r}", hint=f"one of {', '.join(PROTOCOLS)}")
         if self.ssd_bytes and self.dram_bytes < _MIN_DRAM_OVER_SSD_BYTES:
             raise ConfigError(
                 f"mooncake dram_bytes={self.dram_bytes} is too small over an SSD tier",
@@ -210,7 +229,7 @@ class MooncakeServers:
             "--local_buffer_size=67108864",
             "--metadata_server=P2PHANDSHAKE",
             f"--master_server_address={self.master_address}",
-            "--protocol=tcp",
+            f"--protocol={transfer_protocol(self.config.protocol)}",
             f"--threads={self.config.num_threads}",
         ]
         environment = {"MC_LOG_LEVEL": "ERROR"}

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from seer.hosting.ray.launcher import InstanceNeeds
 from seer.hosting.ray.log_copy import LogCopy
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
 from seer.hosting.ray.nodes import Node
+from seer.hosting.ray.pool import NodesPool
 
 ON_RAY = HostingConfig(ray="auto")
 
@@ -83,11 +85,14 @@ def test_nodes_share_no_local_pool_and_that_is_said(caplog: pytest.LogCaptureFix
 
 
 def test_a_pool_between_nodes_is_mooncake_with_memory_of_each_node() -> None:
-    asked = an_engine(pool=PoolConfig(backend="mooncake", memory_bytes=5 << 20))
+    asked = an_engine(pool=PoolConfig(backend="mooncake", memory_bytes=5 << 20, protocol="tcp"))
     pool = _make_pool(asked)
     assert pool is not None
     assert pool.between_nodes is not None
     assert (pool.between_nodes.node_bytes, pool.settings["backend"]) == (5 << 20, "mooncake")
+    assert pool.between_nodes.protocol == "tcp"
+    with pytest.raises(ConfigError, match=r"pool\.protocol='udp'"):
+        PoolConfig(protocol="udp")  # type: ignore[arg-type]
     assert node_pool_bytes(an_engine()) == 2 * 4 * (1 << 30), "twice the KV of all instances, as on one machine"
 
 
@@ -294,6 +299,28 @@ def test_the_pool_of_an_instance_is_reached_through_its_own_node() -> None:
     assert fitted.pool == {**pool, "owner_address": "10.0.0.2:5000"}
     none = InstanceSpec(factory="f", settings=replace(settings, pool=None))
     assert node.fitted(none) is none
+
+
+def test_a_nodes_part_of_the_pool_uses_the_protocol_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[Any] = []
+
+    class Keeper:
+        def __init__(self, config: Any) -> None:
+            configs.append(config)
+            self.servers = SimpleNamespace(owner_address="10.0.0.2:5000", master_address="10.0.0.1:1")
+
+        def stop(self) -> None:
+            """Nothing was started."""
+
+    monkeypatch.setattr("seer.kvpool.mooncake_keeper.MooncakeKeeper", Keeper)
+    monkeypatch.setattr("seer.hosting.ray.pool.MooncakeKeeper", Keeper)
+    pool = NodesPool(64 << 20, block_bytes=4096, protocol="rdma")
+    pool.start("10.0.0.1")
+    agent = NodeAgent(lease_s=60.0)
+    node = Node("id", "10.0.0.2", InProcess(agent, sees=False))
+    asyncio.run(node.start_store(pool))
+    agent.close()
+    assert [config.protocol for config in configs if config.dram_bytes] == ["rdma"]
 
 
 def test_an_error_of_an_actor_keeps_its_class() -> None:

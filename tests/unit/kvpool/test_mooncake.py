@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,35 @@ def test_stopping_leaves_no_process(servers: MooncakeServers) -> None:
             wildcard_listeners(pid)
 
 
+@pytest.mark.parametrize(
+    ("asked", "devices", "used"),
+    [("auto", None, "tcp"), ("auto", [], "tcp"), ("auto", ["mlx5_0"], "rdma"), ("tcp", ["mlx5_0"], "tcp")],
+)
+def test_an_owner_is_launched_with_rdma_where_the_machine_has_a_device_and_it_is_not_refused(
+    asked: Any, devices: list[str] | None, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the processes are given; none is started."""
+    if devices is not None:
+        for name in ("", *devices):
+            (tmp_path / "infiniband" / name).mkdir()
+    launched: dict[str, list[str]] = {}
+
+    def launch(servers: MooncakeServers, program: str, flags: list[str], environment: dict[str, str]) -> Any:
+        launched[program] = flags
+        return SimpleNamespace(pid=0, poll=lambda: 0)
+
+    monkeypatch.setattr("seer.kvpool.mooncake_servers.RDMA_DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(MooncakeServers, "_spawn", launch)
+    monkeypatch.setattr(MooncakeServers, "_wait_ready", lambda *_: None)
+    with MooncakeServers(MooncakeServersConfig(dram_bytes=16 << 20, protocol=asked)):
+        pass
+    assert f"--protocol={used}" in launched["mooncake_client"]
+    assert not [flag for flag in launched["mooncake_master"] if "protocol" in flag]
+
+
 def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="protocol='udp'"):
+        MooncakeServersConfig(dram_bytes=1 << 30, protocol="udp")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="below 16 MiB"):
         MooncakeServersConfig(dram_bytes=1)
     with pytest.raises(ConfigError, match="not a folder"):

@@ -20,7 +20,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seer.engine.free_memory import free_memory_bytes
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
@@ -28,6 +28,9 @@ from seer.errors import InstanceError
 from seer.hosting.launch import ChildProcess
 from seer.hosting.lease import Lease
 from seer.hosting.ray.near_tier import NearTier
+
+if TYPE_CHECKING:
+    from seer.kvpool.mooncake_servers import MooncakeProtocol
 
 FREE_SHARE = 0.5
 """Of the node's free memory, for its part of the pool at most."""
@@ -106,7 +109,9 @@ class NodeAgent:
             )
         return self._weights
 
-    def start_store(self, host: str, master_address: str, dram_bytes: int, block_bytes: int) -> dict[str, Any]:
+    def start_store(
+        self, host: str, master_address: str, dram_bytes: int, block_bytes: int, protocol: MooncakeProtocol
+    ) -> dict[str, Any]:
         """Start this node's part of the pool if it does not run; returns how its instances open it."""
         from seer.kvpool.mooncake_keeper import MooncakeKeeper
         from seer.kvpool.mooncake_servers import MooncakeServersConfig
@@ -115,7 +120,9 @@ class NodeAgent:
             fitting = min(dram_bytes, int(FREE_SHARE * free_memory_bytes()))
             self._start_janitor()
             fitting -= self._near.start(int(NEAR_SHARE * fitting), block_bytes)
-            config = MooncakeServersConfig(dram_bytes=fitting, host=host, master_address=master_address)
+            config = MooncakeServersConfig(
+                dram_bytes=fitting, host=host, master_address=master_address, protocol=protocol
+            )
             self._store = MooncakeKeeper(config)
         return {"owner_address": str(self._store.servers.owner_address)} | self._near.settings()
 

@@ -65,7 +65,7 @@ class Node:
     async def start_store(self, pool: NodesPool) -> None:
         """Start the node's part of the pool."""
         self.way_into_pool = await self.agent.start_store.remote(
-            self.address, pool.master_address, pool.node_bytes, pool.block_bytes
+            self.address, pool.master_address, pool.node_bytes, pool.block_bytes, pool.protocol
         )
 
     def fitted(self, spec: InstanceSpec) -> InstanceSpec:

@@ -12,7 +12,7 @@ import threading
 from typing import NamedTuple
 
 from seer.kvpool.mooncake_keeper import MooncakeKeeper
-from seer.kvpool.mooncake_servers import MooncakeServersConfig
+from seer.kvpool.mooncake_servers import MooncakeProtocol, MooncakeServersConfig
 
 
 class Unneeded(NamedTuple):
@@ -25,9 +25,10 @@ class Unneeded(NamedTuple):
 class NodesPool:
     """The master, how much memory each node gives, and what has ended since the nodes last heard of it."""
 
-    def __init__(self, node_bytes: int, *, block_bytes: int) -> None:
+    def __init__(self, node_bytes: int, *, block_bytes: int, protocol: MooncakeProtocol = "auto") -> None:
         self.node_bytes = node_bytes
         self.block_bytes = block_bytes
+        self.protocol = protocol
         self._keeper: MooncakeKeeper | None = None
         self._unneeded = Unneeded([], [])
         self._starting = threading.Lock()

@@ -94,7 +94,8 @@ class Services:
             return None
         kv_bytes = self._kv_bytes(shape)
         if config.backend == "mooncake":
-            return FleetPool.between(config.memory_bytes or wanted_pool_bytes(kv_bytes, self._num_servers), **sizes)
+            node_bytes = config.memory_bytes or wanted_pool_bytes(kv_bytes, self._num_servers)
+            return FleetPool.between(node_bytes, **sizes, protocol=config.protocol)
         num_bytes = config.memory_bytes or default_pool_bytes(kv_bytes, self._num_servers)
         return FleetPool.local(**sizes, dram_bytes=num_bytes, ssd=None)
 
