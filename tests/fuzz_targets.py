@@ -183,6 +183,16 @@ def metrics_page(data: bytes, folder: Path) -> None:
     parse_tiers(data.decode(errors="replace"))
 
 
+def simulation(path: Path) -> None:
+    """The event log of a simulated run, replayed where it is small enough to end soon."""
+    from seer.sim.replay import read_recording, replay
+
+    recording = read_recording(path)
+    workload = recording.workload
+    if workload.num_instances <= 64 and workload.num_tokens <= 2_000:
+        replay(recording)
+
+
 def step_profile(path: Path) -> None:
     """What `seer profile` measured."""
     StepProfile.load(path).step_s(3, 2.0)
@@ -257,6 +267,7 @@ TARGETS: dict[str, Target] = {
     "handshake": handshake,
     "journal": of_file("journal.jsonl", read_journal),
     "events": of_file("events.jsonl", lambda path: list(read_events(path))),
+    "simulation": of_file("simulated.jsonl", simulation),
     "results": of_file("results.jsonl", lambda path: list(read_responses(path))),
     "run_json": of_file("run.json", run_json),
     "prompts": of_file("p.jsonl", read_prompts),

@@ -9,6 +9,7 @@ import pytest
 
 import bad_commands
 import bad_files
+import bad_recordings
 from bad_commands import BadCommand
 
 CASES = {
@@ -22,6 +23,7 @@ CASES = {
         bad_files.model_cases(),
         bad_files.recording_cases(),
         bad_files.trace_cases(),
+        bad_recordings.replay_cases(),
     )
     for case in cases
 }

@@ -2,21 +2,23 @@
 """The event log of a run's folder, checked: what reports and replays take for granted holds for every line.
 
 Invariants
-  1. Every instance is one of the run's, every number is finite, and counts and times are not negative.
+  1. Every instance is one of the run's. Counts and times are not negative, counts fit 64 bits, times three centuries.
   2. A request is queued once and ends at most once. Its chunks start and stop in turn, between the two; only a
      chunk that runs is extended.
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Extended, Queued, Started, Stopped
 from seer.metrics.jsonl import read_events
+from seer.ranges import INT64_MAX
 from seer.types import FinishReason
 
+_MAX_FLOAT = 1e10
+"""Most numbers with a fraction are seconds."""
 _REASONS = {reason.value for reason in FinishReason}
 
 
@@ -69,8 +71,10 @@ class _Rules:
     def _check_numbers(self, event: Event) -> None:
         for name in event.__struct_fields__:
             value = getattr(event, name)
-            if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}={value}: finite and not negative")
+            if isinstance(value, int) and not 0 <= value <= INT64_MAX:
+                raise ValueError(f"{name}={value if abs(value) < 1 << 70 else 'a huge number'}: 0 to {INT64_MAX:,}")
+            if isinstance(value, float) and not 0 <= value <= _MAX_FLOAT:  # NaN is not
+                raise ValueError(f"{name}={value:g}: 0 to {_MAX_FLOAT:g}")
             if name in ("instance", "moved_from") and value is not None and value >= self._num_instances:
                 raise ValueError(f"instance {value} of {self._num_instances}")
 

@@ -9,7 +9,11 @@ request's own text, a small draft model, or a draft head. A draft model or head 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
+
+from seer.ranges import DraftTokens, Probability, SecondsOrZero
 from seer.speculation.throughput import MAX_DEPTH
 
 Points = tuple[tuple[int, float], ...]
@@ -32,11 +36,11 @@ def acceptance_for(length: float, depth: int) -> float:
 class PlainDrafts:
     """Plain speculation with a constant acceptance rate."""
 
-    acceptance: float
+    acceptance: Probability
     """Probability that a draft token is accepted, given that those before it were."""
-    max_depth: int = MAX_DEPTH
+    max_depth: DraftTokens = MAX_DEPTH
     """Most draft tokens per request and step."""
-    pass_s: float = 0.0
+    pass_s: SecondsOrZero = 0.0
     """Seconds per draft token of a step: a pass of a draft model or head. 0: drafts come from an index."""
 
 
@@ -44,7 +48,7 @@ class PlainDrafts:
 class DraftModel:
     """Drafts of one workload."""
 
-    level: float = 1.0
+    level: Annotated[float, Meta(ge=0, le=100)] = 1.0
     """Accepted draft tokens relative to Table 2, at any number of references."""
     plain: PlainDrafts | None = None
     """What `+sd` adds. None: drafts from a request's own text, accepted as Table 2 says for no reference."""

@@ -5,21 +5,38 @@ A recording is an event log (`seer.metrics.jsonl`). Its events contain the reque
 describes the cluster.
 
 Invariants
-  1. A simulated recording, replayed under the scheduler it was recorded with, gives the same plan: the same chunks,
+  1. Every number of a recording is within its range, and its events follow the rules of `seer.runs.run_events`, or it
+     is refused. So a replay takes no more memory than a simulation that the command line allows.
+  2. A simulated recording, replayed under the scheduler it was recorded with, gives the same plan: the same chunks,
      started in the same order, at the same times, on the same instances.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Queued, Started
-from seer.metrics.jsonl import read_events, read_header
+from seer.metrics.jsonl import read_header
+from seer.ranges import (
+    Count,
+    Probability,
+    SecondsOrZero,
+    Seed,
+    SequenceSlots,
+    Share,
+    SimulatedGpus,
+    SimulatedInstances,
+    check,
+)
+from seer.runs.run_events import read_run_events
+from seer.scheduling.registry import parse_scheduler
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.costs import GPUS, MODELS, InstanceCost
 from seer.sim.draft_model import DraftModel
@@ -27,8 +44,19 @@ from seer.sim.turns import RequestTurns, WhileWaiting
 from seer.sim.workloads import Workload
 from seer.types import FinishReason
 
-_COST_FIELDS = tuple(field for field in fields(InstanceCost) if field.name not in ("model", "gpu"))
-"""Written as numbers; model and GPU are written by name."""
+
+class _Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of `InstanceCost`; its model and GPU are written by name."""
+
+    num_gpus: SimulatedGpus
+    expert_parallel: bool
+    overhead_s: SecondsOrZero
+    slowdown: Annotated[float, Meta(gt=0, le=1e6)]
+    memory_share: Share
+    speculation_overhead_s: SecondsOrZero
+    draft_s_per_token: SecondsOrZero
+    draft_pass_s: SecondsOrZero
+    verify_context_share: Probability
 
 
 class _Cluster(msgspec.Struct, frozen=True):
@@ -36,19 +64,18 @@ class _Cluster(msgspec.Struct, frozen=True):
 
     model: str
     gpu: str
-    cost: dict[str, bool | int | float]
-    """The other fields of `InstanceCost`."""
-    num_instances: int
-    max_tokens: int
-    chunk_tokens: int
-    max_num_seqs: int
+    cost: _Cost
+    num_instances: SimulatedInstances
+    max_tokens: Count
+    chunk_tokens: Count
+    max_num_seqs: SequenceSlots
     drafts: DraftModel = DraftModel()
 
 
 class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     workload: str
     scheduler: str
-    seed: int
+    seed: Seed
     speculation: Literal["auto", "off"]
     cluster: _Cluster
     while_waiting: WhileWaiting = "park"
@@ -80,7 +107,7 @@ def run_metadata(
         cluster=_Cluster(
             model=cost.model.name,
             gpu=cost.gpu.name.lower(),
-            cost={field.name: getattr(cost, field.name) for field in _COST_FIELDS},
+            cost=_Cost(**{name: getattr(cost, name) for name in _Cost.__struct_fields__}),
             num_instances=workload.num_instances,
             max_tokens=workload.max_tokens,
             chunk_tokens=workload.chunk_tokens,
@@ -100,10 +127,11 @@ def read_recording(path: Path) -> Recording:
         metadata = msgspec.convert(read_header(path).metadata, _Metadata)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: the header does not describe a simulated run: {error}") from error
+    parse_scheduler(metadata.scheduler)
     queued: list[Queued] = []
     lengths: dict[int, int] = {}
     started: list[Started] = []
-    for event in read_events(path):
+    for event in read_run_events(path, metadata.cluster.num_instances):
         if isinstance(event, Queued):
             queued.append(event)
         elif isinstance(event, Started):
@@ -113,6 +141,11 @@ def read_recording(path: Path) -> Recording:
                 raise InputError(
                     f"{path}: request {event.request} was {event.finish_reason}, its full length is unknown",
                     hint="replay a run in which every request ended with stop or length",
+                )
+            most = metadata.cluster.max_tokens
+            if not 1 <= event.num_generated <= most:
+                raise InputError(
+                    f"{path}: request {event.request} generated {event.num_generated} tokens", hint=f"1 to {most:,}"
                 )
             lengths[event.request] = event.num_generated
     return Recording(
@@ -145,6 +178,7 @@ def replay(recording: Recording, scheduler: str | None = None) -> list[Started]:
 def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: dict[int, int]) -> Workload:
     groups: dict[int, list[int]] = {}
     for event in queued:
+        check(event.num_prompt_tokens, Count, f"{path}: num_prompt_tokens of request {event.request}")
         if event.request not in lengths:
             raise InputError(f"{path}: request {event.request} never ended", hint="was the run interrupted?")
         groups.setdefault(event.group, []).append(lengths[event.request])
@@ -153,15 +187,12 @@ def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: di
     cluster = metadata.cluster
     if cluster.model not in MODELS or cluster.gpu not in GPUS:
         raise InputError(f"{path}: there is no cost model for {cluster.model} on {cluster.gpu}")
-    unknown = set(cluster.cost) - {field.name for field in _COST_FIELDS}
-    if unknown:
-        raise InputError(f"{path}: unknown cost {min(unknown)}", hint="read it with the version that wrote it")
     return Workload(
         name=metadata.workload,
         lengths=tuple(map(tuple, groups.values())),
         max_tokens=cluster.max_tokens,
         prompt_tokens=queued[0].num_prompt_tokens,
-        cost=InstanceCost(model=MODELS[cluster.model], gpu=GPUS[cluster.gpu], **cluster.cost),  # type: ignore[arg-type]
+        cost=InstanceCost(model=MODELS[cluster.model], gpu=GPUS[cluster.gpu], **msgspec.structs.asdict(cluster.cost)),
         num_instances=cluster.num_instances,
         chunk_tokens=cluster.chunk_tokens,
         max_num_seqs=cluster.max_num_seqs,
@@ -174,4 +205,12 @@ def _turns(path: Path, metadata: _Metadata, lengths: list[int]) -> tuple[Request
     """The turns of the header; refused where they are not those of the events."""
     if metadata.turns and [one.ends[-1] if one.ends else 0 for one in metadata.turns] != lengths:
         raise InputError(f"{path}: the header's turns are not those of its requests")
+    if not all(map(_is_whole, metadata.turns)):
+        raise InputError(f"{path}: the header has turns without tokens, or not an answer and a time for each turn")
     return metadata.turns
+
+
+def _is_whole(turns: RequestTurns) -> bool:
+    num_turns = len(turns.ends)
+    are_longer = all(one < next_one for one, next_one in pairwise((0, *turns.ends)))
+    return are_longer and len(turns.given) == num_turns - 1 and len(turns.tool_s) == num_turns

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from seer.ranges import Count, CountOrZero, SecondsOrZero
+
 WhileWaiting = Literal["park", "recompute", "hold"]
 WAYS: tuple[WhileWaiting, ...] = get_args(WhileWaiting)
 
@@ -55,11 +57,11 @@ class TurnModel:
 class RequestTurns:
     """The turns of one request."""
 
-    ends: tuple[int, ...]
+    ends: tuple[Count, ...]
     """Tokens it has generated at the end of each turn."""
-    given: tuple[int, ...]
+    given: tuple[CountOrZero, ...]
     """Tokens that the tool gives after each turn but the last."""
-    tool_s: tuple[float, ...]
+    tool_s: tuple[SecondsOrZero, ...]
     """What each call takes."""
 
     def end_after(self, num_generated: int) -> int:

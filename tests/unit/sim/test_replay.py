@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recorded run replays to the same plan."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from seer.errors import InputError
 from seer.metrics.jsonl import EventLog
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import Speculation, simulate
-from seer.sim.replay import read_recording, replay, run_metadata
+from seer.sim.costs import InstanceCost
+from seer.sim.replay import _Cost, read_recording, replay, run_metadata
 
 OPTIONS = WorkloadOptions(groups=12, group_size=4, mean=900, maximum=6000, instances=3, seed=5)
 
@@ -26,6 +28,21 @@ def test_a_recorded_run_replays_to_the_same_plan(scheduler: str, tmp_path: Path)
     recording = read_recording(tmp_path / "log")
     assert recording.workload == load_workload("synthetic", OPTIONS)
     assert replay(recording) == list(recording.started)
+
+
+def test_conversations_replay_to_the_same_plan(tmp_path: Path) -> None:
+    options = WorkloadOptions(groups=3, group_size=2, mean=200, maximum=600, instances=2, seed=5)
+    workload = load_workload("agent-tools", options)
+    with EventLog(tmp_path / "log", run_metadata(workload, "seer", "auto", seed=5)) as log:
+        simulate(workload, "seer", events=log)
+    recording = read_recording(tmp_path / "log")
+    assert recording.workload.turns == workload.turns
+    assert replay(recording) == list(recording.started)
+
+
+def test_every_number_of_a_cost_is_recorded() -> None:
+    costs = {field.name for field in fields(InstanceCost)} - {"model", "gpu"}
+    assert costs == set(_Cost.__struct_fields__)
 
 
 def test_a_recording_that_was_cut_or_cancelled_is_refused(tmp_path: Path) -> None:
