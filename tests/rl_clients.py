@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that call a server as SkyRL and prime-rl do, written from the fields of their sources.
+"""Clients that call a server as SkyRL, prime-rl and slime do, written from the fields of their sources.
 
 SkyRL: skyrl/backends/skyrl_train/inference_servers/{remote_inference_client,engine_utils}.py, and
 weight_sync/broadcast_strategy.py, whose NCCL is gloo here: the trainer is rank 0 and sends tensors packed as bytes
+slime: slime/backends/sglang_utils/{external,sglang_engine,server_control}.py, slime/rollout/sglang_rollout.py and
+slime/ray/actor_group.py, with --update-weight-transport disk
 prime-rl: src/prime_rl/utils/client.py, and renderers/client.py of the package `renderers`, which it generates with
 """
 
@@ -172,3 +174,54 @@ class PrimeRlClient:
     async def close(self) -> None:
         await self._client.close()
         await self._admin.aclose()
+
+
+class SlimeClient:
+    """An external engine that is the router, too; the two have one address."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._http = httpx.AsyncClient(base_url=url, timeout=120)
+        self._version = 0
+
+    async def start(self) -> None:
+        (await self._http.get("/health_generate")).raise_for_status()
+        info = (await self._http.get("/server_info")).json()
+        assert (int(info.get("tp_size") or 0), info.get("disaggregation_mode")) == (1, "null")
+        assert info.get("enable_memory_saver") is False  # as --offload-rollout
+        await self._post("/workers", {"url": self._url, "worker_type": "regular"})
+
+    async def generate(self, prompt: Sequence[int], **settings: Any) -> tuple[list[int], str]:
+        """Tokens, and the version of the weights."""
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "stop": None, "stop_token_ids": None}
+        sampling |= {"skip_special_tokens": True, "no_stop_trim": True, "spaces_between_special_tokens": False}
+        body = {"sampling_params": sampling | settings, "return_logprob": True, "input_ids": list(prompt)}
+        meta = (await self._post("/generate", body))["meta_info"]
+        return [item[1] for item in meta["output_token_logprobs"]], meta["weight_version"]
+
+    async def abort(self) -> int:
+        """End the rollout step; returns what is left in flight."""
+        workers = (await self._http.get("/workers")).json()["workers"]
+        [url] = [worker["url"] for worker in workers]
+        await self._post(f"{url}/abort_request", {"abort_all": True})
+        loads = (await self._http.get(f"{url}/v1/loads?include=core")).json()["loads"]
+        return sum(load["num_total_reqs"] for load in loads)
+
+    async def update_weights(self, folder: str) -> None:
+        self._version += 1
+        await self._post("/pause_generation", {})
+        assert (await self._http.get("/flush_cache")).status_code == 200
+        body = {"model_path": folder, "weight_version": str(self._version)}
+        await self._post("/update_weights_from_disk", body)
+        await self._post("/continue_generation", {})
+
+    async def weight_version(self) -> str:
+        return str((await self._http.get("/get_weight_version")).json()["weight_version"])
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _post(self, path: str, body: Any) -> Any:
+        response = await self._http.post(path, json=body)
+        response.raise_for_status()
+        return response.json()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SkyRL's, prime-rl's and older TRL's HTTP contracts against a `seer serve` process: groups, pauses, and weights."""
+"""HTTP contracts of SkyRL, prime-rl, slime and older TRL against a `seer serve` process: groups, pauses and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("torch")
 pytest.importorskip("openai")
 
-from rl_clients import PrimeRlClient, SkyRlClient
+from rl_clients import PrimeRlClient, SkyRlClient, SlimeClient
 from seer import Prompt, Sampling, SyncRollout
 from seer.engine.local.tiny import make_tiny_model
 from serve_process import SMALL, ServeProcess, a_serve_process, make_served_model
@@ -42,6 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("frameworks")
     make_served_model(folder / "tiny")
     make_tiny_model(folder / "weights" / "step-1", seed=1)
+    make_tiny_model(folder / "weights" / "step-0")  # those that it starts with
     return folder
 
 
@@ -136,6 +137,23 @@ def test_prime_rl_has_one_key_for_generation_and_administration(tmp_path: Path) 
 
     with a_serve_process(*words, *files) as served:
         asyncio.run(scenario(served.url))
+
+
+def test_slime_registers_generates_and_updates_weights_from_disk(server: ServeProcess, home: Path) -> None:
+    async def scenario() -> None:
+        client = SlimeClient(server.url)
+        await client.start()
+        before = int(await client.weight_version())
+        for number, folder in enumerate((home / "weights" / "step-1", home / "weights" / "step-0"), start=1):
+            await client.update_weights(str(folder))
+            assert int(await client.weight_version()) == before + number
+            for seed, ids in enumerate(tokens_of(folder, range(2))):
+                found = await client.generate(PROMPT, max_new_tokens=40, sampling_seed=seed)
+                assert found == (ids, str(before + number))
+        assert await client.abort() == 0
+        await client.close()
+
+    asyncio.run(scenario())
 
 
 def test_trl_before_it_spoke_to_vllm_generates_and_sends_weights_tensor_by_tensor(

@@ -34,7 +34,8 @@ from seer.serve.model_endpoints import detokenize, finish_session, health, model
 from seer.serve.refusals import Refusal, error_response
 from seer.serve.service import Service
 from seer.serve.settings import ServeSettings
-from seer.serve.sglang import sglang_generate, workers
+from seer.serve.sglang import sglang_generate
+from seer.serve.sglang_control import add_worker, continue_generation, loads, pause_generation, workers
 from seer.serve.token_generate import token_generate
 from seer.serve.trl_generate import trl_chat, trl_generate
 from seer.serve.trl_weights import (
@@ -60,6 +61,7 @@ OPEN: dict[str, Work] = {
     "GET /health/": health,
     "GET /liveness": health,
     "GET /ping": health,
+    "GET /health_generate": health,
 }
 """Without a key, for load balancers; they say nothing of the model."""
 
@@ -77,6 +79,7 @@ GENERATION: dict[str, Work] = {
     "POST /generate/": trl_generate,
     "POST /chat/": trl_chat,
     "GET /workers": workers,
+    "GET /v1/loads": loads,
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
     "POST /finish_session": finish_session,
@@ -94,6 +97,10 @@ ADMIN: dict[str, Work] = {
     "POST /reset_prefix_cache": reset_prefix_cache,
     "POST /reset_prefix_cache/": reset_prefix_cache,
     "POST /flush_cache": reset_prefix_cache,
+    "GET /flush_cache": reset_prefix_cache,
+    "POST /pause_generation": pause_generation,
+    "POST /continue_generation": continue_generation,
+    "POST /workers": add_worker,
     "GET /server_info": server_info,
     "GET /get_world_size": get_world_size,
     "GET /get_world_size/": get_world_size,
@@ -102,6 +109,7 @@ ADMIN: dict[str, Work] = {
     "POST /update_named_param/": update_named_param,
     "POST /close_communicator/": close_communicator,
     "GET /weight_info": weight_info,
+    "GET /get_weight_version": weight_info,
     "POST /init_weight_transfer_engine": init_group,
     "POST /shutdown_weight_transfer_engine": close_group,
     "POST /start_weight_update": start_update,

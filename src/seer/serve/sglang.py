@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's endpoints as slime calls them: POST /generate, and the router's GET /workers.
+"""SGLang's POST /generate, as slime calls it.
 
 slime reads the tokens from `meta_info.output_token_logprobs`, a list of [log-probability, token id, text].
 """
@@ -19,7 +19,7 @@ from seer.ranges import Count, CountOrZero, TokenId
 from seer.serve.backend import require_codec
 from seer.serve.choice import Choice
 from seer.serve.generation import Generation
-from seer.serve.refusals import bad_request, json_response
+from seer.serve.refusals import bad_request
 from seer.serve.sampling_fields import SamplingFields, SignedSeed
 from seer.serve.service import Service
 from seer.serve.sessions import session_of
@@ -33,6 +33,7 @@ class SglangSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     min_new_tokens: CountOrZero | None = None
     sampling_seed: SignedSeed | None = None
     no_stop_trim: bool | None = None
+    custom_params: Any = None
 
     default_max_tokens: ClassVar[int | None] = 128  # SGLang's own
 
@@ -67,6 +68,9 @@ class SglangRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("image_data", "return_routed_experts", "top_logprobs_num"):
             if getattr(self, name):
                 raise bad_request(f"{name} is not supported", param=name)
+        if self.sampling_params.custom_params:
+            why = "the tokens that top_p leaves are not reported: slime asks for them unless --rollout-top-p is 1"
+            raise bad_request("custom_params is not supported", hint=why, param="custom_params")
         if (self.input_ids is None) == (self.text is None):
             raise bad_request("give exactly one of input_ids and text", param="input_ids")
 
@@ -81,23 +85,18 @@ async def sglang_generate(service: Service, request: Request) -> Response:
         require_codec(service.backend)
     keep_stop = bool(wanted.include_stop_str_in_output)
     ask = service.ask(ids, wanted, group=asked.group, session=session_of(request), keep_stop=keep_stop)
-    reply = _Reply(asked, len(ids))
+    reply = _Reply(service, asked, len(ids))
     generation = service.generation([ask], streams=asked.stream, needs_text=True, name=asked.rid)
     if asked.stream:
         return await service.stream(generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
 
 
-async def workers(service: Service, request: Request) -> Response:
-    """The router's list of engines: this server alone."""
-    url = f"{request.url.scheme}://{request.url.netloc}"
-    return json_response({"workers": [{"id": url, "url": url, "worker_type": "regular", "is_healthy": True}]})
-
-
 class _Reply:
     """Writes the reply to one request; a stream repeats all there is so far, as SGLang does."""
 
-    def __init__(self, asked: SglangRequest, num_prompt_tokens: int) -> None:
+    def __init__(self, service: Service, asked: SglangRequest, num_prompt_tokens: int) -> None:
+        self._backend = service.backend
         self._asked = asked
         self._num_prompt_tokens = num_prompt_tokens
         self._id = asked.rid or secrets.token_hex(16)
@@ -118,12 +117,17 @@ class _Reply:
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": len(choice.ids),
             "cached_tokens": 0,
-            "weight_version": str(choice.weights_version),
+            "weight_version": str(self._weights_version(choice)),
         }
         if self._asked.return_logprob:
             pairs = zip(choice.logprobs, choice.ids, strict=True)
             meta["output_token_logprobs"] = [[value, token, None] for value, token in pairs]
         return {"text": choice.text, "output_ids": list(choice.ids), "meta_info": meta}
+
+    def _weights_version(self, choice: Choice) -> int:
+        """Of a response that runs it is the server's: weights do not change before it has ended."""
+        known = choice.weights_version
+        return self._backend.weights_version if known is None else known
 
 
 def _finish_reason(choice: Choice) -> dict[str, Any] | None:

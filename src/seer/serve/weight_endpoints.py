@@ -115,11 +115,13 @@ async def get_world_size(service: Service, request: Request) -> Response:
 
 
 async def server_info(service: Service, request: Request) -> Response:
-    """GET /server_info: what TRL reads of vLLM's configuration."""
+    """GET /server_info: what TRL reads of vLLM's configuration, and slime of SGLang's."""
     model = {
         "model": service.backend.name,
         "max_model_len": service.backend.max_model_len,
         "logprobs_mode": "processed_logprobs",  # under the distribution that was sampled from
     }
     config: dict[str, Any] = {"weight_transfer_config": {"backend": service.group.backend}, "model_config": model}
-    return json_response({"vllm_config": config})
+    # One rank receives weights, and the memory of the instances stays theirs.
+    sglang = {"tp_size": 1, "pp_size": 1, "disaggregation_mode": "null", "enable_memory_saver": False}
+    return json_response({"vllm_config": config} | sglang)

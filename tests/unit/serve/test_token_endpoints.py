@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from seer.serve.groups import GroupNames
-from served import NAME, Letters, a_server, events_of, expected_ids
+from served import NAME, Letters, a_server, events_of, expected_ids, until
 
 SKYRL: dict[str, Any] = {
     "min_tokens": 1,
@@ -87,6 +87,62 @@ def test_slime_reads_tokens_and_log_probabilities_from_meta_info() -> None:
             assert long["meta_info"]["finish_reason"] == {"type": "length", "length": 30}
             workers = (await served.get("/workers")).json()["workers"]
             assert [worker["url"] for worker in workers] == ["http://localhost"]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_of_sglang_tells_the_version_of_the_weights_from_its_first_event() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}, "stream": True}
+            events = events_of((await served.post("/generate", body)).text)
+            assert len(events) > 1
+            assert {event["meta_info"]["weight_version"] for event in events} == {"0"}
+
+    asyncio.run(scenario())
+
+
+def test_slime_pauses_and_goes_on_by_the_names_of_sglang() -> None:
+    async def scenario() -> None:
+        async with a_server(step_s=0.001) as served:
+            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+            for mode, reason in (({}, "abort"), ({"mode": "in_place"}, "length"), ({"mode": "retract"}, "length")):
+                running = asyncio.create_task(served.ok("/generate", body))
+                await until(lambda: served.service.gate.num_in_flight == 1)
+                loads = (await served.get("/v1/loads?include=core")).json()["loads"]
+                assert [load["num_total_reqs"] for load in loads] == [1]
+                assert (await served.ok("/pause_generation", mode))["status"] == "ok"
+                assert (await served.get("/is_paused")).json() == {"is_paused": True}
+                assert (await served.get("/flush_cache")).status_code == 200
+                assert (await served.ok("/continue_generation", {}))["status"] == "ok"
+                assert (await running)["meta_info"]["finish_reason"]["type"] == reason
+            assert (await served.post("/pause_generation", {"mode": "wait"})).status_code == 400
+
+    asyncio.run(scenario())
+
+
+def test_another_engine_is_not_taken_as_a_worker() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            await served.ok("/workers", {"url": "http://localhost", "worker_type": "regular"})
+            for bad in ({"url": "http://localhost:1"}, {"url": "http://localhost", "worker_type": "prefill"}):
+                response = await served.post("/workers", bad)
+                assert response.status_code == 400
+                assert "--rollout-external-engine-addrs" in response.json()["error"]["message"]
+            assert (await served.get("/health_generate")).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_what_slime_asks_for_with_top_p_is_refused_with_its_option() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            sampling = {"max_new_tokens": 3, "top_p": 0.9}
+            await served.ok("/generate", {"input_ids": [1], "sampling_params": sampling | {"custom_params": None}})
+            bad = sampling | {"custom_params": {"return_top_p_token_ids": True}}
+            response = await served.post("/generate", {"input_ids": [1], "sampling_params": bad})
+            assert response.status_code == 400
+            assert "--rollout-top-p" in response.json()["error"]["message"]
 
     asyncio.run(scenario())
 
