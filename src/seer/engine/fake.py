@@ -5,7 +5,8 @@ For tests that need no weights, in Seer and in code that uses Seer. As with the 
 restarting a request changes none of its tokens.
 
 The length of a response is a function of its seed too, between 1 and `max_tokens`, unless end tokens are ignored. With
-turns, this holds for each turn: its length is a function of the seed and of where it begins.
+turns, this holds for each turn: its length is a function of the seed and of where it begins. Stop tokens end it before
+that, and stop strings where the instance can decode.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from seer.config import FakeEngineConfig
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.instance_settings import read_settings
+from seer.engine.stop_strings import Decode, StopStrings
 from seer.errors import InstanceError
 from seer.metrics.events import EventSink, discard
 from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease, TokenSpan
@@ -58,6 +60,20 @@ class _Run:
     stop: int
     """Generated tokens at the end of the turn."""
     done: int = 0
+    stops: StopStrings | None = None
+    turn: list[int] = field(default_factory=list)
+    """Tokens of the present turn, where stop strings are looked for."""
+
+    def is_stopped_by(self, token: int) -> bool:
+        """Whether the next token ends the turn: it is a stop token, or completes a stop string."""
+        sampling, num_before = self.chunk.sampling, self.chunk.num_generated_tokens + self.done
+        if self.stops is not None:
+            self.turn.append(token)
+        if num_before < sampling.min_tokens:
+            return False
+        if token in sampling.stop_token_ids:
+            return True
+        return self.stops is not None and self.stops.find(self.turn, 1) is not None
 
 
 class FakeInstance:
@@ -73,8 +89,10 @@ class FakeInstance:
         max_model_len: int = MAX_MODEL_LEN,
         step_s: float = 0.0,
         events: EventSink = discard,
+        decode: Decode | None = None,
     ) -> None:
         self._id = id
+        self._decode = decode
         self._limits = InstanceLimits(
             kv_blocks=kv_blocks,
             block_size=block_size,
@@ -115,7 +133,10 @@ class FakeInstance:
         if chunk.request in self._runs:
             raise InstanceError(f"request {chunk.request} already runs on instance {self._id}")
         stop = max(fake_stop(chunk.seed, chunk.sampling.max_tokens, chunk.turn_start), chunk.sampling.min_tokens)
-        self._runs[chunk.request] = _Run(chunk, chunk.max_tokens, stop)
+        self._runs[chunk.request] = run = _Run(chunk, chunk.max_tokens, stop)
+        if chunk.sampling.stop and self._decode is not None:
+            run.stops = StopStrings(self._decode, chunk.sampling.stop)
+            run.turn = chunk.token_ids()[chunk.num_prompt_tokens + chunk.num_given_tokens + chunk.turn_start :]
         self._step_soon()
 
     def extend(self, leases: Sequence[Lease]) -> None:
@@ -206,13 +227,14 @@ class FakeInstance:
         is_end = not chunk.sampling.ignore_eos and chunk.num_generated_tokens + run.done + 1 == run.stop
         position = chunk.num_generated_tokens + chunk.num_given_tokens + run.done
         token = END_TOKEN if is_end else fake_token(chunk.seed, position)
+        is_end = run.is_stopped_by(token) or is_end
         run.done += 1
         end = ChunkEnd.STOP if is_end else (ChunkEnd.LIMIT if run.done == run.max_tokens else None)
         self._cached[request] = chunk.num_context_tokens + run.done
         if end is not None:
             del self._runs[request]
         span = TokenSpan([token], [-1.0 - token / VOCABULARY], self._weights_version)
-        stop_token = END_TOKEN if is_end else None
+        stop_token = token if token in (END_TOKEN, *chunk.sampling.stop_token_ids) else None
         self._emit(ChunkOutput(request, chunk.attempt, self._id, 1, span, end, stop_token=stop_token))
 
     def _emit(self, output: ChunkOutput) -> None:

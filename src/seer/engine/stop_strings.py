@@ -12,8 +12,19 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 Decode = Callable[[Sequence[int]], str]
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode half a character to."""
+
+
+class Completed(NamedTuple):
+    """A stop string that a token completes."""
+
+    string: str
+    num_chars: int
+    """From its first character to the end of the token's text."""
 
 
 class StopStrings:
@@ -37,10 +48,15 @@ class StopStrings:
         text = self._decode(turn[max(0, before - self.num_tokens_back) :])
         if not any(one in text for one in self._stop):
             return None
-        return next((new for new in range(num_free + 1, num_new + 1) if self._ends(turn[: before + new])), None)
+        return next((new for new in range(num_free + 1, num_new + 1) if self.completed(turn[: before + new])), None)
 
-    def _ends(self, turn: Sequence[int]) -> bool:
-        """Whether the last token completes a string."""
+    def completed(self, turn: Sequence[int]) -> Completed | None:
+        """The string that the last token completes; of several the one that ends first."""
         tail = turn[-self.num_tokens_back :]
-        known, text = self._decode(tail[:-1]), self._decode(tail)
-        return any(one in text[max(0, len(known) - len(one) + 1) :] for one in self._stop)
+        known, text = self._decode(tail[:-1]).rstrip(INCOMPLETE), self._decode(tail)
+        found = [(text.find(one, max(0, len(known) - len(one) + 1)), one) for one in self._stop]
+        hits = [(at + len(one), at, one) for at, one in found if at >= 0]
+        if not hits:
+            return None
+        _, start, string = min(hits, key=lambda hit: hit[:2])
+        return Completed(string, len(text) - start)

@@ -52,6 +52,17 @@ def test_where_a_turn_ends_does_not_depend_on_how_many_tokens_come_at_once() -> 
     assert 30 < num_found < 290
 
 
+def test_a_string_may_end_with_a_character_of_several_tokens() -> None:
+    def text(ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    for stop in ("\N{EURO SIGN}", "n\N{EURO SIGN}", "\N{GRINNING FACE}"):
+        turn = list(f"x{stop}y".encode())
+        stops = StopStrings(text, [stop])
+        assert stops.find(turn, len(turn)) == len(turn) - 1
+        assert stops.completed(turn[:-1]) == (stop, len(stop))
+
+
 def test_a_string_that_is_complete_too_early_ends_nothing_later() -> None:
     stops = StopStrings(words, [STOP])
     turn = [9, 7, 7, 9, 7]
