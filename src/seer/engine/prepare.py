@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig
 from seer.engine.gpu_memory import num_visible_gpus
 from seer.engine.instance_settings import InstanceSettings
-from seer.engine.text_codec import TextCodec
+from seer.engine.text_codec import ChatCodec
 from seer.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class PreparedEngine:
     """Makes an instance in its process: see `InstanceSpec`."""
     config: RolloutConfig
     """What runs: the model's folder, its type and its longest context are filled in."""
-    codec: TextCodec | None
+    codec: ChatCodec | None
     max_model_len: int
     """The longest context that an instance can both address and hold."""
     model_dir: Path | None
@@ -189,7 +189,7 @@ def _prepare_fake(config: RolloutConfig) -> PreparedEngine:
     )
 
 
-def _read_codec(folder: Path) -> TextCodec | None:
+def _read_codec(folder: Path) -> ChatCodec | None:
     """The model's tokenizer. Without one, prompts come as token ids and responses have no text."""
     from seer.engine.local.tokenizer import Tokenizer
 

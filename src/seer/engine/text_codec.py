@@ -30,7 +30,17 @@ class TextCodec(Protocol):
 
 @runtime_checkable
 class ChatCodec(TextCodec, Protocol):
-    """A codec that also shows what its chat template makes of messages."""
+    """A codec that also shows what its chat template makes of messages, and has a bound on the length of texts."""
+
+    @property
+    def max_token_chars(self) -> int:
+        """No token stands for more characters than this."""
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Tokens of a text. `add_special`: with those that the tokenizer puts around every text."""
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of tokens, without that of special ones unless told otherwise."""
 
     def chat_text(
         self,

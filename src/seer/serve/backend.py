@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from seer.engine.base import Instance
-from seer.engine.text_codec import TextCodec
+from seer.engine.text_codec import ChatCodec
 from seer.errors import InputError, InstanceError
 from seer.metrics.fleet_sample import FleetSample
 from seer.runs.session import Session
@@ -23,7 +23,7 @@ class Backend:
     """As clients call it."""
     session: Session
     instances: Sequence[Instance]
-    codec: TextCodec | None
+    codec: ChatCodec | None
     """The tokenizer; None: token ids only."""
     live: LivePage
     """Gets the session's events."""
@@ -53,7 +53,7 @@ class Backend:
         _raise_other(results)
 
 
-def require_codec(backend: Backend) -> TextCodec:
+def require_codec(backend: Backend) -> ChatCodec:
     """The tokenizer, or an error that says to use token ids."""
     if backend.codec is None:
         raise InputError("the model has no tokenizer", hint="give the prompt as token ids")

@@ -21,6 +21,8 @@ from seer.errors import InputError
 from seer.machine.json_files import read_struct
 
 Messages = Sequence[Mapping[str, Any]]
+LONG_TOKENS = 1024
+"""Characters or tokens beyond which the library's calls for batches are used: they let other threads run meanwhile."""
 
 
 class Tokenizer:
@@ -42,14 +44,25 @@ class Tokenizer:
         """Whether messages can be turned into a prompt."""
         return self._template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text. Special tokens in the text are recognised; none is added."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token as the vocabulary writes it, which is at least as long as its text."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Tokens of a text. Special tokens in the text are recognised; none is added unless told."""
+        if len(text) <= LONG_TOKENS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+            return ids
+        [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        if len(tokens) <= LONG_TOKENS:
+            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+            return text
+        [text] = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special)
         return text
 
     def chat_text(
