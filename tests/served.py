@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import httpx
@@ -41,8 +42,11 @@ NAME = "a-model"
 class Letters:
     """A tokenizer: token n is the n-th letter, modulo 26; texts of other tokens than that come back changed."""
 
-    def encode(self, text: str) -> list[int]:
-        return [1 + "abcdefghijklmnopqrstuvwxyz".find(letter) for letter in text.lower() if letter.isalpha()]
+    max_token_chars = 1
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        around = [30] if add_special else []
+        return around + [1 + "abcdefghijklmnopqrstuvwxyz".find(letter) for letter in text.lower() if letter.isalpha()]
 
     def chat(
         self,
@@ -51,10 +55,20 @@ class Letters:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages) + "t" * len(tools or ()))
+        return self.encode(self.chat_text(messages, tools, variables))
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(chr(ord("a") + (token - 1) % 26) for token in tokens if token != END_TOKEN)
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        effort = str((variables or {}).get("reasoning_effort", ""))
+        return "".join(message["content"] for message in messages) + "t" * len(tools or ()) + effort
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        shown = [token for token in tokens if token != END_TOKEN or not skip_special]
+        return "".join(chr(ord("a") + (token - 1) % 26) if token != END_TOKEN else "." for token in shown)
 
 
 class LocalFleet:
@@ -137,14 +151,22 @@ async def a_server(
     has_text: bool = True,
     kv_blocks: int = KV_BLOCKS,
 ) -> AsyncIterator[Served]:
+    codec = Letters() if has_text else None
+    decode = partial(codec.decode, skip_special=False) if codec is not None else None
     fleet = LocalFleet(
         [
-            FakeInstance(i, max_model_len=MAX_MODEL_LEN, step_s=step_s, kv_blocks=kv_blocks, block_size=BLOCK_SIZE)
+            FakeInstance(
+                i,
+                max_model_len=MAX_MODEL_LEN,
+                step_s=step_s,
+                kv_blocks=kv_blocks,
+                block_size=BLOCK_SIZE,
+                decode=decode,
+            )
             for i in range(instances)
         ]
     )
     await fleet.start()
-    codec = Letters() if has_text else None
 
     def encoded(
         prompts: Any, *, n: int = 1, sampling: Sampling | None = None, tools: Any = None

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """One response of an HTTP request: its tokens so far, its text, how it ended, and what of it was sent.
 
-Tokens are kept here only while they are needed: for a stream, or to look for a stop string; otherwise the whole
-response is taken when it has ended. A stream reads what is new of a choice at once, so a slow reader gets fewer and
-longer pieces, and what waits for it is never more than the response itself.
+Tokens are kept here only while they are needed: for a stream; otherwise the whole response is taken when it has ended.
+A stream reads what is new of a choice at once, so a slow reader gets fewer and longer pieces, and what waits for it is
+never more than the response itself.
+
+Instances end responses, at stop tokens and at stop strings. As in vLLM, the token that ended a response is one of its
+tokens, and what ended it is not in its text, unless `keep_stop`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from seer.engine.stop_strings import StopStrings
+from seer.engine.text_codec import ChatCodec
 from seer.serve.refusals import Refusal
 from seer.serve.text_stream import TextStream
 from seer.types import FinishReason, Response, Sampling, TokenSpan
@@ -27,8 +33,9 @@ class Ask:
     sampling: Sampling
     seed: int | None = None
     group: str | None = None
-    stop: tuple[str, ...] = ()
     keep_stop: bool = False
+    skip_special: bool = True
+    """Whether the text is without that of special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class Piece:
 class Choice:
     """One response of a request."""
 
-    def __init__(self, index: int, ask: Ask, text: TextStream | None) -> None:
+    def __init__(self, index: int, ask: Ask, codec: ChatCodec | None, *, has_text: bool) -> None:
         self.index = index
         self.ask = ask
         self.ids: list[int] = []
@@ -55,7 +62,12 @@ class Choice:
         self.stop_reason: str | int | None = None
         self.weights_version: int | None = None
         self.error: Refusal | None = None
-        self._text = text
+        self._codec = codec
+        self._text: TextStream | None = None
+        if codec is not None and has_text:
+            decode = partial(codec.decode, skip_special=ask.skip_special)
+            self._text = TextStream(decode, ask.sampling.stop)
+        self._num_decoded = 0
         self._num_sent = 0
         self._num_sent_chars = 0
         self.is_end_sent = False
@@ -65,35 +77,53 @@ class Choice:
         """All text so far."""
         return self._text.text if self._text is not None else ""
 
-    def add(self, span: TokenSpan) -> bool:
-        """Take tokens; whether a stop string has ended the response."""
-        if self.stop_reason is not None:
-            return False
-        num = self._text.add(span.ids) if self._text is not None else len(span.ids)
-        self.ids.extend(span.ids[:num])
-        self.logprobs.extend(span.logprobs[:num])
-        if self._text is None or self._text.stopped_by is None:
-            return False
-        self.finish_reason, self.stop_reason = "stop", self._text.stopped_by
-        return True
+    def add(self, span: TokenSpan) -> None:
+        """Take tokens."""
+        self.ids.extend(span.ids)
+        self.logprobs.extend(span.logprobs)
+        if self._text is not None and span.ids:
+            # A token that may have ended the response waits: that it has is known only afterwards.
+            may_end = span.ids[-1] in self.ask.sampling.stop_token_ids or not self.ask.skip_special
+            self._decode_until(self._text, len(self.ids) - may_end)
 
     def end(self, response: Response) -> None:
         """The response has ended."""
         self.weights_version = response.weights_version
-        if self.stop_reason is not None:
-            return
         if response.finish_reason is FinishReason.FAILED:
             self.error = Refusal(500, f"the response failed: {response.error}")
             return
-        rest = TokenSpan(response.token_ids[len(self.ids) :], response.logprobs[len(self.ids) :], 0)
-        if self.add(rest):
-            return
+        self.add(TokenSpan(response.token_ids[len(self.ids) :], response.logprobs[len(self.ids) :], 0))
         if self._text is not None:
+            self._decode_until(self._text, len(self.ids))
             self._text.flush()
         self.finish_reason = _FINISH[response.finish_reason]
-        last = self.ids[-1] if self.ids else None
-        if response.finish_reason is FinishReason.STOP and last in self.ask.sampling.stop_token_ids:
-            self.stop_reason = last
+        if response.finish_reason is FinishReason.STOP and self.ids:
+            self._note_stop()
+
+    def _decode_until(self, text: TextStream, num: int) -> None:
+        text.add(self.ids[self._num_decoded : num])
+        self._num_decoded = num
+
+    def _note_stop(self) -> None:
+        """Say what ended the response, and leave it out of the text."""
+        last, sampling = self.ids[-1], self.ask.sampling
+        if last not in sampling.stop_token_ids and sampling.stop and self._codec is not None:
+            shown = StopStrings(partial(self._codec.decode, skip_special=self.ask.skip_special), sampling.stop)
+            found = shown.completed(self.ids)
+            if found is not None:
+                self.stop_reason = found.string
+                if self._text is not None:
+                    kept = len(found.string) if self.ask.keep_stop else 0
+                    self._text.drop(found.num_chars - kept)
+                return
+            # For instances special tokens are text.
+            found = StopStrings(partial(self._codec.decode, skip_special=False), sampling.stop).completed(self.ids)
+            if found is not None:
+                self.stop_reason = found.string
+                return
+        self.stop_reason = last if last in sampling.stop_token_ids else None
+        if self._text is not None and not self.ask.keep_stop:
+            self._text.drop_last_token()
 
     @property
     def has_news(self) -> bool:

@@ -19,7 +19,6 @@ from seer.serve.backend import Backend
 from seer.serve.choice import Ask, Choice
 from seer.serve.gate import Gate
 from seer.serve.refusals import Refusal, refusal_of
-from seer.serve.text_stream import TextStream
 from seer.types import Response, TokenSpan
 
 
@@ -113,16 +112,12 @@ class Generation:
 
     def _submit(self, ask: Ask) -> None:
         first = len(self.choices)
-        codec = self._backend.codec if self._needs_text or ask.stop else None
-        made = [
-            Choice(first + i, ask, TextStream(codec, ask.stop, keep_stop=ask.keep_stop) if codec is not None else None)
-            for i in range(ask.n)
-        ]
+        codec = self._backend.codec
+        made = [Choice(first + i, ask, codec, has_text=self._needs_text) for i in range(ask.n)]
         by_handle: dict[int, Choice] = {}
 
         def on_tokens(handle: ResponseHandle, span: TokenSpan) -> None:
-            if by_handle[id(handle)].add(span):
-                handle.cancel()
+            by_handle[id(handle)].add(span)
             self._news.set()
 
         handles = self._backend.session.submit(
@@ -131,7 +126,7 @@ class Generation:
             sampling=ask.sampling,
             seed=ask.seed,
             group=ask.group,
-            on_tokens=on_tokens if self._streams or ask.stop else None,
+            on_tokens=on_tokens if self._streams else None,
         )
         by_handle.update(zip(map(id, handles), made, strict=True))
         self.choices += made

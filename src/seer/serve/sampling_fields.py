@@ -129,6 +129,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             min_p=self.min_p or 0.0,
             min_tokens=min_tokens,
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop=self.stop_strings,
             ignore_eos=bool(self.ignore_eos),
         )
 

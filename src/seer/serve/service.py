@@ -72,7 +72,6 @@ class Service:
             sampling=wanted.sampling(len(ids), self.backend.max_model_len),
             seed=wanted.group_seed,
             group=self.groups.name(ids, group=group, session=session),
-            stop=wanted.stop_strings,
             keep_stop=keep_stop,
         )
 

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from seer.runs.response_handle import ResponseHandle
+from seer.types import FinishReason
 from served import MAX_MODEL_LEN, NAME, Letters, a_server, events_of, expected_ids
 
 IDS: dict[str, Any] = {"return_token_ids": True}
@@ -89,12 +91,54 @@ def test_a_stop_string_ends_a_response_at_the_token_that_completes_it(is_kept: b
     asyncio.run(scenario())
 
 
-def test_a_stop_token_is_named() -> None:
+def test_a_stop_string_ends_the_response_as_the_model_does_and_not_before_min_tokens() -> None:
+    """The scheduler learns a length from it, and metrics count it as stopped."""
+
     async def scenario() -> None:
         async with a_server() as served:
-            body = {"prompt": "a", "seed": 5, "max_tokens": 8, "ignore_eos": True, **IDS}
+            handles: list[ResponseHandle] = []
+            submit = served.service.backend.session.submit
+
+            def noting(*arguments: Any, **settings: Any) -> Any:
+                handles.extend(submit(*arguments, **settings))
+                return handles[-1:]
+
+            served.service.backend.session.submit = noting  # type: ignore[method-assign]
+            ids = expected_ids(5, 0, 200, ignore_eos=True)
+            text = Letters().decode(ids)
+            stop = text[4]
+            body = {"prompt": "a", "seed": 5, "max_tokens": 200, "ignore_eos": True, "stop": stop, **IDS}
+            for min_tokens in (0, 30):
+                at = text.find(stop, min_tokens)
+                for stream in (False, True):
+                    settings = {"min_tokens": min_tokens, "stream": stream}
+                    response = await served.post("/v1/completions", body | settings)
+                    found = events_of(response.text) if stream else [response.json()]
+                    choices = [choice for one in found for choice in one["choices"]]
+                    assert "".join(choice["text"] for choice in choices) == text[:at]
+                    ended = await handles[-1]
+                    assert (ended.finish_reason, ended.token_ids) == (FinishReason.STOP, ids[: at + 1])
+            lines = (await served.get("/metrics")).text.splitlines()
+            [counted] = [line for line in lines if 'finished_reason="stop"' in line]
+            assert float(counted.split()[-1]) == 4
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_stop_token_is_named_and_its_text_left_out(is_kept: bool) -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            ids = expected_ids(5, 0, 200, ignore_eos=True)
+            at = ids.index(ids[40])
+            body = {"prompt": "a", "seed": 5, "max_tokens": 200, "ignore_eos": True, **IDS}
+            body |= {"stop_token_ids": [ids[40]], "include_stop_str_in_output": is_kept}
+            text = Letters().decode(ids[: at + 1 if is_kept else at])
             [choice] = (await served.ok("/v1/completions", body))["choices"]
-            assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[40])
+            assert (choice["token_ids"], choice["text"]) == (ids[: at + 1], text)
+            streamed = events_of((await served.post("/v1/completions", body | {"stream": True})).text)
+            assert "".join(event["choices"][0]["text"] for event in streamed) == text
 
     asyncio.run(scenario())
 

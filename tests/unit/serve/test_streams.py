@@ -13,21 +13,48 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 
+from seer.engine.stop_strings import StopStrings
+from seer.serve.choice import Ask, Choice
 from seer.serve.streams import DONE, EventStream, event_of
-from seer.serve.text_stream import TextStream
+from seer.types import FinishReason, Response, Sampling, TokenSpan
 
 
 class Utf8:
     """A tokenizer whose tokens are bytes, so that a character may be several tokens."""
 
-    def encode(self, text: str) -> list[int]:
+    max_token_chars = 1
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         return list(text.encode())
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
         raise NotImplementedError
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], *_: Any) -> str:
+        raise NotImplementedError
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         return bytes(tokens).decode("utf-8", "replace")
+
+
+def a_response(ids: list[int], reason: FinishReason) -> Response:
+    return Response(
+        group=0,
+        prompt_id="0",
+        index=0,
+        token_ids=ids,
+        logprobs=[0.0] * len(ids),
+        finish_reason=reason,
+        weights_version=0,
+        seed=0,
+        num_prompt_tokens=1,
+        num_tokens=len(ids),
+        queued_s=0.0,
+        started_s=0.0,
+        finished_s=0.0,
+        num_chunks=1,
+        num_migrations=0,
+    )
 
 
 async def stream(events: AsyncGenerator[bytes, None], receive: Any, send: Any) -> int:
@@ -117,20 +144,28 @@ def test_text_in_pieces_is_the_whole_text_up_to_the_first_stop_string(
     text: str, stops: list[str], sizes: list[int], keep_stop: bool
 ) -> None:
     ids = Utf8().encode(text)
-    streamed, shown, at, num_ids = TextStream(Utf8(), stops, keep_stop=keep_stop), "", 0, 0
-    while at < len(ids) and streamed.stopped_by is None:
-        piece = ids[at : at + sizes[at % len(sizes)]]
-        num_ids += streamed.add(piece)
-        at += len(piece)
-        assert streamed.text.startswith(shown)  # nothing is taken back
-        shown = streamed.text[: streamed.num_safe]
-    streamed.flush()
     ends = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
-    if not ends:
-        assert (streamed.text, streamed.stopped_by, num_ids) == (text, None, len(ids))
-        return
-    end, start, stop = min(ends)
-    assert streamed.stopped_by is not None
-    assert streamed.text == text[: end if keep_stop else start]
-    assert num_ids == len(text[:end].encode())
-    assert stop == streamed.stopped_by
+    end, start, stop = min(ends, default=(len(text), len(text), None))
+    until = StopStrings(Utf8().decode, stops).find(ids, len(ids)) if stops else None
+    assert until == (len(text[:end].encode()) if ends else None)  # as instances end it
+    ids = ids[:until]
+    sampling = Sampling(max_tokens=1000, stop=tuple(stops))
+    choice = Choice(0, Ask(token_ids=[1], n=1, sampling=sampling, keep_stop=keep_stop), Utf8(), has_text=True)
+    shown, at = "", 0
+    while at < len(ids):
+        piece = ids[at : at + sizes[at % len(sizes)]]
+        at += len(piece)
+        choice.add(TokenSpan(piece, [0.0] * len(piece), 0))
+        shown += choice.take().text
+    choice.end(a_response(ids, FinishReason.STOP if ends else FinishReason.LENGTH))
+    shown += choice.take().text
+    assert shown == choice.text == text[: end if keep_stop else start]
+    assert (choice.stop_reason, choice.ids) == (stop, ids)
+
+
+def test_the_text_of_a_stop_token_is_left_out_of_the_text_unless_it_is_wanted() -> None:
+    for keep_stop, text in ((False, "a\N{EURO SIGN}"), (True, "a\N{EURO SIGN}b")):
+        sampling = Sampling(max_tokens=1000, stop_token_ids=(ord("b"),))
+        choice = Choice(0, Ask(token_ids=[1], n=1, sampling=sampling, keep_stop=keep_stop), Utf8(), has_text=True)
+        choice.end(a_response(Utf8().encode("a\N{EURO SIGN}b"), FinishReason.STOP))
+        assert (choice.text, choice.stop_reason) == (text, ord("b"))
