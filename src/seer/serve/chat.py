@@ -7,7 +7,7 @@ is answered with `tool_calls` if the request has tools; in a stream they come at
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -15,12 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.ranges import Count
-from seer.serve.backend import require_codec
 from seer.serve.choice import Choice, Piece
 from seer.serve.generation import Generation
 from seer.serve.logprobs import chat_logprobs, token_names
-from seer.serve.messages import plain_messages
-from seer.serve.refusals import bad_request
 from seer.serve.reply import StreamOptions, reply_head, usage, wants_usage
 from seer.serve.sampling_fields import SamplingFields, wants_logprobs
 from seer.serve.service import Service
@@ -69,7 +66,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
     asked.check_supported()
     service.refuse_other_model(asked.model)
     asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
-    ids = chat_ids(service, asked.messages, asked.offered_tools, asked.chat_template_kwargs)
+    [ids] = await service.encoder.conversations(
+        request, [asked.messages], tools=asked.offered_tools, variables=asked.chat_template_kwargs
+    )
     session = session_of(request, asked.session_id)
     keep_stop = bool(asked.include_stop_str_in_output)
     ask = service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop)
@@ -78,20 +77,6 @@ async def chat_completions(service: Service, request: Request) -> Response:
     if asked.stream:
         return await service.stream(generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
-
-
-def chat_ids(
-    service: Service,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """Token ids of a conversation."""
-    codec = require_codec(service.backend)
-    ids = codec.chat(plain_messages(messages), tools=tools, variables=variables)
-    if not ids:
-        raise bad_request("the messages encode to no token", param="messages")
-    return ids
 
 
 class _Reply:

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.ranges import TokenId
-from seer.serve.backend import require_codec
 from seer.serve.choice import Ask, Choice
 from seer.serve.generation import Generation
 from seer.serve.logprobs import completion_logprobs, token_names
@@ -65,7 +64,7 @@ async def completions(service: Service, request: Request) -> Response:
     asked = await service.read(request, CompletionRequest)
     asked.check()
     service.refuse_other_model(asked.model)
-    asks = _asks(service, asked, session_of(request, asked.session_id))
+    asks = await _asks(service, request, asked)
     reply = _Reply(service, asked)
     generation = service.generation(asks, streams=asked.stream, needs_text=service.backend.codec is not None)
     if asked.stream:
@@ -73,16 +72,14 @@ async def completions(service: Service, request: Request) -> Response:
     return await service.whole(request, generation, reply.whole)
 
 
-def _asks(service: Service, asked: CompletionRequest, session: str | None) -> list[Ask]:
-    prompts = _prompts(service, asked)
-    service.refuse_too_many_prompts(len(prompts), param="prompt")
-    if asked.stop_strings:
-        require_codec(service.backend)
+async def _asks(service: Service, request: Request, asked: CompletionRequest) -> list[Ask]:
+    prompts = await _prompts(service, request, asked)
+    session = session_of(request, asked.session_id)
     keep_stop = bool(asked.include_stop_str_in_output)
     return [service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop) for ids in prompts]
 
 
-def _prompts(service: Service, asked: CompletionRequest) -> list[Sequence[int]]:
+async def _prompts(service: Service, request: Request, asked: CompletionRequest) -> Sequence[Sequence[int]]:
     """The token ids of each prompt."""
     if (asked.prompt is None) == (asked.prompt_token_ids is None):
         raise bad_request("give exactly one of prompt and prompt_token_ids", param="prompt")
@@ -91,16 +88,17 @@ def _prompts(service: Service, asked: CompletionRequest) -> list[Sequence[int]]:
         given = [given]
     if not given:
         raise bad_request("the prompt is empty", param="prompt")
-    return [_ids(service, one) for one in given]
+    service.refuse_too_many_prompts(len(given), param="prompt")
+    if all(isinstance(one, str) for one in given):
+        return await service.encoder.texts(request, given, param="prompt")
+    return [_ids(one) for one in given]
 
 
-def _ids(service: Service, prompt: Any) -> Sequence[int]:
-    if isinstance(prompt, str):
-        prompt = require_codec(service.backend).encode(prompt)
+def _ids(prompt: Any) -> Sequence[int]:
     if not isinstance(prompt, list) or any(not isinstance(token, int) for token in prompt):
         raise bad_request("texts and token ids are mixed in one list", hint="one kind per request", param="prompt")
     if not prompt:
-        raise bad_request("a prompt has no token", param="prompt")
+        raise bad_request("prompt: a prompt has no token", param="prompt")
     return prompt
 
 

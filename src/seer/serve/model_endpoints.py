@@ -12,8 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.ranges import TokenId
-from seer.serve.backend import require_codec
-from seer.serve.chat import chat_ids
 from seer.serve.refusals import Refusal, bad_request, error_response, json_response
 from seer.serve.service import Service
 
@@ -80,9 +78,9 @@ async def tokenize(service: Service, request: Request) -> Response:
     if (asked.prompt is None) == (asked.messages is None):
         raise bad_request("give exactly one of prompt and messages", param="prompt")
     if asked.messages is not None:
-        ids = chat_ids(service, asked.messages, asked.tools)
+        [ids] = await service.encoder.conversations(request, [asked.messages], tools=asked.tools)
     else:
-        ids = require_codec(service.backend).encode(asked.prompt or "")
+        [ids] = await service.encoder.texts(request, [asked.prompt or ""], param="prompt", may_be_empty=True)
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": service.backend.max_model_len})
 
 
@@ -90,7 +88,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize."""
     asked = await service.read(request, DetokenizeRequest)
     service.refuse_other_model(asked.model)
-    return json_response({"prompt": require_codec(service.backend).decode(asked.tokens)})
+    return json_response({"prompt": await service.encoder.text(request, asked.tokens)})
 
 
 async def finish_session(service: Service, request: Request) -> Response:

@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from seer.machine.memory import total_memory_bytes
 from seer.serve.backend import Backend
-from seer.serve.bodies import Bodies, decode
+from seer.serve.bodies import MAX_UNREAD_BODIES, Bodies, decode
 from seer.serve.choice import Ask
+from seer.serve.encoder import Encoder
 from seer.serve.gate import Gate
 from seer.serve.generation import Generation
 from seer.serve.groups import GroupNames
@@ -40,6 +41,7 @@ class Service:
     generations: set[Generation] = field(default_factory=set)
     """Those that run."""
     bodies: Bodies = field(init=False)
+    encoder: Encoder = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     weights: WeightUpdates = field(init=False)
     group: WeightGroup = field(init=False)
@@ -49,6 +51,7 @@ class Service:
     def __post_init__(self) -> None:
         """Make what needs the others."""
         self.bodies = Bodies(self.settings.limits.max_body_bytes, self.settings.limits.body_idle_s)
+        self.encoder = Encoder(self.backend, MAX_UNREAD_BODIES * self.settings.limits.max_body_bytes)
         self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_all)
         self.weights = WeightUpdates(self.backend, self.gate, self.lifecycle, self.settings)
         self.group = WeightGroup(backend=self.settings.weight_backend, max_bytes=total_memory_bytes())

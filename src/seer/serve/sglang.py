@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.ranges import Count, CountOrZero, TokenId
-from seer.serve.backend import require_codec
 from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.refusals import bad_request
@@ -80,9 +79,9 @@ async def sglang_generate(service: Service, request: Request) -> Response:
     asked = await service.read(request, SglangRequest)
     asked.check()
     wanted = asked.sampling_params
-    ids = asked.input_ids or require_codec(service.backend).encode(asked.text or "")
-    if wanted.stop_strings:
-        require_codec(service.backend)
+    ids = asked.input_ids
+    if ids is None:
+        [ids] = await service.encoder.texts(request, [asked.text or ""], param="text")
     keep_stop = bool(wanted.include_stop_str_in_output)
     ask = service.ask(ids, wanted, group=asked.group, session=session_of(request), keep_stop=keep_stop)
     reply = _Reply(service, asked, len(ids))

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.ranges import TokenId
-from seer.serve.backend import require_codec
 from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.logprobs import generate_logprobs
@@ -72,8 +71,6 @@ async def token_generate(service: Service, request: Request) -> Response:
     asked.check()
     service.refuse_other_model(asked.model)
     wanted = asked.sampling_params
-    if wanted.stop_strings:
-        require_codec(service.backend)
     ask = service.ask(asked.token_ids, wanted, group=asked.group, session=session_of(request), keep_stop=False)
     reply = _Reply(service, asked)
     generation = service.generation([ask], streams=asked.stream, needs_text=False, name=asked.request_id)

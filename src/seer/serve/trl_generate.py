@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from seer.ranges import INT32_MAX, TokenId
-from seer.serve.backend import require_codec
-from seer.serve.chat import chat_ids
 from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.refusals import bad_request
@@ -82,19 +80,25 @@ async def trl_generate(service: Service, request: Request) -> Response:
     asked = await service.read(request, TrlGenerate)
     if asked.images and any(one is not None for one in asked.images):
         raise bad_request("images are not supported", hint="send text or token ids alone", param="images")
-    prompts = [require_codec(service.backend).encode(one) if isinstance(one, str) else one for one in asked.prompts]
+    service.refuse_too_many_prompts(len(asked.prompts), param="prompts")
+    texts = [one for one in asked.prompts if isinstance(one, str)]
+    keeps_end = asked.truncate_prompt_tokens not in (None, -1)
+    encoded = iter(await service.encoder.texts(request, texts, param="prompts", keeps_end=keeps_end) if texts else ())
+    prompts = [next(encoded) if isinstance(one, str) else one for one in asked.prompts]
     return await _answer(service, request, asked, prompts)
 
 
 async def trl_chat(service: Service, request: Request) -> Response:
     """POST /chat/."""
     asked = await service.read(request, TrlChat)
-    prompts = [chat_ids(service, one, asked.tools, asked.chat_template_kwargs) for one in asked.messages]
+    service.refuse_too_many_prompts(len(asked.messages), param="messages")
+    prompts = await service.encoder.conversations(
+        request, asked.messages, tools=asked.tools, variables=asked.chat_template_kwargs
+    )
     return await _answer(service, request, asked, prompts)
 
 
 async def _answer(service: Service, request: Request, asked: TrlSampling, prompts: Sequence[Sequence[int]]) -> Response:
-    service.refuse_too_many_prompts(len(prompts), param="prompts")
     if not all(prompts):
         raise bad_request("a prompt has no token", param="prompts")
     kept = asked.settle()
