@@ -32,7 +32,7 @@ from seer.serve.backend import Backend
 from seer.serve.live import LivePage
 from seer.serve.service import Service
 from seer.serve.settings import ServeSettings
-from seer.types import ChunkOutput, DraftMode, Sampling
+from seer.types import ChunkOutput, DraftMode, InstanceLimits, Sampling
 
 MAX_MODEL_LEN = 512
 BLOCK_SIZE = 16
@@ -85,6 +85,10 @@ class LocalFleet:
     @property
     def instances(self) -> Sequence[Instance]:
         return self.fakes
+
+    @property
+    def limits(self) -> Sequence[InstanceLimits]:
+        return [fake.limits for fake in self.fakes]
 
     async def start(self) -> None:
         for fake in self.fakes:

@@ -79,7 +79,7 @@ def simulate(scheduler: str, setup: dict[str, Any], seed: int) -> tuple[Summary,
         max_model_len=1 << 15,
     )
     context, summarizer, events = Context(), Summarizer(setup["instances"]), []
-    settings = scheduler_settings(None, limits, MAX_TOKENS, TransferEstimate(cost.transfer_costs()))
+    settings = scheduler_settings(None, [limits], MAX_TOKENS, TransferEstimate(cost.transfer_costs()))
     chosen = make_scheduler(parse_scheduler(scheduler), settings, context, lambda request: lengths[request.id])
 
     def note(event: Event) -> None:

@@ -25,7 +25,7 @@ from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
 from seer.runs.run import scheduler_settings
-from seer.runs.run_events import read_run_events
+from seer.runs.run_events import count_instances, read_run_events
 from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
@@ -116,6 +116,11 @@ def read_recorded(folder: RunFolder) -> RecordedRun:
     if manifest.limits is None or options.max_tokens is None:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to replay")
     events = read_run_events(folder.events, options.instances)
+    if manifest.instance_limits or count_instances(events, options.instances) > options.instances:
+        raise InputError(
+            f"{folder.path}: its instances differed, or some joined while it ran",
+            hint="a replay has equal instances from the beginning to the end",
+        )
     try:
         return recorded_run(
             events,
@@ -236,7 +241,7 @@ def replay_under(recorded: RecordedRun, scheduler: str) -> Summary:
     summarizer = Summarizer(recorded.num_instances)
     longest = max(group.sampling.max_tokens for group in recorded.groups)
     transfer = TransferEstimate(cost.transfer_costs())
-    settings = scheduler_settings(recorded.chunk_tokens, recorded.limits, longest, transfer)
+    settings = scheduler_settings(recorded.chunk_tokens, [recorded.limits], longest, transfer)
 
     def true_length(request: Request) -> int:
         return flat[request.id]

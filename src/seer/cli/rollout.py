@@ -251,9 +251,11 @@ async def _roll_out(
 
 
 def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
-    limits = rollout.fleet.instances[0].limits
+    limits = [asdict(one) for one in rollout.fleet.limits]
     manifest = folder.read_manifest()
-    manifest["limits"] = asdict(limits)
+    manifest["limits"] = limits[0]
+    if any(one != limits[0] for one in limits):
+        manifest["instance_limits"] = limits
     manifest["nodes"] = [status.node for status in rollout.fleet.view()]
     manifest["model_dir"] = str(rollout.engine.model_dir)
     folder.write_manifest(manifest)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-Each instance is a process. Its requests are slices (queued, prefill, decode) on numbered tracks, because many
-run at once; a track is reused as soon as its request has left. Running requests and KV tokens are counter
-tracks; preemptions are marks. Waits for tools are slices of a process of their own.
+Each instance is a process, which names its nodes where the events do. Its requests are slices (queued, prefill, decode)
+on numbered tracks, because many run at once; a track is reused as soon as its request has left. Running requests and KV
+tokens are counter tracks; preemptions are marks. Waits for tools are slices of a process of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from seer.metrics.events import (
     Ended,
     Event,
     InstanceState,
+    Placed,
     Preempted,
     Prefilling,
     Queued,
@@ -62,6 +63,7 @@ class PerfettoTrace:
         self._tracks: dict[int, _Tracks] = {}
         self._open: dict[int, tuple[str, float, int, int, dict[str, Any]]] = {}
         """request -> (phase, since, instance, track, arguments)"""
+        self._nodes_of: dict[int, dict[str, None]] = {}  # by instance, in the order in which it came to them
         self._last_s = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -87,6 +89,8 @@ class PerfettoTrace:
             self._enter(event.request, "queued", event.t_s, {"after": "preemption"})
         elif isinstance(event, Stopped):
             self._leave(event)
+        elif isinstance(event, Placed):
+            self._nodes_of.setdefault(event.instance, {})[event.node] = None
         else:
             self._note_tool(event)
 
@@ -97,13 +101,19 @@ class PerfettoTrace:
                 "ph": "M",
                 "pid": instance,
                 "name": "process_name",
-                "args": {"name": "tools" if instance == TOOLS else f"instance {instance}"},
+                "args": {"name": self._name(instance)},
             }
             for instance in sorted(self._tracks)
         ]
         cut = [self._slice(request, self._last_s) for request in self._open]
         encoded = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": names + self._records + cut})
         write_whole(path, encoded)
+
+    def _name(self, instance: int) -> str:
+        if instance == TOOLS:
+            return "tools"
+        nodes = ", then ".join(self._nodes_of.get(instance, ()))
+        return f"instance {instance} on {nodes}" if nodes else f"instance {instance}"
 
     def _start(self, event: Started) -> None:
         track = self._tracks.setdefault(event.instance, _Tracks()).take()

@@ -120,12 +120,12 @@ def running(run: RunData, x_max: float) -> str:
 
 def kv_use(run: RunData, x_max: float) -> str:
     """KV memory in use, as a share of what each instance has."""
-    peak = max((s.kv_tokens for states in run.states for s in states), default=0)
-    frame = Frame(WIDTH, 150, x_max, min(100.0, max(5.0, 110.0 * peak / max(1, run.kv_tokens))))
+    shares = [100.0 / run.kv_tokens(instance) for instance in range(run.num_instances)]
+    peak = max((s.kv_tokens * shares[s.instance] for states in run.states for s in states), default=0.0)
+    frame = Frame(WIDTH, 150, x_max, min(100.0, max(5.0, 1.1 * peak)))
     body = [_tail_shade(frame, run), frame.axes("s", "KV %")]
     for instance, states in enumerate(run.states):
-        share = 100.0 / max(1, run.kv_tokens)
-        points = [(0.0, 0.0), *((max(0.0, s.t_s), min(frame.y_max, s.kv_tokens * share)) for s in states)]
+        points = [(0.0, 0.0), *((max(0.0, s.t_s), min(frame.y_max, s.kv_tokens * shares[instance])) for s in states)]
         body.append(steps(frame, points, run.makespan_s, colour(instance), f"instance {instance}"))
     return chart(frame, "".join(body), "KV memory in use")
 

@@ -91,7 +91,7 @@ def render(
     sections = [
         f"<h1>{escape(run.title)}: {len(set(run.group_of.values()))} prompts, {num_responses} responses</h1>",
         f'<p class="soft">{escape(str(options.model))} on {run.num_instances} instances of the '
-        f"{escape(str(options.engine))} engine, {run.max_num_seqs} requests at once each; "
+        f"{escape(str(options.engine))} engine, {_at_once(run)} requests at once each; "
         f"{escape(machine.cpu)}, {machine.cores or '?'} cores</p>",
         _cards(run),
         training,
@@ -132,6 +132,11 @@ def render(
     )
     body = "".join(sections)
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _at_once(run: RunData) -> str:
+    fewest, most = (choose(one.max_num_seqs for one in run.limits) for choose in (min, max))
+    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
 
 
 def _cards(run: RunData) -> str:

@@ -33,8 +33,8 @@ from seer.metrics.events import (
     Stopped,
 )
 from seer.metrics.summary import TAIL_SHARE
-from seer.runs.manifest import Manifest
-from seer.runs.run_events import read_run_events
+from seer.runs.manifest import Limits, Manifest
+from seer.runs.run_events import count_instances, read_run_events
 from seer.runs.run_folder import RunFolder
 
 
@@ -61,8 +61,9 @@ class RunData:
     title: str
     manifest: Manifest
     num_instances: int
-    max_num_seqs: int
-    kv_tokens: int
+    """All that took part, those that joined later too."""
+    limits: list[Limits]
+    """Of each instance."""
     makespan_s: float = 0.0
     tail_from_s: float = 0.0
     chunks: list[ChunkBar] = field(default_factory=list)
@@ -88,21 +89,34 @@ class RunData:
     dropped: list[Dropped] = field(default_factory=list)
     """Groups that were whole and not kept."""
 
+    def kv_tokens(self, instance: int) -> int:
+        """Tokens whose KV the instance can hold."""
+        return self.limits[instance].kv_blocks * self.limits[instance].block_size
+
+    @property
+    def mean_kv_tokens(self) -> int:
+        """Per instance, so that unlike instances make the right sum."""
+        return sum(map(self.kv_tokens, range(self.num_instances))) // self.num_instances
+
+    @property
+    def mean_num_seqs(self) -> int:
+        """Requests at once, per instance."""
+        return max(1, sum(one.max_num_seqs for one in self.limits) // self.num_instances)
+
 
 def read_run(folder: RunFolder) -> RunData:
     """Read a run from its folder."""
     manifest = folder.read_facts()
-    limits, num_instances = manifest.limits, manifest.options.instances
-    if limits is None:
+    if manifest.limits is None:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to report")
+    events = read_run_events(folder.events, manifest.options.instances, allow_cut=True)
+    num_instances = count_instances(events, manifest.options.instances)
     data = RunData(
         title=manifest.options.scheduler,
         manifest=manifest,
         num_instances=num_instances,
-        max_num_seqs=limits.max_num_seqs,
-        kv_tokens=limits.kv_blocks * limits.block_size,
+        limits=manifest.limits_of_all(num_instances),
     )
-    events = read_run_events(folder.events, num_instances, allow_cut=True)
     data.states = [[] for _ in range(data.num_instances)]
     data.steps = [[] for _ in range(data.num_instances)]
     first_s = min((event.t_s for event in events if isinstance(event, Queued)), default=math.nan)
@@ -110,8 +124,8 @@ def read_run(folder: RunFolder) -> RunData:
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
     data.tool_waits = tool_waits(events, first_s)
-    data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.max_num_seqs)
-    leases = report_leases(events, kv_tokens=data.kv_tokens)
+    data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.mean_num_seqs)
+    leases = report_leases(events, kv_tokens=data.mean_kv_tokens)
     data.leases = leases if leases.num_extended else None
     if data.ends_s:
         data.makespan_s = max(data.ends_s)

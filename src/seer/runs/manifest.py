@@ -73,7 +73,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine = Machine()
     status: str = ""
     limits: Limits | None = None
-    """Of each instance; None if none had started."""
+    """Of each instance, or of the first one where they differ; None if none had started."""
+    instance_limits: list[Limits] = []
+    """Of each instance, where they differ."""
     model_dir: str | None = None
     forced_lengths: bool = False
     summary: dict[str, Number] | None = None
@@ -90,6 +92,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             text = [key for key, value in row.items() if key != "scheduler" and isinstance(value, str)]
             if text:
                 raise ValueError(f"{text[0]} of {name} is text: {row[text[0]]!r}")
+
+    def limits_of_all(self, num_instances: int) -> list[Limits]:
+        """Of so many instances; those that joined the run are taken to be as the first. None had started: empty."""
+        if self.limits is None:
+            return []
+        known = self.instance_limits[:num_instances]
+        return known + [self.limits] * (num_instances - len(known))
 
     def schedulers(self) -> list[str]:
         """The schedulers of a comparison, in the order of its rows."""

@@ -200,7 +200,7 @@ class Run:
             instances = list(forced)
         longest = max(prompt.sampling.max_tokens for prompt in self._prompts.values())
         transfer = fleet.pool.transfer if fleet.pool is not None else None
-        settings = scheduler_settings(options.chunk_tokens, fleet.instances[0].limits, longest, transfer)
+        settings = scheduler_settings(options.chunk_tokens, fleet.limits, longest, transfer)
         scheduler = make_scheduler(self._spec, settings, self._context, lambda request: self._length_of(request.id))
         loop = RolloutLoop(
             instances,
@@ -240,7 +240,7 @@ class Run:
         for position, prompt in self._supply.take(nothing_waits=nothing_waits):
             group = group_of(position, prompt, options.seed)
             if self._conversations is not None and options.calls is not None:
-                limit = options.max_context_tokens or longest_context([one.limits for one in self._fleet.instances])
+                limit = options.max_context_tokens or longest_context(self._fleet.limits)
                 group = with_turns(group, limit)
                 self._conversations.begin(group.id, options.calls, prompt.prompt)
             self._prompts[position] = prompt
@@ -391,18 +391,20 @@ class Run:
 
 
 def scheduler_settings(
-    chunk_tokens: int | None, limits: InstanceLimits, longest: int, transfer: TransferEstimate | None
+    chunk_tokens: int | None, limits: Sequence[InstanceLimits], longest: int, transfer: TransferEstimate | None
 ) -> SchedulerSettings:
     """Scheduler settings in proportion to this run; the schedulers' own defaults are for a cluster.
 
     A chunk is an eighth of the longest response, as in the paper's workloads, in whole blocks; instances
-    count as balanced within an eighth of the requests one of them runs at once. `transfer` is None where
-    there is no pool.
+    count as balanced within an eighth of the requests that the smallest of them runs at once. `transfer` is None
+    where there is no pool.
     """
+    block_size = limits[0].block_size  # one for all
     if chunk_tokens is None:
-        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(MAX_CHUNK_TOKENS, longest // 8)) / limits.block_size))
-        chunk_tokens = blocks * limits.block_size
-    placement = PlacementConfig(imbalance_threshold=max(1, limits.max_num_seqs // 8), transfer=transfer)
+        blocks = max(1, round(max(MIN_CHUNK_TOKENS, min(MAX_CHUNK_TOKENS, longest // 8)) / block_size))
+        chunk_tokens = blocks * block_size
+    smallest = min(one.max_num_seqs for one in limits)
+    placement = PlacementConfig(imbalance_threshold=max(1, smallest // 8), transfer=transfer)
     return SchedulerSettings(chunk_tokens=chunk_tokens, placement=placement, whole_blocks=True)
 
 

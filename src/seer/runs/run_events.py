@@ -2,17 +2,19 @@
 """The event log of a run's folder, checked: what reports and replays take for granted holds for every line.
 
 Invariants
-  1. Every instance is one of the run's. Counts and times are not negative, counts fit 64 bits, times three centuries.
+  1. Every instance is one of the run's. A run may gain instances: their ids follow the others without a gap, and each
+     tells of its own state. Counts and times are not negative, counts fit 64 bits, times three centuries.
   2. A request is queued once and ends at most once. Its chunks start and stop in turn, between the two; only a
      chunk that runs is extended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from seer.errors import InputError
-from seer.metrics.events import Ended, Event, Extended, Queued, Started, Stopped
+from seer.metrics.events import Ended, Event, Extended, InstanceState, Queued, Started, Stepped, Stopped
 from seer.metrics.jsonl import read_events
 from seer.ranges import INT64_MAX
 from seer.types import FinishReason
@@ -23,23 +25,42 @@ _REASONS = {reason.value for reason in FinishReason}
 
 
 def read_run_events(path: Path, num_instances: int, *, allow_cut: bool = False) -> list[Event]:
-    """The events of a run; `allow_cut` leaves a last line out that a kill cut off."""
-    rules = _Rules(num_instances)
+    """The events of a run that began with so many instances; `allow_cut` leaves a last line out that a kill cut off."""
+    rules = _Rules()
     events = []
+    first_line: dict[int, int] = {}  # that names an instance
     for number, event in enumerate(read_events(path, allow_cut=allow_cut), 2):
         try:
             rules.check(event)
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}", hint="the file is damaged") from None
+        for instance in _instances_in(event):
+            first_line.setdefault(instance, number)
         events.append(event)
+    known = count_instances(events, num_instances)
+    for instance, number in first_line.items():
+        if instance >= known:
+            raise InputError(f"{path}, line {number}: instance {instance} of {known}", hint="the file is damaged")
     return events
+
+
+def count_instances(events: Iterable[Event], num_instances: int) -> int:
+    """Instances of a run that began with so many and may have gained others."""
+    speaking = {event.instance for event in events if isinstance(event, InstanceState | Stepped)}
+    while num_instances in speaking:
+        num_instances += 1
+    return num_instances
+
+
+def _instances_in(event: Event) -> list[int]:
+    named = (getattr(event, "instance", None), getattr(event, "moved_from", None))
+    return [instance for instance in named if instance is not None]
 
 
 class _Rules:
     """The rules over the events so far; a ValueError names the one that is broken."""
 
-    def __init__(self, num_instances: int) -> None:
-        self._num_instances = num_instances
+    def __init__(self) -> None:
         self._is_running: dict[int, bool] = {}
         """By request, from its `Queued` to its `Ended`."""
         self._ended: set[int] = set()
@@ -75,8 +96,6 @@ class _Rules:
                 raise ValueError(f"{name}={value if abs(value) < 1 << 70 else 'a huge number'}: 0 to {INT64_MAX:,}")
             if isinstance(value, float) and not 0 <= value <= _MAX_FLOAT:  # NaN is not
                 raise ValueError(f"{name}={value:g}: 0 to {_MAX_FLOAT:g}")
-            if name in ("instance", "moved_from") and value is not None and value >= self._num_instances:
-                raise ValueError(f"instance {value} of {self._num_instances}")
 
 
 def _require(holds: bool, event: Queued | Started | Extended | Stopped | Ended, what: str) -> None:

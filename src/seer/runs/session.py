@@ -275,10 +275,10 @@ class Session:
         await fleet.begin_run(secrets.token_hex(8), spec.drafts if options.speculation == "auto" else "none", {})
         self._families = Families()
         context = Context(options.length_hints)
-        limits = fleet.instances[0].limits
         transfer = fleet.pool.transfer if fleet.pool is not None else None
-        longest = min(options.longest_response_tokens or limits.max_model_len, limits.max_model_len)
-        settings = scheduler_settings(options.chunk_tokens, limits, longest, transfer)
+        most = max(one.max_model_len for one in fleet.limits)
+        longest = min(options.longest_response_tokens or most, most)
+        settings = scheduler_settings(options.chunk_tokens, fleet.limits, longest, transfer)
         loop = RolloutLoop(
             fleet.instances,
             make_scheduler(spec, settings, context, lambda request: request.max_tokens),
@@ -403,7 +403,7 @@ class Session:
     @property
     def longest_request_tokens(self) -> int:
         """Prompt and response tokens of the longest request that an instance can hold."""
-        return longest_context([instance.limits for instance in self._fleet.instances])
+        return longest_context(self._fleet.limits)
 
     def _refuse_unfit(self, prompt: EncodedPrompt) -> None:
         needed = len(prompt.token_ids) + prompt.sampling.max_tokens

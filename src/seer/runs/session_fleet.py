@@ -11,7 +11,7 @@ from seer.errors import SeerError
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.loop_slot import InstanceListener
 from seer.metrics.events import EventSink
-from seer.types import ChunkOutput, DraftMode
+from seer.types import ChunkOutput, DraftMode, InstanceLimits
 
 
 class SessionFleet(Protocol):
@@ -22,6 +22,10 @@ class SessionFleet(Protocol):
     @property
     def instances(self) -> Sequence[Instance]:
         """All of them, by id."""
+
+    @property
+    def limits(self) -> Sequence[InstanceLimits]:
+        """Of each instance that was not removed."""
 
     @property
     def weights_version(self) -> int:

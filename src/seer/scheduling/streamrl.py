@@ -17,11 +17,13 @@ instead of predicted, and that of a single response is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from seer.buffer import Request
 from seer.fleet import Fleet
 from seer.scheduling.base import TrueLength
 from seer.scheduling.dispatch import Dispatcher, by_group
+from seer.types import InstanceLimits
 
 LONG_SHARE = 0.2
 """Share of the groups that is the long tail (StreamRL: 20%)."""
@@ -72,16 +74,17 @@ class StreamRLOracle(Dispatcher):
         tail = sum(map(len, groups[:num_long]))
         prompt_tokens = groups[0][0].group.num_prompt_tokens
 
+        mean = _mean_limits(fleet)
+
         def latency_s(num_dedicated: int) -> float:
             num_others = len(fleet) - num_dedicated
-            of_tail_s = self._latency_s(-(-tail // num_dedicated), long, prompt_tokens, fleet)
-            return of_tail_s + self._latency_s(-((tail - len(lengths)) // num_others), regular, prompt_tokens, fleet)
+            of_tail_s = self._latency_s(-(-tail // num_dedicated), long, prompt_tokens, mean)
+            return of_tail_s + self._latency_s(-((tail - len(lengths)) // num_others), regular, prompt_tokens, mean)
 
         return min(range(1, len(fleet)), key=latency_s)
 
-    def _latency_s(self, num_responses: int, num_tokens: int, prompt_tokens: int, fleet: Fleet) -> float:
+    def _latency_s(self, num_responses: int, num_tokens: int, prompt_tokens: int, limits: InstanceLimits) -> float:
         """Time in which an instance generates so many responses of this length."""
-        limits = fleet.limits[0]
         fit = min(limits.max_num_seqs, limits.kv_tokens // (prompt_tokens + num_tokens))
         batch = max(1, min(num_responses, fit))
         context_tokens = prompt_tokens + num_tokens / 2
@@ -90,3 +93,12 @@ class StreamRLOracle(Dispatcher):
         else:
             token_s = IDLE_STEP_SHARE + (1.0 - IDLE_STEP_SHARE) * batch * context_tokens / limits.kv_tokens
         return token_s * num_tokens * -(-num_responses // batch)
+
+
+def _mean_limits(fleet: Fleet) -> InstanceLimits:
+    """Of unlike instances: StreamRL's model counts instances and knows one kind."""
+    kv_blocks, max_num_seqs, max_model_len = (
+        sum(getattr(one, name) for one in fleet.limits) // len(fleet)
+        for name in ("kv_blocks", "max_num_seqs", "max_model_len")
+    )
+    return replace(fleet.limits[0], kv_blocks=kv_blocks, max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -9,6 +9,7 @@ import pytest
 
 from builders import a_workload, roll_out
 from seer.errors import InputError
+from seer.metrics.events import Placed
 from seer.metrics.jsonl import SCHEMA, EventLog, read_events, read_header
 from seer.metrics.perfetto import write_trace
 from seer.report.timeline import Timeline
@@ -61,6 +62,14 @@ def test_in_a_trace_slices_of_a_track_never_overlap_and_add_up_to_the_chunks(tmp
     assert any(r["ph"] == "i" for r in records) == any(type(e).__name__ == "Preempted" for e in run.events)
     assert {r["args"]["name"] for r in records if r["ph"] == "M"} == {"instance 0", "instance 1"}
     assert {r["name"] for r in records if r["ph"] == "C"} == {"requests", "KV tokens"}
+
+
+def test_a_trace_names_the_nodes_of_instances(tmp_path: Path) -> None:
+    placed = [Placed(0.0, 0, "10.0.0.1"), Placed(5.0, 0, "10.0.0.2"), Placed(6.0, 0, "10.0.0.2")]
+    write_trace([*placed, *roll_out(WORKLOAD, "verl").events], tmp_path / "trace.json")
+    records = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {r["args"]["name"] for r in records if r["ph"] == "M"}
+    assert names == {"instance 0 on 10.0.0.1, then 10.0.0.2", "instance 1"}
 
 
 def test_a_timeline_samples_the_state_in_force(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from seer.analysis.whatif import read_recorded
+from seer.errors import InputError
 from seer.metrics.events import (
     Answered,
     Asked,
@@ -14,6 +16,7 @@ from seer.metrics.events import (
     Ended,
     Event,
     Extended,
+    InstanceState,
     Placed,
     PoolErrors,
     PoolUsed,
@@ -39,20 +42,44 @@ RUN: list[Event] = [
 ]
 
 
-def a_page(folder: Path, *more: Event, **manifest: object) -> str:
+LIMITS = {"kv_blocks": 8, "block_size": 16, "max_num_seqs": 4, "max_model_len": 128}
+
+
+def a_run(folder: Path, *more: Event, **manifest: object) -> RunFolder:
+    instance_limits = manifest.pop("instance_limits", [])
     run = RunFolder(folder / "run")
     run.create()
     run.write_manifest(
         {
             "command": "rollout",
             "options": {"scheduler": "seer", "instances": 2, "pool": "local", **manifest},
-            "limits": {"kv_blocks": 8, "block_size": 16, "max_num_seqs": 4, "max_model_len": 128},
+            "limits": LIMITS,
+            "instance_limits": instance_limits,
         }
     )
     with EventLog(run.events, {}) as log:
         for event in [*RUN, *more]:
             log(event)
-    return render(read_run(run))
+    return run
+
+
+def a_page(folder: Path, *more: Event, **manifest: object) -> str:
+    return render(read_run(a_run(folder, *more, **manifest)))
+
+
+def test_unlike_instances_and_those_that_joined_have_their_own_limits(tmp_path: Path) -> None:
+    small = LIMITS | {"kv_blocks": 2, "max_num_seqs": 1}
+    joined = InstanceState(1.5, 2, 1, 0, 32)
+    folder = a_run(tmp_path, joined, instance_limits=[LIMITS, small], max_tokens=64)
+    run = read_run(folder)
+    assert (run.num_instances, len(run.states)) == (3, 3)
+    assert [run.kv_tokens(instance) for instance in range(3)] == [128, 32, 128]
+    assert (run.mean_kv_tokens, run.mean_num_seqs) == (96, 3)
+    page = render(run)
+    assert "on 3 instances" in page
+    assert "1 to 4 requests at once each" in page
+    with pytest.raises(InputError, match="its instances differed, or some joined"):
+        read_recorded(folder)
 
 
 def test_a_pool_that_failed_is_reported_with_its_price(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Extended, InstanceState, Queued, Started, Stopped
 from seer.metrics.jsonl import EventLog
-from seer.runs.run_events import read_run_events
+from seer.runs.run_events import count_instances, read_run_events
 
 QUEUED = Queued(0.0, 0, 0, 0, 10)
 STARTED = Started(0.0, 0, 0, 16, None, False)
@@ -30,12 +30,21 @@ def test_what_can_have_happened_is_read(tmp_path: Path) -> None:
     assert read_run_events(a_log(tmp_path / "e", *events), 1) == events
 
 
+def test_instances_that_joined_the_run_are_of_it(tmp_path: Path) -> None:
+    """They tell of their state; the first may do so before they are given work, or after another one."""
+    joined = [InstanceState(0.5, instance, 0, 0, 0) for instance in (2, 1)]
+    events: list[Event] = [QUEUED, STARTED, *joined, STOPPED, Started(1.0, 0, 2, 16, 0, True)]
+    assert read_run_events(a_log(tmp_path / "e", *events), 1) == events
+    assert (count_instances(events, 1), count_instances(events, 3), count_instances(events[:2], 1)) == (3, 3, 1)
+
+
 @pytest.mark.parametrize(
     ("events", "why"),
     [
         ([QUEUED, Started(0.0, 0, 1, 16, None, False)], "line 3: instance 1 of 1"),
         ([QUEUED, Started(0.0, 0, 0, 16, 1, False)], "instance 1 of 1"),
-        ([InstanceState(0.0, 1, 0, 0, 0)], "instance 1 of 1"),
+        ([InstanceState(0.0, 2, 0, 0, 0)], "line 2: instance 2 of 1"),
+        ([InstanceState(0.0, 1, 0, 0, 0), InstanceState(0.0, 3, 0, 0, 0)], "line 3: instance 3 of 2"),
         ([InstanceState(0.0, -1, 0, 0, 0)], "instance=-1"),
         ([InstanceState(-1.0, 0, 0, 0, 0)], r"t_s=-1\.0"),
         ([QUEUED, QUEUED], "was queued before"),

@@ -3,8 +3,9 @@
 
 import pytest
 
-from builders import a_fleet, a_group, a_scheduler, drain, requests_of
+from builders import a_fleet, a_group, a_scheduler, drain, limits, requests_of
 from seer.buffer import Request
+from seer.fleet import Fleet
 from seer.scheduling.streamrl import StreamRLOracle, TokenSeconds
 
 
@@ -65,12 +66,13 @@ def test_nothing_is_sent_while_no_instance_lives() -> None:
 
 
 def streamrl_places(
-    lengths: list[list[int]], instances: int, token_s: TokenSeconds | None = None
+    lengths: list[list[int]], instances: int, token_s: TokenSeconds | None = None, fleet: Fleet | None = None
 ) -> dict[int, list[int]]:
     """By instance, the groups of the requests that it gets, in order."""
     flat = [length for row in lengths for length in row]
     requests = requests_of(*(a_group(id, len(row)) for id, row in enumerate(lengths)))
-    scheduler, fleet = StreamRLOracle(lambda request: flat[request.id], token_s), a_fleet(instances, blocks=1000)
+    scheduler = StreamRLOracle(lambda request: flat[request.id], token_s)
+    fleet = fleet or a_fleet(instances, blocks=1000)
     scheduler.admit(requests, fleet)
     found: dict[int, list[int]] = {}
     for plan in drain(scheduler, fleet):
@@ -94,6 +96,17 @@ def test_streamrl_gives_the_long_tail_smaller_batches_only_where_these_are_faste
     alike = streamrl_places(lengths, 6, lambda num_requests, context_tokens: 1.0)
     faster = streamrl_places(lengths, 6, lambda num_requests, context_tokens: 1.0 + num_requests)
     assert [sum(groups[0] >= 16 for groups in places.values()) for places in (alike, faster)] == [1, 3]
+
+
+def test_streamrl_divides_unlike_instances_alike_wherever_the_odd_one_stands() -> None:
+    lengths = [[100, 100]] * 16 + [[400, 400]] * 4
+    num_dedicated = []
+    for odd in (0, 5):
+        unlike = [limits(1000, max_num_seqs=10)] * 6
+        unlike[odd] = limits(1000, max_num_seqs=1)
+        places = streamrl_places(lengths, 6, lambda num_requests, context_tokens: 1.0 + num_requests, Fleet(unlike))
+        num_dedicated.append(sum(groups[0] >= 16 for groups in places.values()))
+    assert num_dedicated[0] == num_dedicated[1]
 
 
 def test_streamrl_shares_one_instance_among_all_groups() -> None:

@@ -256,11 +256,11 @@ class SeerDriver:
     def _submit(self, asked: GenerateRequest, n: int) -> list[ResponseHandle]:
         if self._session is None:
             raise InstanceError("no rollout has begun")
-        limits = self._fleet.instances[0].limits
-        room = limits.max_model_len - len(asked.prompt)
+        longest = max(one.max_model_len for one in self._fleet.limits)
+        room = longest - len(asked.prompt)
         if room < 1:
             raise ConfigError(
-                f"a prompt of {len(asked.prompt)} tokens leaves no room within max_model_len={limits.max_model_len}",
+                f"a prompt of {len(asked.prompt)} tokens leaves no room within max_model_len={longest}",
                 hint="raise actor_rollout_ref.rollout.max_model_len",
             )
         self._num_submitted += 1  # over all sessions: a request that is asked for again must not repeat a sibling

@@ -32,7 +32,7 @@ from seer.hosting.messages import BeginRun
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
 from seer.metrics.events import EventSink
-from seer.types import ChunkOutput, DraftMode
+from seer.types import ChunkOutput, DraftMode, InstanceLimits
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,11 @@ class ServerFleet:
     def instances(self) -> Sequence[Instance]:
         """All of them, by rank."""
         return [self._servers[rank].instance for rank in sorted(self._servers)]
+
+    @property
+    def limits(self) -> Sequence[InstanceLimits]:
+        """Of each."""
+        return [instance.limits for instance in self.instances]
 
     @property
     def num_up(self) -> int:
