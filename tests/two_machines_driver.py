@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from seer import HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import tiny_config, tiny_weights
-from seer.metrics.events import Event, Stopped, discard
+from seer.metrics.events import Event, EventSink, Prefilling, Stopped, discard
 from seer.transfer import MoveCost, TransferCosts, TransferEstimate
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
@@ -57,20 +58,27 @@ def a_rollout(model: str, ray: str | None, out: Path) -> Rollout:
 
 
 class Once:
-    """An event sink that strikes when the first chunks have ended."""
+    """An event sink that strikes when the first chunks have ended, and notes what was lost and computed again."""
 
     def __init__(self, strike: Callable[[], None]) -> None:
         self._strike: Callable[[], None] | None = strike
+        self.lost_tokens: dict[int, int] = {}
+        """By request that was on a lost instance: what it had generated."""
+        self.recomputed: Counter[int] = Counter()
+        """By request."""
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Stopped) and event.reason == "lost":
+            self.lost_tokens[event.request] = event.num_generated
+        elif isinstance(event, Prefilling):
+            self.recomputed[event.request] += event.num_recomputed
         if isinstance(event, Stopped) and event.num_generated >= 32 and self._strike is not None:
             strike, self._strike = self._strike, None
             strike()
 
 
-async def tokens_of(rollout: Rollout, strike: Callable[[], None] | None = None) -> dict[str, list[int]]:
+async def tokens_of(rollout: Rollout, events: EventSink = discard) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    events = discard if strike is None else Once(strike)
     async for group in rollout.run(PROMPTS, n=4, sampling=Sampling(max_tokens=80), seed=3, events=events):
         for response in group.responses:
             name = f"{response.group}.{response.index}"
@@ -110,15 +118,19 @@ class Campaign:
             await rollout.update_weights(tiny_weights(tiny_config(), seed=5))
             seen["versions"] = [one.view().weights_version for one in rollout.fleet.instances]
             await self._step("new weights", None)
-            await self._step("link cut", cut_link)
+            cut = await self._step("link cut", cut_link)
+            seen["lost requests"] = [[num, cut.recomputed[request]] for request, num in cut.lost_tokens.items()]
+            seen["recomputed"] = [sum(cut.recomputed.values()), rollout.summary.recomputed_tokens]
             seen["lost"] = rollout.fleet.num_lost
         self._say("closed")
         return seen
 
-    async def _step(self, name: str, strike: Callable[[], None] | None) -> None:
+    async def _step(self, name: str, strike: Callable[[], None] | None) -> Once:
+        events = Once(strike or (lambda: None))
         async with asyncio.timeout(DEADLINE_S):
-            self._seen[name] = await tokens_of(self._rollout, strike)
+            self._seen[name] = await tokens_of(self._rollout, events)
         self._say(name)
+        return events
 
     async def _up(self) -> None:
         async with asyncio.timeout(DEADLINE_S):

@@ -66,6 +66,14 @@ def test_a_rollout_over_two_machines_gives_the_tokens_of_one_through_every_fault
         assert 0 < seen["node_changes"] < seen["migrations"], "moves inside a node, and between them"
         assert 0 < seen["far_loaded_bytes"] < seen["loaded_bytes"], "near moves do not come from the store"
         assert seen["versions"] == [1, 1, 1]
+        # The KV of the machine that was cut off is computed again: once, and counted.
+        assert seen["lost requests"], "no request was on the machine that was cut off"
+        prompt = 5
+        for num_generated, num_recomputed in seen["lost requests"]:
+            assert num_recomputed <= prompt + num_generated, "computed again more than once"
+        assert sum(num_recomputed for _, num_recomputed in seen["lost requests"]) > 0
+        in_events, in_summary = seen["recomputed"]
+        assert in_events == in_summary
         assert seen["lost"] >= 2, "more on a machine that is busy"
         assert {path.name for path in (tmp_path / "logs").iterdir()} == {f"instance-{i}.log" for i in range(3)}
         assert (ours(one), one.shared_memory()) == ([], []), "something was left beside the driver"

@@ -19,6 +19,7 @@ from seer.drafting.log import LogLimits
 from seer.drafting.server import DraftServer, ServerConfig
 from seer.drafting.wire import Ask, Refused, Status, decode, encode
 from seer.errors import DraftError
+from tcp_relay import TcpRelay
 
 
 @contextlib.contextmanager
@@ -60,6 +61,25 @@ def test_siblings_on_two_instances_draft_for_each_other(caplog: pytest.LogCaptur
         two.observe("g", "b", [2, 3])
         assert two.draft([("g", "b")], [4]).draft(0).tokens.tolist() == [4, 5]
     assert not caplog.records, "connecting is not an outage"
+
+
+def test_a_node_that_is_cut_off_drafts_from_what_it_has() -> None:
+    """Its own tokens, new ones too, and those of siblings elsewhere that had come."""
+    with serving() as address, a_client(address) as one:
+        relay = TcpRelay("127.0.0.1", int(address.rpartition(":")[2]))
+        with a_client(f"tcp://127.0.0.1:{relay.port}") as far:
+            one.observe("g", "a", [1, 2, 3, 4, 5])
+            assert one.flush(DEADLINE_S)
+            far.register("g", ttl_s=60.0)
+            assert far.flush(DEADLINE_S)
+            relay.close()
+            one.observe("g", "a", [6, 7])
+            assert one.flush(DEADLINE_S)
+            far.observe("g", "b", [8, 9, 2, 3])
+            assert far.draft([("g", "b")], [4]).draft(0).tokens.tolist() == [4, 5]
+            far.observe("g", "c", [8])
+            assert far.draft([("g", "c")], [2]).draft(0).tokens.tolist() == [9, 2]
+            assert one.draft([("g", "a")], [2]).counts.tolist() == [0], "nothing of the other side came"
 
 
 def test_groups_are_spread_over_servers_and_found_again() -> None:
