@@ -19,6 +19,7 @@ from seer.hosting import ProcessInstance
 from seer.hosting.health import Health
 from seer.hosting.resizing import start_all
 from seer.metrics.events import Event, Extended, Prefilling, Started, Stopped
+from seer.rollout import RolloutLoop
 from two_machines_driver import MovingIsFree
 
 PROMPTS = [[1, 2, 3 + i] for i in range(8)]
@@ -91,7 +92,15 @@ def test_instances_that_are_removed_hand_their_requests_over_and_get_no_more(sch
             assert left.used_after <= {1}
             assert [one.is_up for one in rollout.fleet.instances] == [False, True, False, False]
             assert rollout.fleet.num_lost == 0
-            assert await tokens_of(rollout) == expected
+            retired: set[int] = set()
+
+            def look(event: Event) -> None:
+                assert rollout.current is not None
+                if rollout.current.loop is not None:
+                    retired.update(rollout.current.loop.fleet._retired)
+
+            assert await tokens_of(rollout, events=look) == expected
+            assert retired == {0, 2, 3}, "a later run counts on them for long requests"
             await asyncio.wait_for(rollout.fleet.wait_until_up(), 5)
 
     asyncio.run(scenario())
@@ -155,6 +164,38 @@ def test_an_instance_that_dies_while_its_siblings_start_is_not_added_nor_are_the
             assert await tokens_of(rollout)
 
     asyncio.run(scenario())
+
+
+def test_an_instance_that_comes_back_with_other_blocks_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+    rejoin = RolloutLoop.rejoin_instance
+
+    def refuse_once(loop: RolloutLoop, instance: int) -> None:
+        if not refused:
+            refused.append(instance)
+            raise ConfigError("instances with blocks of 64 and of 32 tokens cannot share KV")
+        rejoin(loop, instance)
+
+    monkeypatch.setattr(RolloutLoop, "rejoin_instance", refuse_once)
+
+    async def scenario() -> None:
+        async with a_rollout(2) as rollout:
+            expected = await tokens_of(rollout)
+
+            async def kill() -> None:
+                os.kill(rollout.fleet.instances[0].pid or 0, signal.SIGKILL)
+                while rollout.fleet.num_lost < 2:  # noqa: ASYNC110 - nothing says when it was lost again
+                    await asyncio.sleep(0.01)
+                await rollout.fleet.wait_until_up()
+
+            async with rollout.session() as session:
+                killed = asyncio.create_task(kill())
+                handles = [handle for prompt in PROMPTS for handle in session.submit(prompt, n=4, sampling=SAMPLING)]
+                assert len([(await handle).token_ids for handle in handles]) == len(expected)
+                await killed
+            assert (refused, rollout.fleet.num_lost) == ([0], 2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_an_instance_that_is_not_left_in_time_is_ended_and_its_requests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

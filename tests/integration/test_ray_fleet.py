@@ -26,6 +26,7 @@ from seer.engine.prepare import InstanceSpec
 from seer.errors import ConfigError, InstanceError, SeerError
 from seer.hosting.health import Health
 from seer.hosting.ray.checkup import troubles_of
+from seer.hosting.ray.hosting import RayHosting
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
 from seer.hosting.ray.node_facts import NodeProbe, Reached
 from seer.hosting.remote.handshake import our_version
@@ -86,6 +87,14 @@ def expected(model: Path) -> list[dict[tuple[int, int], list[int]]]:
     return asyncio.run(scenario())
 
 
+async def agents_of(rollout: Rollout) -> list[int]:
+    """Process ids of the nodes' agents."""
+    hosting = rollout.fleet._hosting
+    assert isinstance(hosting, RayHosting)
+    assert hosting._nodes is not None
+    return [int(await task.result().agent.renew.remote()) for _, task in hosting._nodes._ready()]
+
+
 def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_nodes_and_instances_that_come_and_go(
     cluster: TwoNodes, model: Path, expected: list[dict[tuple[int, int], list[int]]], tmp_path: Path
 ) -> None:
@@ -106,8 +115,11 @@ def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_nodes_an
             assert await tokens_of(rollout, kill) == expected[0]
             await fleet.wait_until_up()
 
+            for pid in await agents_of(rollout):
+                os.kill(pid, signal.SIGKILL)  # their instances live on, and new weights come through new agents
             await rollout.update_weights(tiny_weights(tiny_config(), seed=5))
             assert [status.weights_version for status in fleet.view()] == [1, 1]
+            assert fleet.num_lost == 1
             assert await tokens_of(rollout, Once(cluster.replace_second)) == expected[1]
             async with asyncio.timeout(DEADLINE_S):
                 await fleet.wait_until_up()
