@@ -19,7 +19,7 @@ from seer.integrations.verl import gathering, server_fleet
 from seer.integrations.verl.driver import MAX_TRIES, SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.settings import VerlSettings
-from seer.metrics.events import Queued
+from seer.metrics.events import Ended, Queued
 from seer.metrics.jsonl import EventLog
 from seer.runs.run_folder import RunFolder
 from seer.runs.training_run import TrainingRun
@@ -302,6 +302,24 @@ def test_what_a_broken_session_did_not_answer_is_asked_for_again(tmp_path: Path)
         assert numbers["failed_responses"] == 0
         await job.driver.close()
         assert main(["report", str(tmp_path / "run")]) == 0
+
+    run(work())
+
+
+def test_a_session_that_broke_between_prompts_of_a_rollout_is_replaced(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1)
+        assert job.driver._session is not None
+        job.driver._session._break(InstanceError("the loop is broken"))
+        await job.rollout(1, groups=1)  # dynamic sampling
+        numbers = await job.driver.finish_step(1, {})
+        assert numbers["responses"] == 20
+        await job.driver.close()
+        assert job.driver._record is not None
+        assert len({event.request for event in job.driver._record._replayed if isinstance(event, Ended)}) == 20
 
     run(work())
 

@@ -72,8 +72,8 @@ class SeerDriver:
     ) -> None:
         """`node` is Ray's name of the driver's machine, `address` its own; the cluster has `num_machines`.
 
-        `seed` is verl's: requests get theirs from it, in the order in which they come. Responses
-        have at most `response_tokens`.
+        `seed` is verl's: requests get theirs from it, in the order in which they come. Responses have at most
+        `response_tokens`.
         """
         self._settings, self._num_servers, self._model = settings, num_servers, model
         self._run_dir = settings.run_dir or Path(run_dir)
@@ -127,6 +127,7 @@ class SeerDriver:
 
     async def note_failure(self, error: str) -> None:
         """A response of the rollout that runs does not come; also for those that an agent loop could not ask for."""
+        log.error("a response was lost: %s", error)
         if self._record is not None:
             self._record.note_failure(error)
 
@@ -213,8 +214,6 @@ class SeerDriver:
             if self._session is not broken:
                 return
             log.warning("the rollout's session broke, and its requests begin anew: %s", broken.failure)
-            if self._record is not None:
-                self._record.begin_session()
             await self._use_newest_weights()
 
     def _is_running(self, name: str) -> bool:
@@ -230,6 +229,8 @@ class SeerDriver:
         if session is not None:
             await session.close()
             await self._fleet.settle()
+            if self._record is not None:
+                self._record.begin_session()
         await self._fleet.use_newest()
         self._session = Session(self._fleet, _as_they_are, None, self._options())
         await self._session.__aenter__()
