@@ -312,6 +312,7 @@ class Rollout:
             chunk_tokens=self.config.chunk_tokens,
             length_hints=self._length_hints if length_hints is None else length_hints,
             events=events,
+            vocab_size=self.engine.vocab_size,
         )
         return Session(self._fleet, self.encode, self.engine.codec, options)
 

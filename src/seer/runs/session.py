@@ -193,7 +193,12 @@ class Session:
         self._refuse_unfit(encoded)
         calls, longest = None, self.longest_request_tokens
         if environment is not None:
-            calls = EnvironmentCalls(environment=environment, deadline_s=environment_deadline_s, tools=tools)
+            calls = EnvironmentCalls(
+                environment=environment,
+                deadline_s=environment_deadline_s,
+                tools=tools,
+                vocab_size=self._options.vocab_size,
+            )
         submission = Submission(
             encoded,
             self._seed_of(encoded, seed),

@@ -30,6 +30,8 @@ class SessionOptions:
     length_hints: Mapping[str, int] | None = None
     """By group name: the longest response in an earlier epoch."""
     events: EventSink = discard
+    vocab_size: int | None = None
+    """Token ids that an environment gives must be below this; None: not known."""
     stall_deadline_s: float = 900.0
     cancel_deadline_s: float = 30.0
 
