@@ -57,6 +57,7 @@ def alone(engine: Engine, response: Response, prompt: Sequence[int], sampling: S
                 max_tokens=sampling.max_tokens - num_generated,
                 seed=response.seed,
                 stop_token_ids=sampling.stop_token_ids,
+                temperature=sampling.temperature,
                 ignore_eos=False,
             )
             spans.append(generate(engine, [chunk])[0].span())

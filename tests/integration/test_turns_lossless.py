@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations on the embedded engine: chunks, moves, drafts, waits and kills change no token and no log-probability.
 
-SEER_CONVERSATIONS=200 makes it the long test.
+That they happened is asserted, too. SEER_CONVERSATIONS=200 makes it the long test; -s shows what happened.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +22,77 @@ pytest.importorskip("torch")
 import torch
 
 from engines import an_engine
-from faults import KillOnce
 from scripted_environment import SAMPLING, Scripted, alone, script
 from seer import HostingConfig, Rollout
 from seer.engine.local.tiny import make_tiny_model
-from seer.environments.base import Answer, Conversation
-from seer.metrics.events import Event, Prefilling, Started
-from seer.types import Response
+from seer.environments.base import Answer, Conversation, Reply
+from seer.metrics.events import Event, Prefilling, Started, Stepped, Stopped
+from seer.types import Response, Sampling
 
 NUM_GROUPS, N = max(1, int(os.environ.get("SEER_CONVERSATIONS", "40")) // 5), 5
 PROMPTS = [[3 + i % 80, 7, 11, 5 + i % 50, 9, *range(20, 20 + i % 7)] for i in range(NUM_GROUPS)]
+ALIKE = replace(SAMPLING, temperature=0.3)
+"""Siblings of a random model say similar things only when it is cold: then drafts from each other are accepted."""
 Found = dict[tuple[int, int], Response]
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What a rollout went through."""
+
+    num_conversations: int
+    turns: dict[int, int]
+    """Conversations by their number of turns."""
+    num_generated: int
+    num_given: int
+    num_chunks: int
+    num_moves: int
+    num_drafted: int
+    num_accepted: int
+    num_kills: int
+
+
+def what_happened(found: Found, events: Sequence[Event], num_kills: int = 0) -> Happened:
+    responses, starts = found.values(), [event for event in events if isinstance(event, Started)]
+    steps = [event for event in events if isinstance(event, Stepped)]
+    turns = Counter(sum(turn.kind == "generated" for turn in response.turns) for response in responses)
+    return Happened(
+        num_conversations=len(found),
+        turns=dict(sorted(turns.items())),
+        num_generated=sum(response.num_tokens for response in responses),
+        num_given=sum(response.num_given_tokens for response in responses),
+        num_chunks=len(starts),
+        num_moves=sum(event.moved_from not in (None, event.instance) for event in starts),
+        num_drafted=sum(event.num_drafted for event in steps),
+        num_accepted=sum(event.num_accepted for event in steps),
+        num_kills=num_kills,
+    )
+
+
+def check_all_happened(happened: Happened) -> None:
+    assert {1, 2, 3, 4, 5} <= set(happened.turns) <= {1, 2, 3, 4, 5, 6}
+    num_turns = sum(turns * conversations for turns, conversations in happened.turns.items())
+    assert happened.num_chunks > num_turns, "no turn was cut into chunks"
+    assert happened.num_moves > 0
+    assert happened.num_drafted > happened.num_accepted > 0
+
+
+class KillInTurn:
+    """Kills one instance after the other, each time when all are up and some more chunks have ended."""
+
+    def __init__(self, rollout: Rollout, *, every_chunks: int = NUM_GROUPS * N) -> None:
+        self._instances, self._every_chunks = rollout.fleet.instances, every_chunks
+        self._num_stopped = 0
+        self.num_kills = 0
+
+    def __call__(self, event: Event) -> None:
+        self._num_stopped += isinstance(event, Stopped)
+        if self._num_stopped >= self._every_chunks and all(one.is_up for one in self._instances):
+            victim = self._instances[(self.num_kills + 1) % len(self._instances)]
+            assert victim.pid is not None
+            self._num_stopped = 0
+            self.num_kills += 1
+            os.kill(victim.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +102,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def a_rollout(model: Path, instances: int = 2, **settings: Any) -> Rollout:
     defaults: dict[str, Any] = {"kv_blocks": 128, "max_num_seqs": 6, "chunk_tokens": 16, "pool_bytes": 32 << 20}
-    return Rollout(model, instances=instances, hosting=HostingConfig(pin_cores=False), **defaults | settings)
+    hosting = HostingConfig(pin_cores=False, max_restarts=1000, restart_pause_s=0.0)
+    return Rollout(model, instances=instances, hosting=hosting, **defaults | settings)
 
 
-async def rolled_out(rollout: Rollout, environment: Scripted | None = None, **settings: Any) -> Found:
-    groups = rollout.run(PROMPTS, n=N, sampling=SAMPLING, environment=environment or Scripted(), **settings)
+async def rolled_out(
+    rollout: Rollout, environment: Scripted | None = None, *, sampling: Sampling = ALIKE, **settings: Any
+) -> Found:
+    groups = rollout.run(PROMPTS, n=N, sampling=sampling, environment=environment or Scripted(), **settings)
     return {(r.group, r.index): r async for group in groups for r in group.responses}
 
 
@@ -52,7 +117,7 @@ def check_against_one_at_a_time(model: Path, found: Found, *, num_groups: int = 
     engine = an_engine(model, block_size=16, max_num_seqs=1)
     assert len(found) == num_groups * N
     for (group, _), response in found.items():
-        spans = alone(engine, response, PROMPTS[group])
+        spans = alone(engine, response, PROMPTS[group], ALIKE)
         assert response.token_ids == [token for span in spans for token in span.ids]
         assert response.loss_mask == [int(not span.is_given) for span in spans for _ in span.ids]
         sampled = [value for value, kept in zip(response.logprobs, response.loss_mask, strict=True) if kept]
@@ -70,9 +135,9 @@ def test_two_instances_with_everything_on_equal_one_conversation_at_a_time(model
 
     found = asyncio.run(scenario())
     check_against_one_at_a_time(model, found)
-    turns = [sum(turn.kind == "generated" for turn in response.turns) for response in found.values()]
-    assert {1, 2, 3, 4, 5} <= set(turns)
-    assert any(event.moved_from not in (None, event.instance) for event in events if isinstance(event, Started))
+    happened = what_happened(found, events)
+    print(happened)
+    check_all_happened(happened)
     # Where KV is loaded after waits and moves, all of it is found, the last block too.
     # Instances report later than chunks start, each in its order.
     loads: defaultdict[tuple[int, int], deque[bool]] = defaultdict(deque)
@@ -86,14 +151,26 @@ def test_two_instances_with_everything_on_equal_one_conversation_at_a_time(model
     assert num_loaded > 0
 
 
-def test_a_killed_instance_changes_nothing(model: Path) -> None:
-    async def scenario() -> Found:
-        async with a_rollout(model) as rollout:
-            found = await rolled_out(rollout, events=KillOnce(rollout.fleet.instances[1], request=NUM_GROUPS))
-            assert rollout.fleet.num_lost >= 1
-            return found
+def test_chunks_moves_drafts_and_kills_together_change_nothing(model: Path) -> None:
+    events: list[Event] = []
 
-    check_against_one_at_a_time(model, asyncio.run(scenario()))
+    async def scenario() -> tuple[Found, int]:
+        async with a_rollout(model) as rollout:
+            kill = KillInTurn(rollout)
+
+            def both(event: Event) -> None:
+                events.append(event)
+                kill(event)
+
+            found = await rolled_out(rollout, events=both)
+            assert rollout.fleet.num_lost >= 1
+            return found, kill.num_kills
+
+    found, num_kills = asyncio.run(scenario())
+    check_against_one_at_a_time(model, found)
+    happened = what_happened(found, events, num_kills)
+    print(happened)
+    check_all_happened(happened)
 
 
 def test_an_instance_that_dies_while_all_wait_for_their_tools_costs_nothing_that_was_computed(model: Path) -> None:
@@ -116,7 +193,7 @@ def test_an_instance_that_dies_while_all_wait_for_their_tools_costs_nothing_that
                 await all_wait.wait()
                 return await scripted(conversation)
 
-            groups = rollout.run(PROMPTS[:1], n=N, sampling=SAMPLING, environment=environment, events=events.append)
+            groups = rollout.run(PROMPTS[:1], n=N, sampling=ALIKE, environment=environment, events=events.append)
             found = {(r.group, r.index): r async for group in groups for r in group.responses}
             assert rollout.fleet.num_lost == 1
             return found
@@ -126,6 +203,22 @@ def test_an_instance_that_dies_while_all_wait_for_their_tools_costs_nothing_that
     prefilled = [event for event in events if isinstance(event, Prefilling)]
     assert sum(event.num_loaded for event in prefilled) > 0
     assert sum(event.num_recomputed for event in prefilled) == 0
+
+
+def test_tokens_that_the_model_does_not_have_fail_their_response_in_runs_and_sessions(model: Path) -> None:
+    async def environment(conversation: Conversation) -> Answer:
+        return Reply(token_ids=[1 << 20])
+
+    async def scenario() -> list[Response]:
+        async with a_rollout(model, 1) as rollout:
+            groups = rollout.run(PROMPTS[:1], sampling=ALIKE, environment=environment)
+            responses = [response async for group in groups for response in group.responses]
+            async with rollout.session() as session:
+                [handle] = session.submit(PROMPTS[0], sampling=ALIKE, environment=environment)
+                return [*responses, await handle]
+
+    for response in asyncio.run(scenario()):
+        assert "it gave token ids from 1048576" in (response.error or "")
 
 
 @pytest.mark.parametrize("settings", [{"pool_bytes": 0, "scheduler": "divided"}, {"scheduler": "verl"}])
@@ -145,7 +238,7 @@ def test_log_probabilities_and_masks_agree_with_a_plain_forward_pass_of_transfor
 
     async def scenario() -> Found:
         async with a_rollout(model, 1) as rollout:
-            return await rolled_out(rollout)
+            return await rolled_out(rollout, sampling=SAMPLING)
 
     for (group, index), response in list(asyncio.run(scenario()).items())[:20]:
         ids = torch.tensor([[*PROMPTS[group], *response.token_ids]])
