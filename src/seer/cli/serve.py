@@ -89,6 +89,8 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--max-body", type=size_option, default=64 << 20, metavar="SIZE", help=body)
     flight = "responses that wait or run; more are answered with 429 (%(default)s)"
     add("--max-in-flight", type=NumberOption(Count), default=4096, metavar="N", help=flight)
+    connections = "connections open at once; more are answered with 503 (%(default)s)"
+    add("--max-connections", type=NumberOption(Count), default=8192, metavar="N", help=connections)
     drain = "seconds that requests have to end after SIGTERM (%(default)g)"
     add("--drain-s", type=NumberOption(Seconds), default=300.0, metavar="S", help=drain)
     slow = "seconds after which a stream that is not read is cut (%(default)g)"
@@ -105,7 +107,7 @@ def _refused_key(key: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
-    for package in ("fastapi", "uvicorn"):
+    for package in ("fastapi", "uvicorn", "httptools"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "serve")
     config = read_run(args)
@@ -141,6 +143,7 @@ def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:
         limits=Limits(
             max_body_bytes=args.max_body,
             max_in_flight=args.max_in_flight,
+            max_connections=args.max_connections,
             drain_s=args.drain_s,
             slow_reader_s=args.slow_reader_s,
         ),

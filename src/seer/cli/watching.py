@@ -31,7 +31,7 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
 
 def refuse_missing_packages(args: argparse.Namespace) -> None:
     """Before anything starts: both need a web server."""
-    for package in ("fastapi", "uvicorn"):
+    for package in ("fastapi", "uvicorn", "httptools"):
         if (args.watch is not None or args.metrics_port is not None) and importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "serve")
 

@@ -35,7 +35,7 @@ FAILURE_CHECK_S = 1.0
 
 async def serve(service: Service, listener: socket.socket, *, on_ready: Callable[[str], None]) -> int:
     """Serve until a signal asks to stop, and return that signal; raises what broke the session."""
-    server, stop = QuietServer(make_app(service)), _Stop()
+    server, stop = QuietServer(make_app(service), service.settings.limits), _Stop()
     with _signals(stop):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:

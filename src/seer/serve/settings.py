@@ -14,8 +14,14 @@ from seer.serve.keys import Keys, is_loopback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much the server takes on. Each limit has its own answer: 400, 408, 413 or 429."""
+    """How much the server takes on. Each limit has its own answer: 400, 408, 413, 429, 431 or 503."""
 
+    max_connections: Count = 8192
+    """Open at once; a further one is answered with 503 and closed. Twice the responses in flight by default."""
+    max_head_bytes: NumBytes = 32 << 10
+    """Of a request's line and headers, each header counting 32 more."""
+    head_s: Seconds = 30.0
+    """A connection on which no whole head of a request comes for this long is closed."""
     max_body_bytes: NumBytes = 64 << 20
     """A TRL batch of 1,024 prompts of 8,192 token ids is about 50 MB."""
     body_idle_s: Seconds = 60.0

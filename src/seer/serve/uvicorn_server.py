@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
+import resource
 import socket
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvicorn
 
 from seer.errors import ConfigError
-from seer.serve.settings import ServeSettings
+from seer.machine.descriptors import allow_descriptors
+from seer.serve.bounded_protocol import BoundedProtocol
+from seer.serve.settings import Limits, ServeSettings
 
 T = TypeVar("T")
 BACKLOG = 4096
@@ -32,12 +37,14 @@ def run_on_fast_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn that leaves signals alone and says when it listens."""
+    """uvicorn that bounds its connections, leaves signals alone and says when it listens."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, limits: Limits) -> None:
+        http: Any = functools.partial(BoundedProtocol, _within_descriptors(limits))  # called as the class would be
         super().__init__(
             uvicorn.Config(
                 app,
+                http=http,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -58,6 +65,14 @@ class QuietServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Do nothing."""
         yield
+
+
+def _within_descriptors(limits: Limits) -> Limits:
+    """No more connections than half of what the system lets this process have open: instances and files need some."""
+    allowed = allow_descriptors()
+    if allowed == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, max_connections=max(1, min(limits.max_connections, allowed // 2)))
 
 
 def bind(settings: ServeSettings) -> socket.socket:

@@ -40,8 +40,9 @@ def metrics_of(request: Request, live: LivePage, sample: Callable[[], FleetSampl
 @contextlib.asynccontextmanager
 async def watched(live: LivePage, sample: Callable[[], FleetSample], port: int) -> AsyncIterator[str]:
     """Serve the page and the metrics of a rollout on loopback; gives their URL."""
-    listener = bind(ServeSettings(port=port))
-    server = QuietServer(_app(live, sample))
+    settings = ServeSettings(port=port)
+    listener = bind(settings)
+    server = QuietServer(_app(live, sample), settings.limits)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await server.listens.wait()
