@@ -18,6 +18,7 @@ import httpx
 from seer.buffer import request_seed
 from seer.engine.base import Instance, Weights
 from seer.engine.fake import END_TOKEN, KV_BLOCKS, FakeInstance, fake_length, fake_token
+from seer.engine.text_codec import ChatCodec
 from seer.errors import SeerError
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.loop_slot import InstanceListener
@@ -69,6 +70,22 @@ class Letters:
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         shown = [token for token in tokens if token != END_TOKEN or not skip_special]
         return "".join(chr(ord("a") + (token - 1) % 26) if token != END_TOKEN else "." for token in shown)
+
+
+LETTERS = Letters()
+
+
+class Scripted(Letters):
+    """Decodes the tokens of one response to a given text, some characters for each token."""
+
+    def __init__(self, ids: Sequence[int], text: str, num_chars: int = 3) -> None:
+        pieces = [text[at : at + num_chars] for at in range(0, len(text), num_chars)]
+        self.num_tokens = len(pieces)
+        assert len(set(ids[: self.num_tokens])) == self.num_tokens, "a token stands for two pieces of the text"
+        self._pieces = dict(zip(ids, pieces, strict=False))
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        return "".join(self._pieces.get(token, "?") for token in tokens)
 
 
 class LocalFleet:
@@ -152,10 +169,9 @@ async def a_server(
     *,
     instances: int = 2,
     step_s: float = 0.0,
-    has_text: bool = True,
+    codec: ChatCodec | None = LETTERS,
     kv_blocks: int = KV_BLOCKS,
 ) -> AsyncIterator[Served]:
-    codec = Letters() if has_text else None
     decode = partial(codec.decode, skip_special=False) if codec is not None else None
     fleet = LocalFleet(
         [

@@ -2,12 +2,13 @@
 """POST /v1/chat/completions: messages and tools in by the model's chat template, `n` responses out.
 
 A response that calls tools in the way of Hermes and Qwen, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
-is answered with `tool_calls` if the request has tools; in a stream they come at the end.
+is answered with `tool_calls` if the request has tools and lets them be called. In a stream, text is held back from the
+first opening tag on, and the calls come at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -23,7 +24,7 @@ from seer.serve.sampling_fields import SamplingFields, wants_logprobs
 from seer.serve.service import Service
 from seer.serve.sessions import session_of
 from seer.serve.streams import event_of
-from seer.serve.tool_calls import split_tool_calls
+from seer.serve.tool_calls import num_before_calls, split_tool_calls
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -55,9 +56,11 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     store: Any = None
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template shows; none with `tool_choice: none`."""
-        return self.tools if self.tools and self.tool_choice != "none" else None
+    def has_calls(self) -> bool:
+        """Whether calls are read from the text. With `tool_choice: none` the template shows the tools all the same, as
+        in vLLM: TRL trains on such prompts.
+        """
+        return bool(self.tools) and self.tool_choice != "none"
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -67,7 +70,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     service.refuse_other_model(asked.model)
     asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
     [ids] = await service.encoder.conversations(
-        request, [asked.messages], tools=asked.offered_tools, variables=asked.chat_template_kwargs
+        request, [asked.messages], tools=asked.tools or None, variables=asked.chat_template_kwargs
     )
     session = session_of(request, asked.session_id)
     keep_stop = bool(asked.include_stop_str_in_output)
@@ -88,6 +91,8 @@ class _Reply:
         self._with_top = wants_logprobs(asked.top_logprobs) and bool(asked.top_logprobs)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         self._head = reply_head(kind, "chatcmpl", service.backend.name)
+        self._held: dict[int, str] = {}
+        """By choice: text that may be a call."""
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         value = self._head | {
@@ -110,25 +115,30 @@ class _Reply:
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         piece = choice.take()
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
-        calls: list[dict[str, Any]] = []
-        if self._asked.offered_tools:
-            message["content"], calls = split_tool_calls(piece.text)
-            if calls:
-                message["tool_calls"] = calls
-        reason = "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
+        text, calls = self._split(piece.text)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = calls
+        reason = _finish_reason(choice, calls)
         return {"index": choice.index, "message": message, "finish_reason": reason} | self._extras(choice, piece)
 
     def _piece(self, choice: Choice) -> dict[str, Any]:
         piece = choice.take()
-        delta: dict[str, Any] = {"content": piece.text}
-        reason = choice.finish_reason
-        if self._asked.offered_tools and reason is not None:
-            _, calls = split_tool_calls(choice.text)
-            if calls:
-                delta["tool_calls"] = [call | {"index": i} for i, call in enumerate(calls)]
-                reason = "tool_calls" if reason == "stop" else reason
+        text, calls = piece.text, []
+        if self._asked.has_calls:
+            text = self._held.pop(choice.index, "") + text
+            calls = self._split(choice.text)[1] if choice.finish_reason is not None else []
+            num = num_before_calls(text) if calls or choice.finish_reason is None else len(text)
+            text, self._held[choice.index] = text[:num], text[num:]
+        delta: dict[str, Any] = {"content": text}
+        if calls:
+            delta["tool_calls"] = [call | {"index": i} for i, call in enumerate(calls)]
+        reason = _finish_reason(choice, calls)
         return {"index": choice.index, "delta": delta, "finish_reason": reason} | self._extras(choice, piece)
+
+    def _split(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
+        """Content and calls of a whole text."""
+        return split_tool_calls(text) if self._asked.has_calls else (text, [])
 
     def _extras(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """What is beside the message in a choice, whole or in pieces."""
@@ -140,3 +150,7 @@ class _Reply:
         if asked.return_token_ids:
             value["token_ids"] = piece.ids
         return value
+
+
+def _finish_reason(choice: Choice, calls: Sequence[object]) -> str | None:
+    return "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason

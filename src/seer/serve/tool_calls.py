@@ -13,17 +13,24 @@ from typing import Any
 import msgspec
 
 from seer.machine.json_files import UNREADABLE
+from seer.serve.text_stream import start_of_partial
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def split_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """The text before the first call, and the calls; text with a call that is no JSON stays text."""
+    """The text before the first call, as it is, and the calls; text with a call that is no JSON stays text."""
     found = list(_bodies(text))
     calls = [_call(body) for _, body in found]
     if not calls or None in calls:
         return text, []
-    return text[: found[0][0]].strip() or None, [call for call in calls if call is not None]
+    return text[: found[0][0]] or None, [call for call in calls if call is not None]
+
+
+def num_before_calls(text: str) -> int:
+    """Characters before the first opening tag, or before the end of the text that may become one."""
+    at = text.find(_OPEN)
+    return at if at >= 0 else start_of_partial(text, (_OPEN,))
 
 
 def _bodies(text: str) -> Iterator[tuple[int, str]]:

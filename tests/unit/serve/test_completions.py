@@ -214,7 +214,7 @@ def test_another_model_is_not_found() -> None:
 
 def test_a_model_without_a_tokenizer_takes_token_ids() -> None:
     async def scenario() -> None:
-        async with a_server(has_text=False) as served:
+        async with a_server(codec=None) as served:
             assert (await served.post("/v1/completions", {"prompt": "a"})).status_code == 400
             assert (await served.post("/v1/completions", {"prompt": [1], "stop": "x"})).status_code == 400
             reply = await served.ok("/v1/completions", {"prompt": [1], "logprobs": 0, "seed": 2, **IDS})

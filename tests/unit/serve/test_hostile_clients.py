@@ -118,7 +118,7 @@ def test_a_response_of_opening_tags_is_text_and_costs_one_pass() -> None:
     text = "<tool_call>" * 300_000  # with a pass for each of them: hours
     assert split_tool_calls(text) == (text, [])
     before, calls = split_tool_calls('x <tool_call>{"name": "f"}</tool_call> and <tool_call>{"name": "g"}</tool_call>')
-    assert (before, [call["function"]["name"] for call in calls]) == ("x", ["f", "g"])
+    assert (before, [call["function"]["name"] for call in calls]) == ("x ", ["f", "g"])
     nested = "<tool_call>" + "[" * 100_000 + "</tool_call>"
     assert split_tool_calls(nested) == (nested, [])
 
