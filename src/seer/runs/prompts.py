@@ -162,7 +162,7 @@ def refuse(bad: Sequence[BadPrompt]) -> None:
         return
     shown = "; ".join(map(str, bad[:MAX_SHOWN]))
     more = f"; and {len(bad) - MAX_SHOWN} more" if len(bad) > MAX_SHOWN else ""
-    raise InputError(f"{len(bad)} bad prompts: {shown}{more}", hint="--skip-bad goes on without them")
+    raise InputError(f"{len(bad)} bad prompts: {shown}{more}", hint="correct them, or leave them out")
 
 
 def _encode(

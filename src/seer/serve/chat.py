@@ -19,12 +19,21 @@ from seer.ranges import Count
 from seer.serve.choice import Choice, Piece
 from seer.serve.generation import Generation
 from seer.serve.logprobs import chat_logprobs, token_names
-from seer.serve.reply import StreamOptions, reply_head, usage, wants_usage
-from seer.serve.sampling_fields import SamplingFields, wants_logprobs
+from seer.serve.reply import (
+    StreamOptions,
+    check_stream_options,
+    reply_head,
+    usage,
+    usage_so_far,
+    wants_usage,
+)
+from seer.serve.sampling_fields import Neutral, SamplingFields, refuse_unsupported, wants_logprobs
 from seer.serve.service import Service
 from seer.serve.sessions import session_of
 from seer.serve.streams import event_of
 from seer.serve.tool_calls import num_before_calls, split_tool_calls
+
+_NEUTRAL: Neutral = {"include_reasoning": ((True,), "what the model thinks is not told apart from its answer")}
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -48,12 +57,27 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Names the group of these responses; siblings that come in other requests share it."""
     session_id: str | None = None
     request_id: str | None = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
+    parallel_tool_calls: bool | None = None
+    """If false, only the first call is answered with."""
+    reasoning_effort: str | None = None
+    """For the chat template, as in vLLM."""
     include_reasoning: Any = None
     service_tier: Any = None
     metadata: Any = None
     store: Any = None
+
+    def check(self) -> None:
+        """Refuse what Seer does not do."""
+        self.check_supported()
+        refuse_unsupported(self, _NEUTRAL)
+        check_stream_options(self.stream, self.stream_options)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets beside messages and tools."""
+        effort = self.reasoning_effort
+        own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else {}
+        return own | (self.chat_template_kwargs or {})
 
     @property
     def has_calls(self) -> bool:
@@ -66,11 +90,11 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 async def chat_completions(service: Service, request: Request) -> Response:
     """Answer a request."""
     asked = await service.read(request, ChatRequest)
-    asked.check_supported()
+    asked.check()
     service.refuse_other_model(asked.model)
     asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
     [ids] = await service.encoder.conversations(
-        request, [asked.messages], tools=asked.tools or None, variables=asked.chat_template_kwargs
+        request, [asked.messages], tools=asked.tools or None, variables=asked.template_variables
     )
     session = session_of(request, asked.session_id)
     keep_stop = bool(asked.include_stop_str_in_output)
@@ -88,9 +112,9 @@ class _Reply:
     def __init__(self, service: Service, asked: ChatRequest) -> None:
         self._codec = service.backend.codec
         self._asked = asked
-        self._with_top = wants_logprobs(asked.top_logprobs) and bool(asked.top_logprobs)
+        self._with_top = wants_logprobs(asked.top_logprobs, field="top_logprobs") and bool(asked.top_logprobs)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
-        self._head = reply_head(kind, "chatcmpl", service.backend.name)
+        self._head = reply_head(kind, "chatcmpl", service.backend.name, asked.request_id)
         self._held: dict[int, str] = {}
         """By choice: text that may be a call."""
 
@@ -109,7 +133,8 @@ class _Reply:
             first = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             yield event_of(self._head | {"choices": [first], "prompt_token_ids": prompt})
         async for choice in generation.news():
-            yield event_of(self._head | {"choices": [self._piece(choice)]})
+            so_far = usage_so_far(self._asked.stream_options, generation)
+            yield event_of(self._head | {"choices": [self._piece(choice)]} | so_far)
         if wants_usage(self._asked.stream_options):
             yield event_of(self._head | {"choices": [], "usage": usage(generation)})
 
@@ -138,7 +163,10 @@ class _Reply:
 
     def _split(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
         """Content and calls of a whole text."""
-        return split_tool_calls(text) if self._asked.has_calls else (text, [])
+        if not self._asked.has_calls:
+            return text, []
+        content, calls = split_tool_calls(text)
+        return content, calls[:1] if self._asked.parallel_tool_calls is False else calls
 
     def _extras(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """What is beside the message in a choice, whole or in pieces."""

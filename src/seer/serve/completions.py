@@ -18,7 +18,14 @@ from seer.serve.choice import Ask, Choice
 from seer.serve.generation import Generation
 from seer.serve.logprobs import completion_logprobs, token_names
 from seer.serve.refusals import bad_request
-from seer.serve.reply import StreamOptions, reply_head, usage, wants_usage
+from seer.serve.reply import (
+    StreamOptions,
+    check_stream_options,
+    reply_head,
+    usage,
+    usage_so_far,
+    wants_usage,
+)
 from seer.serve.sampling_fields import SamplingFields, wants_logprobs
 from seer.serve.service import Service
 from seer.serve.sessions import session_of
@@ -57,6 +64,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
             raise bad_request("echo=true is not supported", hint="the client has the prompt", param="echo")
         if self.suffix:
             raise bad_request("suffix is not supported", hint="write it into the prompt", param="suffix")
+        check_stream_options(self.stream, self.stream_options)
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -109,7 +117,7 @@ class _Reply:
         self._codec = service.backend.codec
         self._asked = asked
         self._with_logprobs = wants_logprobs(asked.logprobs)
-        self._head = reply_head("text_completion", "cmpl", service.backend.name)
+        self._head = reply_head("text_completion", "cmpl", service.backend.name, asked.request_id)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         choices = [self._choice(choice) for choice in generation.choices]
@@ -117,7 +125,8 @@ class _Reply:
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         async for choice in generation.news():
-            yield event_of(self._head | {"choices": [self._choice(choice)]})
+            so_far = usage_so_far(self._asked.stream_options, generation)
+            yield event_of(self._head | {"choices": [self._choice(choice)]} | so_far)
         if wants_usage(self._asked.stream_options):
             yield event_of(self._head | {"choices": [], "usage": usage(generation)})
 

@@ -13,21 +13,48 @@ from starlette.responses import Response
 
 from seer.ranges import TokenId
 from seer.serve.refusals import Refusal, bad_request, error_response, json_response
+from seer.serve.sampling_fields import Neutral, refuse_unsupported
 from seer.serve.service import Service
 
 _STARTED = int(time.time())
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text, or messages for the chat template."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     model: str | None = None
+    add_special_tokens: bool | None = None
+    """Of a text: with the tokens that the tokenizer puts around each. None are added otherwise, as to prompts."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    return_token_strs: Any = None
+    chat_template: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+    def check(self) -> None:
+        """Refuse what Seer does not do."""
+        if (self.prompt is None) == (self.messages is None):
+            raise bad_request("give exactly one of prompt and messages", param="prompt")
+        refuse_unsupported(self, _NEUTRAL if self.messages is None else _NEUTRAL | _NEUTRAL_WITH_MESSAGES)
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+_NEUTRAL: Neutral = {
+    "add_generation_prompt": ((True,), "the tokens are those of a prompt"),
+    "continue_final_message": ((False,), "the tokens are those of a prompt"),
+    "return_token_strs": ((False,), "the tokens' ids alone are returned"),
+    "chat_template": ((), "the model's own chat template is used"),
+    "media_io_kwargs": (({},), "text alone is encoded"),
+    "mm_processor_kwargs": (({},), "text alone is encoded"),
+}
+_NEUTRAL_WITH_MESSAGES: Neutral = {"add_special_tokens": ((False,), "the chat template writes special tokens")}
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens to turn into text."""
 
     tokens: list[TokenId]
@@ -74,13 +101,17 @@ async def version(service: Service, request: Request) -> Response:
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize."""
     asked = await service.read(request, TokenizeRequest)
+    asked.check()
     service.refuse_other_model(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise bad_request("give exactly one of prompt and messages", param="prompt")
     if asked.messages is not None:
-        [ids] = await service.encoder.conversations(request, [asked.messages], tools=asked.tools)
+        [ids] = await service.encoder.conversations(
+            request, [asked.messages], tools=asked.tools, variables=asked.chat_template_kwargs
+        )
     else:
-        [ids] = await service.encoder.texts(request, [asked.prompt or ""], param="prompt", may_be_empty=True)
+        add_special = bool(asked.add_special_tokens)
+        [ids] = await service.encoder.texts(
+            request, [asked.prompt or ""], param="prompt", add_special=add_special, may_be_empty=True
+        )
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": service.backend.max_model_len})
 
 

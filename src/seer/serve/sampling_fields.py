@@ -24,16 +24,20 @@ _CONTEXT = "this model's maximum context length is"
 """As vLLM says it: verifiers, with which prime-rl generates, knows by these words that a trajectory is too long."""
 _NO_PENALTIES = "responses are samples of the model's own distribution: there are no penalties"
 _NO_GRAMMAR = "structured output is not supported"
+_NO_BEST = "ask for n responses and choose among them"
 _ONE_LOGPROB = "only the log-probability of the sampled token is reported: 0 or 1"
 
-_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+Neutral = dict[str, tuple[tuple[Any, ...], str]]
+"""Fields by the values that ask for nothing (None always does), and why others are refused."""
+
+_NEUTRAL: Neutral = {
     "repetition_penalty": ((1, 1.0), _NO_PENALTIES),
     "presence_penalty": ((0, 0.0), _NO_PENALTIES),
     "frequency_penalty": ((0, 0.0), _NO_PENALTIES),
     "logit_bias": (({},), "logits cannot be changed"),
     "bad_words": (([],), "logits cannot be changed"),
     "allowed_token_ids": (([],), "logits cannot be changed"),
-    "best_of": ((1,), "ask for n responses and choose among them"),
+    "best_of": ((1,), _NO_BEST),
     "use_beam_search": ((False,), "there is no beam search"),
     "length_penalty": ((1, 1.0), "there is no beam search"),
     "prompt_logprobs": ((), "log-probabilities of the prompt are not computed"),
@@ -45,7 +49,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "thinking_token_budget": ((-1,), "there is no budget for thinking"),
     "repetition_detection": ((), "responses end by themselves or at max_tokens"),
 }
-"""Fields by the values that ask for nothing (None always does), and why others are refused."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +85,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking_token_budget: Any = None
     repetition_detection: Any = None
 
-    skip_special_tokens: Any = None
+    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Any = None
     detokenize: Any = None
     output_kind: Any = None
@@ -140,10 +143,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def check_supported(self) -> None:
         """Refuse values that ask for something that Seer does not do."""
-        for name, (harmless, why) in _NEUTRAL.items():
-            value = getattr(self, name)
-            if value is not None and value not in harmless:
-                raise bad_request(f"{name}={str(value)[:60]} is not supported", hint=why, param=name)
+        refuse_unsupported(self, _NEUTRAL | {"best_of": ((1, self.num_responses), _NO_BEST)})
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
             raise bad_request(f"{len(self.stop)} stop strings", hint=f"use at most {MAX_STOP_STRINGS}", param="stop")
 
@@ -153,8 +153,16 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-def wants_logprobs(num: int | None) -> bool:
+def refuse_unsupported(fields: msgspec.Struct, neutral: Neutral) -> None:
+    """Refuse values of these fields that ask for something."""
+    for name, (harmless, why) in neutral.items():
+        value = getattr(fields, name)
+        if value is not None and value not in harmless:
+            raise bad_request(f"{name}={str(value)[:60]} is not supported", hint=why, param=name)
+
+
+def wants_logprobs(num: int | None, *, field: str = "logprobs") -> bool:
     """Whether log-probabilities are asked for: 0 and 1 both mean those of the sampled tokens."""
     if num is not None and num not in (0, 1):
-        raise bad_request(f"logprobs={num} is not supported", hint=_ONE_LOGPROB, param="logprobs")
+        raise bad_request(f"{field}={num} is not supported", hint=_ONE_LOGPROB, param=field)
     return num is not None

@@ -76,6 +76,7 @@ class Service:
             seed=wanted.group_seed,
             group=self.groups.name(ids, group=group, session=session),
             keep_stop=keep_stop,
+            skip_special=wanted.skip_special_tokens is not False,
         )
 
     def generation(

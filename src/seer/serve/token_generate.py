@@ -17,11 +17,13 @@ from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.logprobs import generate_logprobs
 from seer.serve.refusals import bad_request
-from seer.serve.reply import StreamOptions, usage, wants_usage
-from seer.serve.sampling_fields import SamplingFields, wants_logprobs
+from seer.serve.reply import StreamOptions, check_stream_options, usage, usage_so_far, wants_usage
+from seer.serve.sampling_fields import Neutral, SamplingFields, refuse_unsupported, wants_logprobs
 from seer.serve.service import Service
 from seer.serve.sessions import session_of
 from seer.serve.streams import event_of
+
+_NEUTRAL: Neutral = {"extra_args": (({},), "there are no plugins that read them")}
 
 
 class GenerateSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +62,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Refuse what Seer does not do."""
         self.sampling_params.check_supported()
+        refuse_unsupported(self.sampling_params, _NEUTRAL)
+        check_stream_options(self.stream, self.stream_options)
         for name in ("features", "content_parts", "kv_transfer_params", "ec_transfer_params"):
             if getattr(self, name):
                 raise bad_request(f"{name} is not supported", hint="token ids alone", param=name)
@@ -102,7 +106,8 @@ class _Reply:
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         async for choice in generation.news():
-            yield event_of(self._head | {"choices": [self._choice(choice)]})
+            so_far = usage_so_far(self._asked.stream_options, generation)
+            yield event_of(self._head | {"choices": [self._choice(choice)]} | so_far)
             self._head.pop("prompt_token_ids", None)
         if wants_usage(self._asked.stream_options):
             yield event_of(self._head | {"choices": [], "usage": usage(generation)})
