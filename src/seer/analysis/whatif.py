@@ -22,10 +22,10 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
+from seer.metrics.run_events import count_instances, read_run_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
 from seer.runs.run import scheduler_settings
-from seer.runs.run_events import count_instances, read_run_events
 from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time

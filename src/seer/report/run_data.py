@@ -32,9 +32,9 @@ from seer.metrics.events import (
     Stepped,
     Stopped,
 )
+from seer.metrics.run_events import count_instances, read_run_events
 from seer.metrics.summary import TAIL_SHARE
 from seer.runs.manifest import Limits, Manifest
-from seer.runs.run_events import count_instances, read_run_events
 from seer.runs.run_folder import RunFolder
 
 

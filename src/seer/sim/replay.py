@@ -5,8 +5,8 @@ A recording is an event log (`seer.metrics.jsonl`). Its events contain the reque
 describes the cluster.
 
 Invariants
-  1. Every number of a recording is within its range, and its events follow the rules of `seer.runs.run_events`, or it
-     is refused. So a replay takes no more memory than a simulation that the command line allows.
+  1. Every number of a recording is within its range, and its events follow the rules of `seer.metrics.run_events`, or
+     it is refused. So a replay takes no more memory than a simulation that the command line allows.
   2. A simulated recording, replayed under the scheduler it was recorded with, gives the same plan: the same chunks,
      started in the same order, at the same times, on the same instances.
 """
@@ -24,6 +24,7 @@ from msgspec import Meta
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Queued, Started
 from seer.metrics.jsonl import read_header
+from seer.metrics.run_events import read_run_events
 from seer.ranges import (
     Count,
     Probability,
@@ -35,7 +36,6 @@ from seer.ranges import (
     SimulatedInstances,
     check,
 )
-from seer.runs.run_events import read_run_events
 from seer.scheduling.registry import parse_scheduler
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.costs import GPUS, MODELS, InstanceCost

@@ -13,12 +13,12 @@ from seer.engine.local.tokenizer import decoder
 from seer.engine.prepare import PreparedEngine, prepare
 from seer.errors import InputError
 from seer.metrics.events import Ended, Queued
+from seer.metrics.run_events import read_run_events
 from seer.runs.identity import run_identity, turns_identity
 from seer.runs.journal_lines import PastRequest, read_header, read_journal
 from seer.runs.prompts import EncodedPrompt, encode_for, read_prompts, refuse
 from seer.runs.results import read_responses
 from seer.runs.run import group_of
-from seer.runs.run_events import read_run_events
 from seer.runs.run_folder import RunFolder
 from seer.types import Response
 from seer.verification.noise import Scoring, scoring_of

@@ -10,7 +10,7 @@ import pytest
 from seer.errors import InputError
 from seer.metrics.events import Ended, Event, Extended, InstanceState, Queued, Started, Stopped
 from seer.metrics.jsonl import EventLog
-from seer.runs.run_events import count_instances, read_run_events
+from seer.metrics.run_events import count_instances, read_run_events
 
 QUEUED = Queued(0.0, 0, 0, 0, 10)
 STARTED = Started(0.0, 0, 0, 16, None, False)
