@@ -51,7 +51,12 @@ def test_the_example_runs_and_prints_every_group(block: Block, model: Path, caps
     names: dict[str, Any] = {}
     asyncio.run(eval(code, names))
     assert capsys.readouterr().out.strip()
+    summary = names["rollout"].summary
+    assert summary.num_requests > 0
+    assert summary.tool_failures == 0
 
 
 def test_the_examples_are_found() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
+    for name in ("PythonTool(", "TextGame(", "ReasoningTasks("):
+        assert any(name in block.text for block in BLOCKS), f"{name}...) has no example"
