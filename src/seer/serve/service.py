@@ -54,7 +54,11 @@ class Service:
         self.encoder = Encoder(self.backend, MAX_UNREAD_BODIES * self.settings.limits.max_body_bytes)
         self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_all)
         self.weights = WeightUpdates(self.backend, self.gate, self.lifecycle, self.settings)
-        self.group = WeightGroup(backend=self.settings.weight_backend, max_bytes=total_memory_bytes())
+        self.group = WeightGroup(
+            backend=self.settings.weight_backend,
+            max_bytes=total_memory_bytes(),
+            has_admin_key=self.settings.keys.admin is not None,
+        )
         self.named_params = NamedParams(self.group, self.weights)
 
     def cancel_all(self) -> int:

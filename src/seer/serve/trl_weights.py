@@ -50,6 +50,7 @@ async def get_tensor_parallel_size(service: Service, request: Request) -> Respon
 async def init_communicator(service: Service, request: Request) -> Response:
     """POST /init_communicator/: answered at once; the trainer comes after it."""
     asked = await service.read(request, InitCommunicator)
+    service.group.refuse_without_key()
     service.group.refuse_same_device(asked.client_device_uuid)
     host = LOOPBACK if is_loopback(service.settings.host) else asked.host
     service.named_params.meet(Meeting(host=host, port=asked.port, rank=0))

@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from seer.machine.daemon_thread import in_daemon_thread
 from seer.ranges import NumBytes
-from seer.serve.refusals import bad_request
+from seer.serve.refusals import Refusal, bad_request
 
 BUFFER_BYTES = 1 << 30
 """vLLM's default, which TRL uses."""
@@ -45,6 +45,7 @@ class InitInfo(msgspec.Struct, kw_only=True):
     packed_buffer_size_bytes: NumBytes = BUFFER_BYTES
     packed_num_buffers: Annotated[int, Meta(ge=1, le=64)] = 2
     backend: Literal["nccl", "gloo"] | None = None
+    """The trainer's; looked at only to refuse another one than the server's, which alone knows what it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,9 @@ class Communicator(Protocol):
 class WeightGroup:
     """The group with a trainer; there is at most one."""
 
-    def __init__(self, *, backend: Literal["nccl", "gloo"], max_bytes: int) -> None:
+    def __init__(self, *, backend: Literal["nccl", "gloo"], max_bytes: int, has_admin_key: bool = False) -> None:
         self.backend = backend
+        self._has_admin_key = has_admin_key
         self._max_bytes = max_bytes
         self._communicator: Communicator | None = None
         self._trainer = 0  # its rank
@@ -99,13 +101,18 @@ class WeightGroup:
 
     async def join(self, info: InitInfo) -> None:
         """Meet the trainer at its address; replaces an earlier group."""
+        if info.backend not in (None, self.backend):
+            raise bad_request(
+                f"backend={info.backend!r}, and this server receives over {self.backend}", param="init_info.backend"
+            )
         self._buffer_bytes = info.packed_buffer_size_bytes
-        await self.meet(Meeting(host=info.master_address, port=info.master_port, rank=1), info.backend)
+        await self.meet(Meeting(host=info.master_address, port=info.master_port, rank=1))
 
-    async def meet(self, meeting: Meeting, backend: Literal["nccl", "gloo"] | None = None) -> None:
+    async def meet(self, meeting: Meeting) -> None:
         """Meet the trainer; replaces an earlier group."""
+        self.refuse_without_key()
         self._communicator = None
-        make = _join_gloo if (backend or self.backend) == "gloo" else _join_nccl
+        make = _join_gloo if self.backend == "gloo" else _join_nccl
         self._communicator = await self._in_thread(make, meeting)
         self._trainer = 1 - meeting.rank
 
@@ -129,6 +136,15 @@ class WeightGroup:
         num_bytes = sum(tensor.num_bytes() for tensor in tensors)
         if num_bytes > self._max_bytes:
             raise bad_request(f"the tensors have {num_bytes:,} bytes", hint=f"at most {self._max_bytes:,} fit here")
+
+    def refuse_without_key(self) -> None:
+        """NCCL connects to the address that a request names, and trusts who answers: only an administrator may ask."""
+        if self.backend == "nccl" and not self._has_admin_key:
+            raise Refusal(
+                403,
+                "weights over NCCL need an administrative key",
+                hint="start the server with --admin-key-file FILE; TRL takes http://seer:KEY@HOST:PORT as its URL",
+            )
 
     def refuse_same_device(self, uuid: str | None) -> None:
         """Refuse a trainer on the GPU of this process: NCCL would hang."""

@@ -185,3 +185,36 @@ def test_methods_of_workers_are_for_administrators() -> None:
             assert (await served.post("/collective_rpc", body, headers=user)).status_code == 403
 
     asyncio.run(scenario())
+
+
+MEETING = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2}
+
+
+def test_nccl_needs_an_administrative_key() -> None:
+    """It connects to an address that the request names."""
+
+    async def scenario() -> None:
+        async with a_server(ServeSettings(weight_backend="nccl")) as served:
+            for path, body in (
+                ("/init_weight_transfer_engine", {"init_info": MEETING}),
+                ("/init_communicator/", {"host": "0.0.0.0", "port": 9, "world_size": 2}),
+            ):
+                response = await served.post(path, body)
+                assert response.status_code == 403, response.text
+                assert "--admin-key-file" in response.json()["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("gloo", "nccl"), ("nccl", "gloo")])
+def test_a_client_does_not_choose_how_the_server_receives(ours: Any, theirs: str) -> None:
+    async def scenario() -> None:
+        keys = Keys(admin="a-key-of-some-24-letters")
+        async with a_server(ServeSettings(weight_backend=ours, keys=keys)) as served:
+            headers = {"Authorization": f"Bearer {keys.admin}"}
+            body = {"init_info": MEETING | {"backend": theirs}}
+            response = await served.post("/init_weight_transfer_engine", body, headers=headers)
+            assert response.status_code == 400
+            assert f"this server receives over {ours}" in response.json()["error"]["message"]
+
+    asyncio.run(scenario())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a trainer's NCCL group, met as vLLM's own workers meet it (0.28 and later)."""
+"""A rank of a trainer's NCCL group, met as vLLM's own workers meet it, except that nothing is unpickled."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 
@@ -13,6 +14,15 @@ def device_uuid() -> str:
     return str(torch.cuda.get_device_properties(0).uuid)
 
 
+def _nccl_environment() -> contextlib.AbstractContextManager[object]:
+    try:
+        from vllm.utils.nccl import unpinned_nccl_env
+    except ImportError:  # vLLM before it pinned variables of NCCL
+        return contextlib.nullcontext()
+    made: contextlib.AbstractContextManager[object] = unpinned_nccl_env()
+    return made
+
+
 class NcclGroup:
     """One rank on this process's first GPU."""
 
@@ -20,11 +30,15 @@ class NcclGroup:
 
     def __init__(self, host: str, port: int, *, rank: int, world_size: int) -> None:
         import torch
-        from vllm.distributed.weight_transfer.nccl_common import stateless_init_process_group
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+
+        from seer.engine.vllm.nccl_rendezvous import PlainGroup
 
         torch.cuda.set_device(0)
         self._torch = torch
-        self._communicator = stateless_init_process_group(host, port, rank, world_size, device=0)
+        group = PlainGroup.meet(host, port, rank=rank, world_size=world_size)
+        with _nccl_environment():
+            self._communicator = PyNcclCommunicator(group, device=0)
 
     def broadcast(self, tensor: Any, src: int) -> None:
         """Receive a tensor of rank `src`; returns when it is here."""
