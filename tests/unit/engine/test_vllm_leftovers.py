@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from seer.engine.vllm import leftovers
-from seer.machine import owned_folders
+from seer.machine import owned_folders, private_files
 
 VARIABLES = ("VLLM_RPC_BASE_PATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
@@ -60,6 +61,32 @@ def test_temporary_files_of_its_processes_go_with_its_folder_and_compiled_kernel
         program = "import tempfile; print(tempfile.mkstemp()[1])"
         made = Path(subprocess.run([sys.executable, "-c", program], stdout=-1, check=True, text=True).stdout.strip())
         assert made.parent == folder
-        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == temporary
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == temporary / f"seer-{os.geteuid()}" / "kernels"
         owned_folders.remove_folder(folder)
         assert not made.exists()
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_compiled_kernels_are_taken_from_a_private_folder_alone(is_set: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch runs what it finds there, and its own name for it can be taken by another user."""
+    cache = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")
+    with a_temporary_folder(30, monkeypatch) as temporary:
+        theirs = Path(cache.default_cache_dir())
+        theirs.mkdir(mode=0o777)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if is_set:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(theirs))
+        folder = leftovers.place_files()
+        used = Path(cache.cache_dir())
+        assert theirs.parent == temporary
+        assert used != theirs
+        assert stat.S_IMODE(used.parent.stat().st_mode) == 0o700
+        assert private_files.check_folder(used.parent) == private_files.folder(temporary)
+        owned_folders.remove_folder(folder)
+
+
+def test_a_place_of_kernels_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_temporary_folder(30, monkeypatch):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
+        owned_folders.remove_folder(leftovers.place_files())
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"

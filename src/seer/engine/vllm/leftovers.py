@@ -5,12 +5,12 @@ On a CPU the engine and its worker talk through segments named `psm_*` and semap
 mapped them, the names are not needed: the system frees a segment without a name when its last process ends, however it
 ends. Sockets and temporary files go into a folder of this process, which the next process removes if this one is
 killed. Segments are named after that folder and go with it, so that also a kill during the start leaves nothing.
-Compiled kernels are kept for the next start, where PyTorch looks for them by itself.
+Compiled kernels are kept for the next start, in this user's private folder: PyTorch's own place for them is a name in
+the temporary folder that another user can take first, and PyTorch loads and runs what is there.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import tempfile
 from pathlib import Path
@@ -42,17 +42,17 @@ def place_files() -> Path:
     temporary = tempfile.gettempdir()
     fits = len(os.fsencode(private_files.folder(temporary))) <= _MAX_HOME_CHARS
     folder = owned_folders.make_folder(_KIND, temporary if fits else private_files.SHARED_MEMORY)
-    os.environ.setdefault(_KERNELS, f"{temporary}/torchinductor_{_user()}")
+    if _is_of_everyone(os.environ.get(_KERNELS, ""), temporary):
+        os.environ[_KERNELS] = str(private_files.folder(temporary) / "kernels")
     os.environ |= {_SOCKETS: str(folder), "TMPDIR": str(folder)}
     name_segments_after(folder)
     return folder
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return str(os.getuid())
+def _is_of_everyone(kernels: str, temporary: str) -> bool:
+    """Whether a place of kernels is none, or PyTorch's own: it writes that into the environment when it is imported."""
+    place = Path(kernels)
+    return not kernels or (place.name.startswith("torchinductor_") and place.parent == Path(temporary))
 
 
 def name_segments() -> None:
