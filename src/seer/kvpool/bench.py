@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from seer.errors import DeadlineExceeded, PoolError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import KEY_BYTES, KeyArray
+from seer.machine.safe_path import without_current_folder
 
 _STEP_DEADLINE_S = 120.0
 """A round takes seconds; a child that is silent for this long hangs."""
@@ -188,7 +189,8 @@ def _reader(
     child = context.Process(
         target=_read_rounds, args=(theirs, open_pool, num_blocks, block_bytes, batch_blocks), daemon=True
     )
-    child.start()
+    with without_current_folder():
+        child.start()
     theirs.close()
 
     def receive() -> tuple[float, float, bool]:
