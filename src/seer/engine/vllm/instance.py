@@ -309,10 +309,12 @@ class VllmInstance:
         """A trainer has replaced the engine's weights itself: run under this version from now on.
 
         `identity` names the weights to the pool: equal on all instances that share one. What was cached under the old
-        ones is never found again. The same version again changes nothing.
+        ones is never found again. The same version again changes nothing. Weights that are not finite are refused: the
+        engine has them already, but the version stays the old one.
         """
         self._refuse_change(weights_version, may_repeat=True)
         if weights_version > self._weights_version:
+            _refuse_bad_weights(await self._started().collective_rpc("seer_check_weights"))
             await self._use_version(weights_version, identity)
 
     async def pause(self) -> None:
