@@ -14,8 +14,10 @@ from seer.cli.size_option import size_option
 from seer.drafting.curve_keys import CLIENT_FILE, SERVER_FILE, read_server_keys, write_keys
 from seer.drafting.log import LogLimits
 from seer.drafting.server import DEFAULT_ADDRESS, DraftServer, ServerConfig, bound_memory
+from seer.machine.memory import refuse_beyond_memory
 from seer.ranges import NumBytes, Seconds, check
 
+DEFAULT_BYTES = 8 << 30
 EXAMPLES = """\
 examples:
   seer draft-server --make-keys keys         write the key files of a server and its clients
@@ -40,7 +42,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     access.add_argument("--make-keys", type=Path, metavar="DIR", help="write fresh key files into DIR, and exit")
     access.add_argument("--open", action="store_true", help="serve without keys, to all who can reach the address")
     memory = "memory limit of the logs (8GiB)"
-    parser.add_argument("--memory", type=size_option, default=8 << 30, metavar="SIZE", help=memory)
+    parser.add_argument("--memory", type=size_option, default=DEFAULT_BYTES, metavar="SIZE", help=memory)
     parser.add_argument(
         "--ttl-s", type=NumberOption(Seconds), default=3600.0, help="seconds an unused group is kept (%(default)s)"
     )
@@ -58,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if args.make_keys is not None:
         return _make_keys(args.make_keys, as_json=args.json)
     check(args.memory, NumBytes, "--memory")
+    if args.memory != DEFAULT_BYTES:  # the default is a limit, and taken as it is used
+        refuse_beyond_memory(args.memory, "memory for logs", "--memory")
     limits = LogLimits(memory_bytes=args.memory, default_ttl_s=args.ttl_s, retain=args.retain)
     keys = read_server_keys(args.keys) if args.keys is not None else None
     config = ServerConfig(address=args.address, keys=keys, open_to_all=args.open, limits=limits)

@@ -22,6 +22,7 @@ from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import FoundPool, PoolFiles, find_pools, reclaim_stale, remove_files, remove_if_stale
 from seer.kvpool.mooncake_metrics import read_tiers
 from seer.kvpool.serve import ServeSpec, ServeState
+from seer.machine.memory import refuse_beyond_memory
 from seer.machine.sizes import show_size
 
 _METRICS_TIMEOUT_S = 2.0
@@ -86,6 +87,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_up(args: argparse.Namespace) -> int:
     """Start a pool; returns when it is usable."""
+    refuse_beyond_memory(args.dram, "a pool", "--dram")
     spec = ServeSpec(
         backend=args.backend,
         name=args.name,

@@ -252,7 +252,11 @@ def open_files(config: LocalPoolConfig) -> tuple[PoolFiles, bool]:
         if config.must_exist:
             raise _no_such_pool(files, config, lock)
         _unlink(files)
-        _create(files, config, run)
+        try:
+            _create(files, config, run)
+        except BaseException:
+            _remove_free_locks(files, lock)  # nothing of a pool that was refused stays
+            raise
     reclaim_stale(config.dram_dir, keep=config.name)
     return files, True
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from seer.cli.main import main
+from seer.errors import SeerError
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 
@@ -64,6 +65,29 @@ def test_a_pool_that_cannot_start_says_why_in_one_line(tmp_path: Path, capsys: p
     assert "pool.ssd_dir" in error
     assert "is not a folder" in error
     assert "hint: create it" in error
+
+
+def test_a_pool_beyond_the_machine_is_refused_with_what_fits_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--name", uuid.uuid4().hex, "--dram-dir", str(tmp_path)]
+    assert main(["pool", "up", *where, "--dram", "900TiB", "--block", "1GiB"]) == 2
+    error = capsys.readouterr().err
+    assert "a pool of 900.0 TiB, and this machine has" in error
+    assert "hint: --dram" in error
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_pool_that_is_refused_leaves_no_lock(tmp_path: Path) -> None:
+    config = LocalPoolConfig(block_bytes=1 << 30, dram_bytes=900 << 40, name="big", dram_dir=str(tmp_path))
+    with pytest.raises(SeerError):
+        LocalPool(config)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_draft_server_beyond_the_machine_is_refused_with_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["draft-server", "--open", "--memory", "900TiB"]) == 2
+    assert "memory for logs of 900.0 TiB, and this machine has" in capsys.readouterr().err
 
 
 def test_down_stale_removes_only_what_nobody_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
