@@ -13,12 +13,13 @@ import tomli_w
 from seer.config.build import build_run
 from seer.config.run import RunConfig
 from seer.errors import InputError
+from seer.machine.given_files import SETTINGS_BYTES, read_given
 
 
 def read_config_file(path: Path, *, base: RunConfig | None = None) -> RunConfig:
     """The run that a TOML file describes; what it leaves out comes from `base`, or is the default."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_given(path, limit_bytes=SETTINGS_BYTES).decode())
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or a number of thousands of digits

@@ -20,11 +20,13 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from seer.errors import ConfigError
+from seer.machine.given_files import read_given
 from seer.machine.json_files import UNREADABLE
 
 SERVER_FILE = "server.json"
 CLIENT_FILE = "client.json"
 
+_MAX_KEY_FILE_BYTES = 64 << 10
 _DOMAIN = "seer-drafts"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -124,7 +126,7 @@ Keys = TypeVar("Keys", ServerKeys, ClientKeys)
 def _read(file: Path, kind: type[Keys]) -> Keys:
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
-        content = file.read_bytes()
+        content = read_given(file, limit_bytes=_MAX_KEY_FILE_BYTES)
     except OSError as problem:
         hint = "seer draft-server --make-keys DIR writes a pair of key files"
         raise ConfigError(f"cannot read the keys {file}: {problem.strerror}", hint=hint) from None

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from seer.errors import InputError
+from seer.machine.given_files import check_given
 from seer.machine.json_files import read_object, read_struct
 from seer.ranges import TokenId
 
@@ -123,9 +124,17 @@ def read_config_object(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not folder.is_dir():
         raise InputError(f"there is no model folder at {folder}", hint="`seer model get smollm2` downloads one")
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{folder} holds no config.json", hint=FOLDER_HINT)
+    _refuse_streams(folder)
     return read_object(path)
+
+
+def _refuse_streams(folder: Path) -> None:
+    """Refuse a folder with a pipe or a device: libraries that read the folder would wait for it, or read for ever."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_dir():
+            check_given(path)
 
 
 def end_tokens(value: int | list[int] | None) -> tuple[int, ...]:
@@ -136,18 +145,18 @@ def end_tokens(value: int | list[int] | None) -> tuple[int, ...]:
 def generation_end_tokens(folder: Path) -> tuple[int, ...]:
     """End tokens that only generation_config.json names: chat models end turns with another token."""
     path = folder / "generation_config.json"
-    return end_tokens(read_struct(path, GenerationFields).eos_token_id) if path.is_file() else ()
+    return end_tokens(read_struct(path, GenerationFields).eos_token_id) if path.exists() else ()
 
 
 def weight_files(folder: Path) -> list[Path] | None:
     """The files that a folder's index names, all of them in the folder itself; None without an index."""
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    if not index.exists():
         return None
     names = sorted(set(read_struct(index, WeightIndex).weight_map.values()))
     for name in names:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise InputError(f"{index}: {name!r} is not the name of a file in this folder", hint="do not use it")
-        if not (folder / name).is_file():
+        if not (folder / name).exists():
             raise InputError(f"{folder} lacks {name}, listed in its index", hint="download the folder again")
     return [folder / name for name in names]

@@ -193,7 +193,7 @@ def _read_codec(folder: Path) -> ChatCodec | None:
     """The model's tokenizer. Without one, prompts come as token ids and responses have no text."""
     from seer.engine.local.tokenizer import Tokenizer
 
-    return Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    return Tokenizer(folder) if (folder / "tokenizer.json").exists() else None
 
 
 def _fits(context: int, config: RolloutConfig) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from seer.config import LocalEngineConfig, RolloutConfig
 from seer.errors import InputError
+from seer.machine.given_files import MODEL_JSON_BYTES, read_given
 from seer.speculation.step_profile import StepProfile
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ def profiles_dir() -> Path:
 
 def local_key(model_dir: Path, *, device: str, dtype: str, threads: int) -> ProfileKey:
     """The key of the embedded engine with a model."""
-    model = hashlib.blake2b((model_dir / "config.json").read_bytes(), digest_size=12).hexdigest()
+    config = read_given(model_dir / "config.json", limit_bytes=MODEL_JSON_BYTES)
+    model = hashlib.blake2b(config, digest_size=12).hexdigest()
     return ProfileKey(model=model, engine="local", device=device_name(device), dtype=dtype, threads=threads)
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from seer.errors import ConfigError, InputError
+from seer.machine.given_files import MODEL_JSON_BYTES, read_given
 from seer.ranges import check
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -27,7 +28,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 def read_object(path: Path, *, hint: str | None = None) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
-        raw = json.loads(path.read_bytes())  # not msgspec: files of models may say Infinity in fields we do not read
+        # Not msgspec: files of models may say Infinity in fields we do not read.
+        raw = json.loads(read_given(path, limit_bytes=MODEL_JSON_BYTES))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from seer.errors import InputError
+from seer.machine.given_files import open_given
 from seer.machine.json_files import UNREADABLE
 from seer.ranges import INT64_MAX
 
@@ -34,7 +35,7 @@ class TensorHeader(msgspec.Struct):
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """Every tensor by name; InputError if the file is no safetensors file."""
     try:
-        with path.open("rb") as file:
+        with open_given(path) as file:
             num_bytes = int.from_bytes(file.read(8), "little")
             if num_bytes > MAX_HEADER_BYTES:
                 raise InputError(

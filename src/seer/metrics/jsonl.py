@@ -12,6 +12,7 @@ from that. Lines are appended in the order in which things happened.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.given_files import open_given
 from seer.machine.json_files import UNREADABLE
 from seer.machine.whole_files import create_anew
 from seer.metrics.events import Event
@@ -26,6 +28,8 @@ from seer.metrics.events import Event
 SCHEMA = 1
 """Raised whenever a reader of the old schema would misread the new."""
 
+MAX_LINE_BYTES = 64 << 20
+"""Of a line that is read: headers hold the turns of every request, events a few numbers."""
 _FLUSH_EVENTS = 4096
 """Events per write: a simulation emits millions, and a system call for each would dominate."""
 
@@ -70,8 +74,8 @@ class EventLog:
 def read_header(path: Path) -> LogHeader:
     """The header of an event log; any other file is refused."""
     try:
-        with path.open("rb") as file:
-            header = msgspec.json.decode(file.readline(), type=LogHeader)
+        with open_given(path) as file:
+            header = msgspec.json.decode(file.readline(MAX_LINE_BYTES), type=LogHeader)
     except FileNotFoundError:
         raise InputError(f"no event log {path}", hint="`seer simulate ... --out DIR` writes them") from None
     except (OSError, *UNREADABLE) as error:
@@ -91,9 +95,9 @@ def read_events(path: Path, *, allow_cut: bool = False) -> Iterator[Event]:
     """
     read_header(path)
     decoder = msgspec.json.Decoder(Event)
-    with path.open("rb") as file:
-        next(file)
-        for number, line in enumerate(file, start=2):
+    with open_given(path) as file:
+        file.readline(MAX_LINE_BYTES)
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=2):
             if allow_cut and not line.endswith(b"\n"):
                 return
             try:

@@ -16,6 +16,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.machine.json_files import UNREADABLE
 from seer.report.charts import WIDTH, line_legend
 from seer.report.svg import Frame, chart, colour, steps
@@ -179,7 +180,7 @@ def _lines(path: Path, kind: type[L]) -> list[L]:
     if not path.is_file():
         return []
     decoder = msgspec.json.Decoder(kind)
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = read_given(path, limit_bytes=RECORD_BYTES).split(b"\n")[:-1]
     try:
         return [decoder.decode(line) for line in lines]
     except UNREADABLE as error:

@@ -24,6 +24,7 @@ from typing import Annotated
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.given_files import RECORD_BYTES, open_given, read_given
 from seer.machine.json_files import UNREADABLE
 from seer.types import FinishReason, TokenSpan
 
@@ -31,6 +32,7 @@ VERSION = 3
 """Raised when the format changes; a journal of another version is refused."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+_HEADER_BYTES = 1 << 20
 _HINT = "the journal cannot be trusted: start a new run, or put the undamaged file back"
 _FIELD = b',"checksum":"%08x"}'
 _FIELD_BYTES = len(_FIELD % 0)
@@ -144,7 +146,7 @@ class JournalContent:
 def read_journal(path: Path) -> JournalContent:
     """Read a journal; one that is damaged anywhere but at its torn end is refused."""
     try:
-        content = path.read_bytes()
+        content = read_given(path, limit_bytes=RECORD_BYTES)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}", hint="is there a run to resume?") from None
     num_bytes = content.rfind(b"\n") + 1  # a line that was cut off has no end
@@ -172,8 +174,8 @@ def read_journal(path: Path) -> JournalContent:
 def read_header(path: Path) -> JournalHeader:
     """The first line of a journal."""
     try:
-        with path.open("rb") as file:
-            return _header(path, file.readline())
+        with open_given(path) as file:
+            return _header(path, file.readline(_HEADER_BYTES))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from seer.errors import InputError
+from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.runs.results import read_responses
 from seer.runs.run_folder import RunFolder
 from seer.types import Response, Restored
@@ -51,9 +52,13 @@ def refuse_earlier_run(folder: RunFolder, prompts: Path | None) -> None:
 def _is_worthless(path: Path, folder: RunFolder, prompts: Path | None) -> bool:
     """Whether nothing is lost with a file: the prompts themselves, or all that a run killed at its start leaves."""
     if path == folder.prompts and prompts is not None:
-        return _is_same(path, prompts) or (path.is_file() and path.read_bytes() == prompts.read_bytes())
+        return _is_same(path, prompts) or (path.is_file() and _content(path) == _content(prompts))
     is_started = folder.manifest.exists() or path != folder.journal
-    return not is_started and path.is_file() and path.read_bytes().count(b"\n") <= 1  # its first line, and no chunk
+    return not is_started and path.is_file() and _content(path).count(b"\n") <= 1  # its first line, and no chunk
+
+
+def _content(path: Path) -> bytes:
+    return read_given(path, limit_bytes=RECORD_BYTES, may_be_pipe=True)
 
 
 def refuse_existing_out(out: Path) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
+from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.ranges import Responses, check
 from seer.runs.encoded_check import refuse_surrogates, refuse_unfit
 from seer.runs.prompt_lines import Messages, Prompt, from_value, read_line
@@ -72,7 +73,8 @@ class EncodedPrompt:
 def read_prompts(path: Path) -> tuple[list[Prompt], list[BadPrompt]]:
     """The good prompts of a file and the bad ones, both in the file's order."""
     try:
-        lines = path.read_bytes().split(b"\n")  # a text may hold other characters that Python takes for line ends
+        content = read_given(path, limit_bytes=RECORD_BYTES, may_be_pipe=True)
+        lines = content.split(b"\n")  # a text may hold other characters that Python takes for line ends
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(
             f"{path} cannot be read: {error}", hint="--prompts FILE.jsonl, one JSON object per line"

@@ -20,6 +20,7 @@ import msgspec
 
 from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
+from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.machine.json_files import UNREADABLE
 from seer.runs.run_lock import lock_file, unlock_file
 from seer.types import Response, Turn
@@ -93,7 +94,7 @@ def read_responses(path: Path) -> Iterator[Response]:
     """The responses of a results file."""
     decoder = msgspec.json.Decoder(Response)
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_given(path, limit_bytes=RECORD_BYTES).splitlines()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, 1):

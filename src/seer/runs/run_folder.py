@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from seer.errors import InputError
+from seer.machine.given_files import RECORD_BYTES, SETTINGS_BYTES, read_given
 from seer.machine.json_files import UNREADABLE
 from seer.machine.whole_files import write_whole
 from seer.runs.manifest import Manifest
@@ -100,7 +101,7 @@ class RunFolder:
         """Make the folder and copy the prompts into it."""
         self.path.mkdir(parents=True, exist_ok=True)
         if prompts is not None and prompts.resolve() != self.prompts.resolve():
-            write_whole(self.prompts, prompts.read_bytes())
+            write_whole(self.prompts, read_given(prompts, limit_bytes=RECORD_BYTES, may_be_pipe=True))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -138,7 +139,9 @@ class RunFolder:
     def read_manifest(self) -> dict[str, Any]:
         """What run.json says, to be written again with changes; its fields have the types of `Manifest`."""
         try:
-            content: dict[str, Any] = msgspec.json.decode(self.manifest.read_bytes(), type=dict[str, Any])
+            content: dict[str, Any] = msgspec.json.decode(
+                read_given(self.manifest, limit_bytes=SETTINGS_BYTES), type=dict[str, Any]
+            )
             msgspec.convert(content, Manifest)
         except (OSError, *UNREADABLE) as error:
             raise InputError(f"{self.manifest} cannot be read: {error}", hint=_HINT) from None

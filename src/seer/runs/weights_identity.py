@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seer.errors import InputError
+from seer.machine.given_files import open_given
 from seer.machine.safetensors_header import MAX_HEADER_BYTES, parse_header
 
 FULL_BYTES = 512 << 20
@@ -48,13 +49,13 @@ def weights_identity(source: Path | None) -> str:
 def _files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
-    settings = [source / name for name in _SETTINGS if (source / name).is_file()]
+    settings = [source / name for name in _SETTINGS if (source / name).exists()]
     return [*settings, *sorted(source.glob("*.safetensors"))]
 
 
 @lru_cache(maxsize=1024)  # a start asks several times; the last two arguments tell a file that was written since
 def _content(path: Path, size: int, mtime_ns: int, inode: int) -> bytes:
-    with path.open("rb") as file:
+    with open_given(path) as file:
         if size <= FULL_BYTES:
             return hashlib.file_digest(file, "sha256").digest()
         digest = hashlib.sha256()

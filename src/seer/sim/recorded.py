@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seer.errors import InputError
+from seer.machine.given_files import read_given
 from seer.machine.json_files import UNREADABLE
 from seer.machine.npz_files import read_integers
 from seer.machine.sizes import show_size
@@ -64,7 +65,7 @@ def read_lengths(path: Path) -> RecordedLengths:
 
 def _read_json(path: Path) -> RecordedLengths:
     try:
-        raw = _read_gzip(path) if path.suffix == ".gz" else path.read_bytes()
+        raw = _read_gzip(path) if path.suffix == ".gz" else read_given(path, limit_bytes=MAX_BYTES)
         content = msgspec.json.decode(raw, type=_JsonLengths)
     except (OSError, EOFError, zlib.error, *UNREADABLE) as error:
         raise InputError(

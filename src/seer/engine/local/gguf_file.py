@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seer.errors import InputError
+from seer.machine.given_files import check_given
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF value type -> struct format character, as the format defines them."""
@@ -129,7 +130,7 @@ class GgufFile:
 
 def _map(path: Path) -> NDArray[np.uint8]:
     try:
-        return np.memmap(path, np.uint8, mode="r")
+        return np.memmap(check_given(path), np.uint8, mode="r")
     except (OSError, ValueError) as error:  # ValueError: an empty file
         raise InputError(f"{path} cannot be read: {error}") from None
 

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from seer.engine.hub_files import NamedTemplate, SpecialToken, TokenizerFields
 from seer.errors import InputError
+from seer.machine.given_files import MODEL_JSON_BYTES, SETTINGS_BYTES, check_given, read_given
 from seer.machine.json_files import read_struct
 
 Messages = Sequence[Mapping[str, Any]]
@@ -30,11 +31,11 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not path.exists():
             raise InputError(f"{folder} has no tokenizer.json", hint="give prompts as token ids instead")
         self._tokenizer = _read_tokenizer(path)
         settings_file = folder / "tokenizer_config.json"
-        read = read_struct(settings_file, TokenizerFields) if settings_file.is_file() else TokenizerFields()
+        read = read_struct(settings_file, TokenizerFields) if settings_file.exists() else TokenizerFields()
         self._special = {key: _content(getattr(read, key)) for key in ("bos_token", "eos_token", "pad_token")}
         self._template = _read_template(folder, read.chat_template)
         self._folder = folder
@@ -118,9 +119,9 @@ def _refuse(message: str) -> NoReturn:
 
 def _read_tokenizer(path: Path) -> FastTokenizer:
     try:
-        return FastTokenizer.from_file(str(path))
+        return FastTokenizer.from_file(str(check_given(path, limit_bytes=MODEL_JSON_BYTES)))
     except BaseException as error:  # the Rust library raises plain exceptions, and panics that are none
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError | InputError):
             raise
         raise InputError(f"{path} is not a tokenizer: {error}", hint="download the folder again") from None
 
@@ -128,9 +129,9 @@ def _read_tokenizer(path: Path) -> FastTokenizer:
 def _read_template(folder: Path, configured: str | list[NamedTemplate] | None) -> str | None:
     """chat_template.jinja, or what tokenizer_config.json says; of several templates the default one."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if path.exists():
         try:
-            return path.read_text(encoding="utf-8")
+            return read_given(path, limit_bytes=SETTINGS_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path} cannot be read: {error}") from None
     if isinstance(configured, list):

@@ -24,6 +24,7 @@ from seer.engine.gpu_handles import SUFFIX, open_handles
 from seer.engine.hub_files import weight_files
 from seer.engine.local.model_config import ModelConfig
 from seer.errors import InputError
+from seer.machine.given_files import check_given
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers of old checkpoints; rotary.py computes them."""
@@ -37,7 +38,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         self._open: dict[Path, Any] = {}
         for path in paths:
             try:
-                self._open[path] = safe_open(str(path), framework="pt")
+                self._open[path] = safe_open(str(check_given(path)), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InputError(f"{path} cannot be read as safetensors: {error}") from None
             for name in self._open[path].keys():  # noqa: SIM118 - a file handle, not a dict

@@ -16,6 +16,7 @@ import msgspec
 
 from seer.engine.hub_files import DecoderFields, EndTokens, end_tokens, generation_end_tokens, read_config_object
 from seer.errors import InputError
+from seer.machine.given_files import MODEL_JSON_BYTES, read_given
 from seer.machine.json_files import parse_struct
 
 
@@ -104,6 +105,6 @@ def weights_identity(folder: Path, tensors: Mapping[str, Any] | None) -> str:
     """A name that two instances share only if they run the same weights. Without tensors, it names the folder only."""
     from seer.engine.local.weights import fingerprint
 
-    config = (folder / "config.json").read_bytes()
+    config = read_given(folder / "config.json", limit_bytes=MODEL_JSON_BYTES)
     sample = fingerprint(tensors) if tensors is not None else "dummy"
     return hashlib.blake2b(config + sample.encode(), digest_size=16).hexdigest()

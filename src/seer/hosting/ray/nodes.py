@@ -30,6 +30,7 @@ from seer.hosting.ray.cluster import RayCluster
 from seer.hosting.ray.host_actor import plain_error, sentence_of
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
 from seer.hosting.ray.pool import NodesPool, Unneeded
+from seer.machine.given_files import open_given
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Node:
         if await self.agent.sees.remote(mark):
             return str(path)
         there = str(await self.agent.begin_weights.remote(path.name, mark.num_bytes))
-        with path.open("rb") as file:
+        with open_given(path) as file:
             offset = 0
             while part := await asyncio.to_thread(file.read, PART_BYTES):
                 await self.agent.add_weights.remote(there, offset, part)
