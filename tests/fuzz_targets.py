@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -228,6 +231,68 @@ def serve_bodies(data: bytes, folder: Path) -> None:
             pass
 
 
+def trl_bodies(data: bytes, folder: Path) -> None:
+    """The body of a request of TRL's client: generation, chats, and weights tensor by tensor."""
+    from seer.serve.bodies import decode
+    from seer.serve.messages import plain_messages
+    from seer.serve.refusals import Refusal, error_response
+    from seer.serve.trl_generate import TrlChat, TrlGenerate
+    from seer.serve.trl_weights import InitCommunicator, NamedParam
+    from seer.serve.weight_group import Meeting, TensorInfo
+
+    uses: dict[type[Any], Callable[[Any], object]] = {
+        TrlGenerate: lambda asked: (asked.settle(), asked.sampling(3, 512)),
+        TrlChat: lambda asked: (list(map(plain_messages, asked.messages)), asked.settle(), asked.sampling(3, 512)),
+        InitCommunicator: lambda asked: Meeting(host=asked.host, port=asked.port, rank=0),
+        NamedParam: lambda asked: TensorInfo(asked.name, asked.dtype, tuple(asked.shape)).num_bytes(),
+    }
+    for kind, use in uses.items():
+        try:
+            use(decode(data, kind))
+        except Refusal as refusal:
+            error_response(refusal)  # which has parts of the body in it
+        except SeerError:
+            pass
+
+
+def connector_metadata(data: bytes, folder: Path) -> None:
+    """What a request carries through vLLM to the KV connector, up to the plan of a step where vLLM is installed."""
+    from seer.engine.vllm.chunk_facts import read_facts
+
+    try:
+        extra = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return
+    read_facts(extra)
+    if importlib.util.find_spec("vllm") is not None:
+        _plan_with(extra)
+
+
+def _plan_with(extra: object) -> None:
+    with warnings.catch_warnings(action="ignore"):  # vLLM and what it imports warn of each other's deprecations
+        from vllm.v1.request import RequestStatus
+
+        from seer.engine.vllm.connector_plan import Plan
+    from seer.config import TransferOptions
+    from seer.kvpool.keys import KVLayout
+    from seer.kvpool.none import NonePool
+
+    layout = KVLayout(num_layers=2, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4)
+    pool: Any = NonePool()
+    plan = Plan(pool, layout, "", tokens_per_step=1, options=TransferOptions(flush_blocks=1, flush_steps=1))
+    tokens = list(range(19))
+    request: Any = SimpleNamespace(
+        request_id="r", num_tokens=len(tokens), all_token_ids=tokens, num_computed_tokens=16, num_output_tokens=3,
+        status=RequestStatus.RUNNING, sampling_params=SimpleNamespace(extra_args={"seer": extra}),
+    )  # fmt: skip
+    plan.matched_tokens(request, 0)
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    new = [SimpleNamespace(req_id="r", block_ids=([0, 1, 2, 3, 4],))]
+    output: Any = SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=cached)
+    plan.step(output)
+    plan.finish(request, [0, 1, 2, 3, 4])
+
+
 def serve_headers(data: bytes, folder: Path) -> None:
     """Headers of a request to `seer serve`: keys, origins, names of hosts and sessions."""
     from starlette.requests import Request
@@ -262,6 +327,8 @@ TARGETS: dict[str, Target] = {
     "serve_headers": serve_headers,
     "response_text": response_text,
     "serve_bodies": serve_bodies,
+    "trl_bodies": trl_bodies,
+    "connector_metadata": connector_metadata,
     "draft_wire": draft_wire,
     "host_channel": host_channel,
     "handshake": handshake,
