@@ -53,7 +53,7 @@ def test_metrics_are_read_by_the_client_library(server: ServeProcess) -> None:
     assert found["seer:e2e_request_latency_seconds_count", ()] == 16
     tokens = sum(value for (name, _), value in found.items() if name == "seer:generation_tokens_total")
     assert tokens == found["seer:request_generation_tokens_sum", ()] > 16
-    assert [found["seer:instance_up", (("instance", str(i)),)] for i in range(2)] == [1, 1]
+    assert [found["seer:instance_up", (("engine", str(i)),)] for i in range(2)] == [1, 1]
     assert found["seer:num_requests", (("state", "running"),)] == 0
 
 
@@ -78,51 +78,72 @@ def test_both_kinds_of_names_have_the_same_numbers(server: ServeProcess) -> None
     assert underscore["seer_e2e_request_latency_seconds_count", ()] == 16
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="needs Debian's package prometheus")
-def test_a_real_prometheus_scrapes_the_server(server: ServeProcess, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def a_prometheus(server: ServeProcess, folder: Path) -> Iterator[str]:
+    """Scrapes the server with the settings that Prometheus starts with; gives its address."""
     assert PROMETHEUS is not None
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{one.getsockname()[1]}"
     target = server.url.removeprefix("http://")
-    (tmp_path / "p.yml").write_text(
+    (folder / "p.yml").write_text(
         f"scrape_configs:\n- job_name: seer\n  scrape_interval: 1s\n  static_configs: [{{targets: ['{target}']}}]\n"
     )
     process = subprocess.Popen(
         [
-            *(PROMETHEUS, f"--config.file={tmp_path}/p.yml", f"--storage.tsdb.path={tmp_path}/data"),
+            *(PROMETHEUS, f"--config.file={folder}/p.yml", f"--storage.tsdb.path={folder}/data"),
             *(f"--web.listen-address={address}", "--log.level=error"),
         ],
     )
     try:
-        query = "sum(seer:request_success_total)"
-        wait_until(lambda: bool(ask(address, query)), "Prometheus scraped nothing")
-        assert ask(address, query)[0]["value"][1] == "16"
+        yield address
     finally:
         process.terminate()
         process.wait(60)
 
 
 def ask(address: str, query: str) -> list[Any]:
-    """What Prometheus answers; nothing while it starts."""
+    """What Prometheus answers to a query that it understands; nothing while it starts."""
     try:
         reply = httpx.get(f"http://{address}/api/v1/query", params={"query": query})
     except httpx.TransportError:
         return []
-    found: list[Any] = reply.json()["data"]["result"] if reply.status_code == 200 else []
+    if reply.status_code == 503:
+        return []
+    value = reply.json()
+    assert value["status"] == "success", (query, value)
+    found: list[Any] = value["data"]["result"]
     return found
+
+
+def dashboard_queries() -> list[str]:
+    dashboard = json.loads((ROOT / "examples" / "grafana" / "seer.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="needs Debian's package prometheus")
+def test_a_real_prometheus_scrapes_the_server_and_answers_every_query_of_the_dashboard(
+    server: ServeProcess, tmp_path: Path
+) -> None:
+    with a_prometheus(server, tmp_path) as address:
+        query = "sum(seer:request_success_total)"
+        wait_until(lambda: bool(ask(address, query)), "Prometheus scraped nothing")
+        assert ask(address, query)[0]["value"][1] == "16"
+        [rate] = [one for one in dashboard_queries() if "rate(seer:generation_tokens_total" in one]
+        wait_until(lambda: bool(ask(address, rate)), "Prometheus scraped once")
+        answers = {one: ask(address, one) for one in dashboard_queries()}
+    for one in (rate, "seer:kv_cache_usage_perc"):  # a line for each instance, not one for the address of them all
+        assert sorted(series["metric"].get("engine") for series in answers[one]) == ["0", "1"]
 
 
 def test_the_dashboard_asks_only_for_metrics_that_exist(server: ServeProcess) -> None:
     names = {name for name, _ in samples(httpx.get(f"{server.url}/metrics").text)}
     text = httpx.get(f"{server.url}/metrics").text
     declared = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    dashboard = json.loads((ROOT / "examples" / "grafana" / "seer.json").read_text())
     asked = {
         word
-        for panel in dashboard["panels"]
-        for target in panel.get("targets", ())
-        for word in target["expr"].replace("(", " ").replace("{", " ").replace("[", " ").split()
+        for query in dashboard_queries()
+        for word in query.replace("(", " ").replace("{", " ").replace("[", " ").split()
         if word.startswith("seer:")
     }
     assert asked
@@ -195,7 +216,7 @@ def a_watched_rollout(folder: Path, *words: str) -> Iterator[str]:
 def test_a_rollout_can_be_watched(tmp_path: Path) -> None:
     with a_watched_rollout(tmp_path, "--metrics-port", "0") as url:
         found = samples(httpx.get(f"{url.rstrip('/')}/metrics").text)
-        assert found["seer:instance_up", (("instance", "0"),)] == 1
+        assert found["seer:instance_up", (("engine", "0"),)] == 1
         assert "Who runs where" in httpx.get(url).text
         assert httpx.get(url, headers={"Host": "evil.example"}).status_code == 403
 

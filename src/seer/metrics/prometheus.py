@@ -42,6 +42,9 @@ NAMES = {
 }
 """Where vLLM has another name."""
 
+ENGINE = "engine"
+"""The label with an instance's number, as vLLM has it. `instance` is Prometheus's own, for the address that it scrapes,
+and would replace it."""
 
 Names = Literal["colon", "underscore"]
 """`seer:steps_total` as vLLM has it, or `seer_steps_total`."""
@@ -126,7 +129,7 @@ class _Fleet(Collector):
             "seer:kv_cache_usage_perc": "Share of the KV memory that running requests hold; 1 is all of it.",
             "seer:accepted_tokens_per_step": "Tokens gained per request and step.",
         }
-        families = {name: GaugeMetricFamily(name, text, labels=["instance"]) for name, text in texts.items()}
+        families = {name: GaugeMetricFamily(name, text, labels=[ENGINE]) for name, text in texts.items()}
         for number, one in enumerate(sample.instances):
             state = self._counts.states.get(number)
             accepted = state.accepted_per_step if state is not None else 1.0
@@ -137,7 +140,7 @@ class _Fleet(Collector):
 
     def _sums(self) -> Iterator[Metric]:
         for name, text in SUMS.items():
-            family = CounterMetricFamily(f"seer:{NAMES.get(name, name)}", text, labels=["instance"])
+            family = CounterMetricFamily(f"seer:{NAMES.get(name, name)}", text, labels=[ENGINE])
             for instance, value in sorted(self._counts.per_instance[name].items()):
                 family.add_metric([str(instance)], value)
             yield family
@@ -154,7 +157,7 @@ class _Fleet(Collector):
         yield _histogram("seer:e2e_request_latency_seconds", "From a request's arrival to its end.", counts.latency_s)
         yield _histogram("seer:tool_wait_seconds", "From a turn's end to its environment's answer.", counts.tool_s)
         yield _histogram("seer:request_generation_tokens", "Lengths of responses.", counts.response_tokens)
-        steps = HistogramMetricFamily("seer:step_time_seconds", "Times of steps.", labels=["instance"])
+        steps = HistogramMetricFamily("seer:step_time_seconds", "Times of steps.", labels=[ENGINE])
         for instance, one in sorted(counts.step_s.items()):
             steps.add_metric([str(instance)], one.cumulative(), one.total)
         yield steps
