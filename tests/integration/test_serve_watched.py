@@ -20,11 +20,11 @@ parser = pytest.importorskip("prometheus_client.parser")
 import httpx
 import numpy as np
 
+from browser_page import CHROMIUM, QUIET, a_browser_page
 from commands import DEADLINE_S, a_command, wait_until
 from seer.cli.main import main
 from serve_process import ServeProcess, a_serve_process
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 FAKE = ("--engine", "fake", "--model", "none", "--instances", "2", "--no-pin")
 SLOW = ("--set", "rollout.engine_settings.step_s=0.005")
@@ -155,14 +155,7 @@ def test_the_dashboard_asks_only_for_metrics_that_exist(server: ServeProcess) ->
 def browse(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A page in a real browser without a window."""
     assert CHROMIUM is not None
-    quiet = (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--window-size=1200,1400",
-        f"--user-data-dir={home}/chromium",
-    )
-    command = [CHROMIUM, *quiet, "--enable-logging=stderr", "--v=0", *words, url]
+    command = [CHROMIUM, *QUIET, f"--user-data-dir={home}/chromium", "--enable-logging=stderr", "--v=0", *words, url]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
@@ -185,6 +178,41 @@ def test_the_live_page_is_drawn_by_a_real_browser_while_requests_run(server: Ser
     assert "seer serve: none" in page.stdout
     assert "chunks in the last 60 s" in page.stdout
     assert page.stdout.count("<td>up</td>") + page.stdout.count('<td class="">up</td>') == 2
+
+
+SHOWN = """Object.fromEntries([...document.querySelectorAll("#numbers div")].map(
+    box => [box.children[0].textContent, box.children[1].textContent]))"""
+TEXT = 'document.getElementById("%s").textContent'
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")
+def test_the_live_page_moves_with_its_events_and_is_used_without_a_mouse_or_eyes(
+    server: ServeProcess, tmp_path: Path
+) -> None:
+    body = {"prompt": [[i, 2] for i in range(1, 9)], "n": 4, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with contextlib.ExitStack() as stack:
+        page = stack.enter_context(a_browser_page(f"{server.url}/", tmp_path))
+        wait_until(lambda: page.evaluate(SHOWN).get("running") is not None, "the page shows nothing")
+        first = page.evaluate(SHOWN)["tokens"]  # of the state that came with the page
+        stack.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120))
+        wait_until(lambda: page.evaluate(SHOWN)["tokens"] != first, "the page does not move")
+        [button] = page.accessible("button")
+        assert (button["name"], button["pressed"]) == ("Freeze", "false")
+        page.press(" ")
+        [button] = page.accessible("button")
+        assert (button["name"], button["pressed"]) == ("Go on", "true")
+        page.press("-")
+        assert "chunks in the last 120 s" in page.evaluate(TEXT % "timeline-text")
+        page.press(" ")
+        frozen = page.evaluate(SHOWN)["tokens"]
+        wait_until(lambda: page.evaluate(SHOWN)["tokens"] != frozen, "the page does not go on")
+        [timeline] = page.accessible("image")
+        assert timeline["name"] == "Who runs where"
+        assert "chunks in the last" in timeline["description"]
+        assert timeline["focusable"]
+        [status] = page.accessible("status")
+        assert status["live"] == "polite"
+        assert page.evaluate(TEXT % "status").startswith("Connected.")
 
 
 def test_top_prints_one_state(server: ServeProcess, capsys: pytest.CaptureFixture[str]) -> None:
