@@ -20,6 +20,7 @@ pytest.importorskip("torch")
 openai = pytest.importorskip("openai")
 
 from seer import Prompt, Sampling, SyncRollout
+from seer.types import FinishReason, Response
 from serve_process import SMALL, ServeProcess, a_serve_process, make_served_model
 
 SEEDS = range(6)
@@ -39,13 +40,19 @@ def server(model: Path) -> Iterator[ServeProcess]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> dict[int, list[tuple[str | None, list[int], list[float]]]]:
-    """Text, tokens and log-probabilities of the Python API by seed."""
+def expected(model: Path) -> dict[int, list[tuple[str, list[int], list[float]]]]:
+    """Text without the token that ended it, tokens and log-probabilities of the Python API by seed."""
     prompts = [Prompt(text=f"prompt {seed}", id=str(seed), seed=seed) for seed in SEEDS]
     sampling = Sampling(max_tokens=MAX_TOKENS)
     with SyncRollout(model, instances=1, speculation="off", kv={"blocks": 512, "block_size": 4}) as rollout:
         groups = rollout.run(prompts, n=NUM, sampling=sampling)
-        return {int(g.prompt_id): [(r.text, r.token_ids, r.logprobs) for r in g.responses] for g in groups}
+        return {int(g.prompt_id): [(shown(r), r.token_ids, r.logprobs) for r in g.responses] for g in groups}
+
+
+def shown(response: Response) -> str:
+    """The tokens of this model are characters, also the one that ends a response."""
+    num = len(response.token_ids) - (response.finish_reason is FinishReason.STOP)
+    return "".join(map(chr, response.token_ids[:num]))
 
 
 def client_of(server: ServeProcess) -> Any:
@@ -112,6 +119,7 @@ def test_chat_streams_what_it_answers_whole_and_tools_are_in_the_prompt(server: 
     for event in client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}):
         for choice in event.choices:
             texts[choice.index] += choice.delta.content
+    assert "\x02" not in "".join(texts)  # the model's end token, which is not special here
     assert texts == [choice.message.content for choice in whole.choices]
     assert event.usage == whole.usage
     for choice in whole.choices:

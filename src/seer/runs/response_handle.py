@@ -23,6 +23,8 @@ class ResponseHandle:
         """Which response of its group it is; known once it is admitted."""
         self.last_instance: int | None = None
         """The instance that computed its newest KV; known once it has ended."""
+        self.stop_token: int | None = None
+        """The token that ended it, or its turn; known with the last tokens, and None if no token did."""
         self._on_tokens = on_tokens
         self._future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._cancel: Callable[[], None] | None = None
@@ -54,8 +56,9 @@ class ResponseHandle:
         if self._is_cancelled:
             cancel()
 
-    def take_tokens(self, span: TokenSpan) -> None:
+    def take_tokens(self, span: TokenSpan, stop_token: int | None = None) -> None:
         """Tell the user of new tokens."""
+        self.stop_token = stop_token
         if self._on_tokens is not None:
             self._on_tokens(self, span)
 

@@ -360,7 +360,7 @@ class Session:
     def _on_tokens(self, request: Request, output: ChunkOutput) -> None:
         one = self._open.get(request.id)
         if one is not None and output.span is not None:
-            one.handle.take_tokens(output.span)
+            one.handle.take_tokens(output.span, output.stop_token)
 
     def _on_event(self, event: Event) -> None:
         if self._failure is not None:

@@ -77,14 +77,12 @@ class Choice:
         """All text so far."""
         return self._text.text if self._text is not None else ""
 
-    def add(self, span: TokenSpan) -> None:
-        """Take tokens."""
+    def add(self, span: TokenSpan, *, ends_with_stop_token: bool = False) -> None:
+        """Take tokens; the text of a stop token waits for the end, where it is left out or not."""
         self.ids.extend(span.ids)
         self.logprobs.extend(span.logprobs)
-        if self._text is not None and span.ids:
-            # A token that may have ended the response waits: that it has is known only afterwards.
-            may_end = span.ids[-1] in self.ask.sampling.stop_token_ids or not self.ask.skip_special
-            self._decode_until(self._text, len(self.ids) - may_end)
+        if self._text is not None:
+            self._decode_until(self._text, len(self.ids) - ends_with_stop_token)
 
     def end(self, response: Response) -> None:
         """The response has ended."""

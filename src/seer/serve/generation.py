@@ -117,7 +117,7 @@ class Generation:
         by_handle: dict[int, Choice] = {}
 
         def on_tokens(handle: ResponseHandle, span: TokenSpan) -> None:
-            by_handle[id(handle)].add(span)
+            by_handle[id(handle)].add(span, ends_with_stop_token=handle.stop_token is not None)
             self._news.set()
 
         handles = self._backend.session.submit(
