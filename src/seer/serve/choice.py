@@ -99,8 +99,9 @@ class Choice:
             self._note_stop()
 
     def _decode_until(self, text: TextStream, num: int) -> None:
-        text.add(self.ids[self._num_decoded : num])
-        self._num_decoded = num
+        if num > self._num_decoded:
+            text.add(self.ids[self._num_decoded : num])
+            self._num_decoded = num
 
     def _note_stop(self) -> None:
         """Say what ended the response, and leave it out of the text."""
