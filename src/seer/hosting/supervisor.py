@@ -95,12 +95,13 @@ class Supervisor:
         await asyncio.gather(*self._restarting.values(), return_exceptions=True)
 
     async def _restarted(self, instance: int, reason: str) -> None:
+        this = asyncio.current_task()
         try:
             if await self._restart(instance, reason):
                 self._has_given_up = False
                 self._back(instance)
         finally:  # however it ended: one that is counted as coming keeps `given_up` from being called
-            if self._restarting.get(instance) is asyncio.current_task():
+            if self._restarting.get(instance) is this:
                 del self._restarting[instance]
 
     async def _restart(self, instance: int, reason: str) -> bool:
