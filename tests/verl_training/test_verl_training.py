@@ -19,6 +19,8 @@ from verl_toy import RANDOM_REWARD, ToyRun, make_toy, run_toy
 
 NUM_STEPS = 10
 SEER = tuple(f"+actor_rollout_ref.rollout.custom.seer.{one}" for one in ("chunk_tokens=32", "kv_blocks=64"))
+VALIDATION = ("trainer.test_freq=5", "actor_rollout_ref.rollout.val_kwargs.n=2")
+"""verl validates greedily by default: both responses to a prompt are then equal."""
 MIN_END_REWARD = 0.55
 """Digits of either kind would give a half; runs that learned late were seen at 0.7."""
 MAX_GAP = 0.3
@@ -35,7 +37,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seer_run(toy: Path) -> ToyRun:
     recorded = f"+actor_rollout_ref.rollout.custom.seer.run_dir={toy}/record"
-    run = run_toy(toy, "seer", NUM_STEPS, *SEER, recorded, "trainer.test_freq=5")
+    run = run_toy(toy, "seer", NUM_STEPS, *SEER, recorded, *VALIDATION)
     assert run.code == 0, run.output[-5000:]
     return run
 
@@ -77,6 +79,14 @@ def test_the_tokens_are_on_policy(seer_run: ToyRun) -> None:
 def test_validation_has_its_own_sampling_and_is_not_counted_as_training(seer_run: ToyRun) -> None:
     validated = [at for at, step in enumerate(seer_run.steps, 1) if any(name.startswith("val-") for name in step)]
     assert validated == [5, NUM_STEPS]
+    spreads = [value for step in seer_run.steps for name, value in step.items() if _is_spread(name)]
+    assert len(spreads) == len(validated)
+    assert max(spreads) == 0.0, "validation was not greedy"
+
+
+def _is_spread(name: str) -> bool:
+    """verl's name of the mean over prompts of the spread of a prompt's rewards."""
+    return name.startswith("val-") and name.endswith("/reward/std@2")
 
 
 def test_the_newest_steps_are_recorded(seer_run: ToyRun, toy: Path) -> None:
