@@ -10,7 +10,8 @@ Waits for                                    unblocked by
 
 Invariants
   1. Tensors are received in the order in which they were announced.
-  2. What went wrong after a call was answered is the answer to the next one.
+  2. No more than MAX_WAITING tensors are announced and not yet received.
+  3. What went wrong after a call was answered is the answer to the next one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from seer.serve.weight_updates import WeightUpdates
 
 log = logging.getLogger(__name__)
 _MEET = "POST /init_communicator/ first"
+MAX_WAITING = 1024
+"""TRL broadcasts each tensor before it announces the next."""
 
 
 class NamedParams:
@@ -37,6 +40,7 @@ class NamedParams:
         self._last: asyncio.Task[None] | None = None
         """The newest of the tasks that wait for the trainer; each waits for the one before it."""
         self._is_open = False
+        self._num_waiting = 0
 
     def meet(self, at: Meeting) -> None:
         """Meet the trainer, which comes after the answer to this call."""
@@ -48,10 +52,14 @@ class NamedParams:
         if self._last is None:
             raise bad_request("there is no group with a trainer", hint=_MEET)
         self._raise_failure()
+        if self._num_waiting >= MAX_WAITING:
+            raise Refusal(429, f"{MAX_WAITING:,} tensors are announced and not broadcast", hint="broadcast them first")
         self._group.refuse_too_large([tensor])
         if not self._is_open:
             self._weights.start()
             self._is_open = True
+        self._weights.announce([tensor.num_bytes()])
+        self._num_waiting += 1
         self._last = self._start(self._receive(tensor, self._last))
 
     async def settle(self) -> None:
@@ -73,8 +81,11 @@ class NamedParams:
             await self._group.leave()
 
     async def _receive(self, tensor: TensorInfo, after: asyncio.Task[None]) -> None:
-        await after
-        self._weights.add({tensor.name: await self._group.receive_one(tensor)})
+        try:
+            await after
+            self._weights.add({tensor.name: await self._group.receive_one(tensor)})
+        finally:
+            self._num_waiting -= 1
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -95,7 +95,9 @@ async def receive_tensors(service: Service, info: UpdateInfo) -> None:
     """Tensors that the trainer broadcasts, for the update that is under way."""
     if not service.weights.is_started:
         raise bad_request("no weight update was started", hint="POST /start_weight_update first")
-    service.weights.add(await service.group.receive(info.tensors()))
+    tensors = info.tensors()
+    service.weights.announce([tensor.num_bytes() for tensor in tensors])
+    service.weights.add(await service.group.receive(tensors))
 
 
 async def finish_update(service: Service, request: Request) -> Response:

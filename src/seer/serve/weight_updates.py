@@ -6,7 +6,8 @@ From its start the server takes no request (503); what runs ends under the old w
 
 Invariants
   1. A path of a request is opened only if it is under `--weights-dir` after every link is followed.
-  2. Updates come one after another; one that its trainer left behind is dropped by the next start, or after
+  2. The tensors of one update, in all of its calls, have no more bytes than the machine and no more than MAX_TENSORS.
+  3. Updates come one after another; one that its trainer left behind is dropped by the next start, or after
      `update_idle_s`.
 """
 
@@ -14,16 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seer.engine.base import Weights
+from seer.machine.memory import total_memory_bytes
 from seer.serve.backend import Backend
 from seer.serve.gate import Gate
 from seer.serve.lifecycle import Lifecycle
 from seer.serve.refusals import Refusal, bad_request
 from seer.serve.settings import ServeSettings
+
+MAX_TENSORS = 1 << 18
+"""Of one update. The largest models have some hundred thousand."""
 
 
 class WeightUpdates:
@@ -37,6 +42,8 @@ class WeightUpdates:
         self._idle_s = settings.limits.update_idle_s
         self._lock = asyncio.Lock()
         self._tensors: dict[str, Any] | None = None
+        self._num_tensors = self._num_bytes = 0
+        """Of the update that is under way, as announced: a tensor that is sent again counts again."""
         self._closed = contextlib.ExitStack()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -57,6 +64,17 @@ class WeightUpdates:
         self._tensors = {}
         self._closed.enter_context(self._gate.updating())
         self._restart_timer()
+
+    def announce(self, tensor_bytes: Sequence[int]) -> None:
+        """Tensors of these sizes are about to be received; refuse them if the update would be too large."""
+        num_tensors, num_bytes = self._num_tensors + len(tensor_bytes), self._num_bytes + sum(tensor_bytes)
+        most = total_memory_bytes()
+        if num_bytes > most or num_tensors > MAX_TENSORS:
+            raise bad_request(
+                f"the update would have {num_tensors:,} tensors of {num_bytes:,} bytes",
+                hint=f"at most {MAX_TENSORS:,} of {most:,} bytes in all; a new update starts from 0",
+            )
+        self._num_tensors, self._num_bytes = num_tensors, num_bytes
 
     def add(self, tensors: Mapping[str, Any]) -> None:
         """Take tensors of the update."""
@@ -81,6 +99,7 @@ class WeightUpdates:
     def drop(self) -> None:
         """Forget an update that was started; requests start again."""
         self._tensors = None
+        self._num_tensors = self._num_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
         self._closed.close()

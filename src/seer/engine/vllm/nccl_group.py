@@ -4,7 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
+
+from seer.engine.gloo_group import BROADCAST_DEADLINE
+from seer.errors import DeadlineExceeded
+
+LOOK_S = 0.001
+"""Between two looks whether a tensor has arrived."""
 
 
 def device_uuid() -> str:
@@ -36,14 +43,23 @@ class NcclGroup:
 
         torch.cuda.set_device(0)
         self._torch = torch
+        self._unfinished: list[Any] = []  # NCCL may still write into them
         group = PlainGroup.meet(host, port, rank=rank, world_size=world_size)
         with _nccl_environment():
             self._communicator = PyNcclCommunicator(group, device=0)
 
     def broadcast(self, tensor: Any, src: int) -> None:
         """Receive a tensor of rank `src`; returns when it is here."""
-        self._communicator.broadcast(tensor, src=src)
-        self._torch.cuda.synchronize()
+        stream = self._torch.cuda.current_stream()
+        self._communicator.broadcast(tensor, src=src, stream=stream)
+        arrived: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(stream)
+        until_s = time.monotonic() + BROADCAST_DEADLINE.total_seconds()
+        while not arrived.query():
+            if time.monotonic() > until_s:
+                self._unfinished.append(tensor)
+                raise DeadlineExceeded("a broadcast of the trainer", BROADCAST_DEADLINE.total_seconds())
+            time.sleep(LOOK_S)
 
     def barrier(self) -> None:
         """Wait for the other ranks, as TRL's client does after every tensor."""
