@@ -37,3 +37,13 @@ def test_a_key_of_the_environment_does_not_stay_there(monkeypatch: pytest.Monkey
     monkeypatch.setenv("SEER_API_KEY", KEY)
     assert _key(tmp_path / "key", "SEER_API_KEY") == "the-key-of-the-file"
     assert "SEER_API_KEY" not in os.environ
+
+
+def test_the_password_of_a_url_is_the_key() -> None:
+    """As TRL's client, which is built on requests, sends it."""
+    requests = pytest.importorskip("requests")
+    from starlette.datastructures import Headers
+
+    key = "a-key-of-some-24-letters"
+    asked = requests.Session().prepare_request(requests.Request("POST", f"http://seer:{key}@127.0.0.1:8000/pause"))
+    Keys(admin=key).check(Headers(dict(asked.headers)), is_admin=True)
