@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import BufferedReader
@@ -81,7 +82,7 @@ def check_given(path: Path, *, limit_bytes: int | None = None) -> Path:
 
 def _check(path: Path, status: os.stat_result, limit_bytes: int | None, may_be_pipe: bool) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise InputError(f"{path} is a folder, not a file")
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode) and not (may_be_pipe and stat.S_ISFIFO(status.st_mode)):
         raise InputError(f"{path} is not a regular file", hint="a pipe or a device cannot be read here: copy it first")
     if limit_bytes is not None and status.st_size > limit_bytes:

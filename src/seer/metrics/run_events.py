@@ -95,7 +95,7 @@ class _Rules:
             if isinstance(value, int) and not 0 <= value <= INT64_MAX:
                 raise ValueError(f"{name}={value if abs(value) < 1 << 70 else 'a huge number'}: 0 to {INT64_MAX:,}")
             if isinstance(value, float) and not 0 <= value <= _MAX_FLOAT:  # NaN is not
-                raise ValueError(f"{name}={value:g}: 0 to {_MAX_FLOAT:g}")
+                raise ValueError(f"{name}={value}: 0 to {_MAX_FLOAT:g}")
 
 
 def _require(holds: bool, event: Queued | Started | Extended | Stopped | Ended, what: str) -> None:
