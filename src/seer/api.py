@@ -23,14 +23,14 @@ from seer.config import RolloutConfig, RolloutKeywords, from_keywords
 from seer.engine.base import Weights
 from seer.engine.prepare import PreparedEngine, prepare
 from seer.environments.base import Environment
-from seer.errors import ConfigError, SeerError
+from seer.errors import ConfigError, MissingExtra, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.memory_limits import refuse_what_cannot_fit
 from seer.hosting.memory_plan import node_pool_bytes, pool_bytes, pool_ssd
-from seer.metrics.events import EventSink, discard
+from seer.metrics.events import Event, EventSink, discard
 from seer.metrics.summary import Summary
-from seer.ranges import Count, check
+from seer.ranges import Count, Port, check
 from seer.runs.arguments import (
     check_choice,
     check_environment_calls,
@@ -55,6 +55,7 @@ from seer.runs.session_options import SessionOptions
 from seer.types import GroupResult, Response, Sampling
 
 if TYPE_CHECKING:
+    from seer.serve.watched_rollout import WatchedRollout
     from seer.verification.verifier import Verifier
     from seer.verification.verify import Verification
 
@@ -85,6 +86,7 @@ class Rollout:
             drafts=config.speculation == "auto",
         )
         self._is_started = False
+        self._watch: WatchedRollout | None = None
         self._run: Run | None = None
         self._length_hints: dict[str, int] = {}
         self.verification: Verification | None = None
@@ -105,7 +107,11 @@ class Rollout:
         if self._run is not None:
             self._run.cancel()
         self._is_started = False
-        await self._fleet.close()
+        try:
+            if self._watch is not None:
+                await self._watch.close()
+        finally:
+            await self._fleet.close()
 
     @property
     def weights_version(self) -> int:
@@ -256,7 +262,7 @@ class Rollout:
             lengths=lengths,
             reward=reward,
             reward_deadline_s=reward_deadline_s,
-            events=events,
+            events=self._watched(events),
             length_hints=self._length_hints if length_hints is None else length_hints,
             past_responses=past_responses or {},
             verifier=verifier,
@@ -311,10 +317,26 @@ class Rollout:
             seed=seed,
             chunk_tokens=self.config.chunk_tokens,
             length_hints=self._length_hints if length_hints is None else length_hints,
-            events=events,
+            events=self._watched(events),
             vocab_size=self.engine.vocab_size,
         )
         return Session(self._fleet, self.encode, self.engine.codec, options)
+
+    async def serve_metrics(self, port: int = 0) -> str:
+        """Serve /metrics for Prometheus, and the live page, on this port of 127.0.0.1 until the rollout ends.
+
+        Returns their URL; port 0 is any free one. They have the runs and sessions that start after the first call.
+        Needs the extra `serve`.
+        """
+        check(port, Port, "port")
+        self._require_started()
+        if self._watch is None:
+            try:
+                from seer.serve.watched_rollout import WatchedRollout
+            except ModuleNotFoundError as error:
+                raise MissingExtra(error.name or "fastapi", "serve") from None
+            self._watch = WatchedRollout(self._fleet, f"seer rollout: {self.config.model}")
+        return await self._watch.serve(port)
 
     async def add_instances(self, num_instances: int) -> list[int]:
         """Start more instances, also while a run or a session goes on; returns their ids once they take work."""
@@ -358,6 +380,18 @@ class Rollout:
         return EnvironmentCalls(
             environment=environment, deadline_s=deadline_s, tools=tools, vocab_size=self.engine.vocab_size
         )
+
+    def _watched(self, events: EventSink) -> EventSink:
+        """A sink for these events that `serve_metrics` sees, too."""
+        watch = self._watch
+        if watch is None:
+            return events
+
+        def both(event: Event) -> None:
+            events(event)
+            watch(event)
+
+        return both
 
     def _require_started(self) -> None:
         if not self._is_started:
@@ -462,6 +496,10 @@ class SyncRollout:
     def stop_group(self, group: int) -> None:
         """`Rollout.stop_group`; may be called from any thread."""
         self._loop.call_soon_threadsafe(self._started().stop_group, group)
+
+    def serve_metrics(self, port: int = 0) -> str:
+        """`Rollout.serve_metrics`."""
+        return self._wait(self._started().serve_metrics(port))
 
     def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
         """`Rollout.update_weights`."""

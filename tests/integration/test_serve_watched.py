@@ -22,7 +22,9 @@ import numpy as np
 
 from browser_page import CHROMIUM, QUIET, a_browser_page
 from commands import DEADLINE_S, a_command, wait_until
+from seer import ConfigError, Sampling, SyncRollout
 from seer.cli.main import main
+from seer.metrics.events import Ended, Event
 from serve_process import ServeProcess, a_serve_process
 
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
@@ -247,6 +249,28 @@ def test_a_rollout_can_be_watched(tmp_path: Path) -> None:
         assert found["seer:instance_up", (("engine", "0"),)] == 1
         assert "Who runs where" in httpx.get(url).text
         assert httpx.get(url, headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_a_trainer_serves_the_numbers_of_all_its_steps_from_its_own_process(tmp_path: Path) -> None:
+    num_tokens, seen = 0, list[Event]()
+    with SyncRollout("none", engine="fake", instances=2) as rollout:
+        with pytest.raises(ConfigError, match="port"):
+            rollout.serve_metrics(70_000)
+        url = rollout.serve_metrics()
+        for step in range(2):
+            sampling = Sampling(max_tokens=20)
+            groups = list(rollout.run([[1, 2], [3]], n=3, sampling=sampling, seed=step, events=seen.append))
+            num_tokens += sum(len(one.token_ids) for group in groups for one in group.responses)
+            rollout.update_weights(tmp_path)
+        found = samples(httpx.get(f"{url}/metrics").text)
+        ended = [value for (name, _), value in found.items() if name == "seer:request_success_total"]
+        assert sum(ended) == 12 == sum(isinstance(event, Ended) for event in seen)  # for its own sink, too
+        tokens = [value for (name, _), value in found.items() if name == "seer:generation_tokens_total"]
+        assert sum(tokens) == num_tokens
+        assert found["seer:weights_version", ()] == 2
+        assert "Who runs where" in httpx.get(url).text
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the system package chromium")

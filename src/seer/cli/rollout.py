@@ -29,7 +29,7 @@ from seer.cli.rollout_options import (
 from seer.cli.run_config import carry_out, read_run, recorded
 from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
-from seer.cli.watching import add_watch_options, refuse_missing_packages, watching
+from seer.cli.watching import add_watch_options, refuse_missing_packages, serve_watched
 from seer.config import RunConfig
 from seer.runs.run_folder import RunFolder, machine
 
@@ -221,13 +221,13 @@ async def _roll_out(
     with EventLog(folder.events, metadata) as log, signals_cancel(rollout) as interruption:
         progress.start()
         try:
-            async with rollout, watching(rollout, args) as watch:
+            async with rollout:
+                await serve_watched(rollout, args)
                 _describe_fleet(rollout, folder)
 
                 def events(event: Any) -> None:
                     log(event)
                     progress.on_event(event)
-                    watch(event)
 
                 groups = rollout.run(
                     prompts,

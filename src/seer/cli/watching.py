@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import sys
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from seer.cli.number_option import NumberOption
 from seer.errors import MissingExtra
-from seer.metrics.events import EventSink, discard
 from seer.ranges import Port
 
 if TYPE_CHECKING:
@@ -36,20 +33,8 @@ def refuse_missing_packages(args: argparse.Namespace) -> None:
             raise MissingExtra(package, "serve")
 
 
-@contextlib.asynccontextmanager
-async def watching(rollout: Rollout, args: argparse.Namespace) -> AsyncIterator[EventSink]:
-    """Serve what was asked for; gives the sink that the run's events go to."""
-    if args.watch is None and args.metrics_port is None:
-        yield discard
-        return
-    from seer.metrics.live_counts import LiveCounts
-    from seer.runs.fleet_sample import fleet_sample
-    from seer.serve.live import LivePage
-    from seer.serve.watch import watched
-
-    live = LivePage(LiveCounts(), lambda: fleet_sample(rollout.fleet), f"seer rollout: {rollout.config.model}")
-    async with contextlib.AsyncExitStack() as stack:
-        for port in dict.fromkeys(port for port in (args.watch, args.metrics_port) if port is not None):
-            url = await stack.enter_async_context(watched(live, lambda: fleet_sample(rollout.fleet), port))
-            sys.stderr.write(f"live page {url}/, metrics {url}/metrics\n")
-        yield live.on_event
+async def serve_watched(rollout: Rollout, args: argparse.Namespace) -> None:
+    """Serve what was asked for, until the rollout ends."""
+    for port in dict.fromkeys(port for port in (args.watch, args.metrics_port) if port is not None):
+        url = await rollout.serve_metrics(port)
+        sys.stderr.write(f"live page {url}/, metrics {url}/metrics\n")
