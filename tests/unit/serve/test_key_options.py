@@ -12,6 +12,7 @@ pytest.importorskip("fastapi")
 
 from seer.cli.main import main
 from seer.cli.serve import _key
+from seer.serve.keys import Keys
 
 KEY = "a-key-of-23-characters!"
 
