@@ -124,6 +124,8 @@ class GgufFile:
         if not 1 <= rank <= _MAX_RANK:
             raise InputError(f"{self._path}: tensor {name!r} has {rank} dimensions", hint=f"1 to {_MAX_RANK}")
         shape = self._unpack(f"<{rank}Q")
+        if not all(shape):
+            raise InputError(f"{self._path}: tensor {name!r} of shape {shape} has no values", hint="download it again")
         kind, offset = self._unpack("<IQ")
         return GgufTensor(name, tuple(reversed(shape)), kind, offset)
 
