@@ -101,7 +101,7 @@ def test_an_unreadable_or_empty_file_is_refused(tmp_path: Path) -> None:
         read_prompts(tmp_path / "absent")
     with pytest.raises(InputError, match="no prompt"):
         read_prompts(a_file(tmp_path, ""))
-    with pytest.raises(InputError, match="is a folder, not a file"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_prompts(tmp_path)
 
 
