@@ -7,7 +7,7 @@ Invariants
   1. Only regular files are read, and pipes where the caller allows them: `<(...)` and /dev/stdin. Opening never waits,
      as it would for a FIFO, and no device is opened.
   2. No more is read than the caller's limit, and a file that states more is refused before it is read.
-  3. A pipe gives its bytes once; whoever reads it again gets them again.
+  3. A pipe gives its bytes once; a second reader gets the same.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class UserCalls:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.pop(task, None)
         if not task.cancelled():
-            task.exception()  # seen: nobody asks for that of a call that was given up
+            task.exception()  # seen: that of a call that was given up is asked for nowhere else
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:
         who = self._running.pop(task, None)

@@ -4,7 +4,7 @@ on what a client sent.
 
 Invariants
   1. A text that cannot be a prompt, because it has more characters than the longest prompt can have, is not encoded.
-  2. The event loop encodes short texts only: longer ones are encoded in a thread, and streams go on meanwhile.
+  2. The event loop encodes short texts only: longer ones are encoded in a thread, so that streams go on.
   3. What waits for a thread is bounded, over all requests.
 
 Waits for                    unblocked by

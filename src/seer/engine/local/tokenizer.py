@@ -23,7 +23,7 @@ from seer.machine.json_files import read_struct
 
 Messages = Sequence[Mapping[str, Any]]
 LONG_TOKENS = 1024
-"""Characters or tokens beyond which the library's calls for batches are used: they let other threads run meanwhile."""
+"""Characters or tokens beyond which the library's calls for batches are used: they let other threads run."""
 
 
 class Tokenizer:

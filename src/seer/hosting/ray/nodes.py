@@ -3,8 +3,8 @@
 
 Invariants
   1. Weights go to a node once, however many of its instances ask for them, and to the driver's own machine never.
-  2. Only the weights that were asked for last are on their way to a node: those before are ended first, and whoever
-     waits for them is told. A path is given out when its file is whole.
+  2. Only the weights that were asked for last are on their way to a node: those before are ended first, and
+     calls that wait for them fail. A path is given out when its file is whole.
   3. A node that was forgotten, as one whose agent has died, gets a new agent when it is next needed. Instances there
      live on: what they compute stays right. Of the pool they have only what they hold until they are restarted.
   4. A preparation is given up only by those who know of that one, not by those who asked an agent before it.
