@@ -27,12 +27,14 @@ SEER = tuple(
     for one in ("chunk_tokens=16", "kv_blocks=64", "pool.backend=mooncake", "pool.memory_bytes=64MiB")
 )
 MOVING = "+ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=verl_always_move.always_move"
+LONG = "actor_rollout_ref.rollout.ignore_eos=True"
+"""Responses of several KV blocks: those that the toy's model ends have hardly one, and seldom move with KV."""
 CABLE = {"GLOO_SOCKET_IFNAME": "eth0", "GPUS": "1"}
 
 
 def train(folder: Path, one: Machine) -> ToyRun:
     """Run the script on the first machine."""
-    cluster = (f"+ray_kwargs.ray_init.address={one.address}:{PORT}", "trainer.nnodes=2", MOVING)
+    cluster = (f"+ray_kwargs.ray_init.address={one.address}:{PORT}", "trainer.nnodes=2", MOVING, LONG)
     out = f"trainer.default_local_dir={folder}/checkpoints"  # relative to where Ray was started, unless stated
     prefix = one.command("env", f"--chdir={folder}")
     return train_toy(folder, "seer", NUM_STEPS, *cluster, *SEER, out, environment=CABLE, prefix=prefix)
