@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,13 +201,25 @@ def step_profile(path: Path) -> None:
     StepProfile.load(path).step_s(3, 2.0)
 
 
+def _use_body(data: bytes, uses: Mapping[type[Any], Callable[[Any], object]]) -> None:
+    """Read a body as each of these types, and use what was read as the endpoints do."""
+    from seer.serve.bodies import decode
+    from seer.serve.refusals import Refusal, error_response
+
+    for kind, use in uses.items():
+        try:
+            use(decode(data, kind))
+        except Refusal as refusal:
+            error_response(refusal)  # which has parts of the body in it
+        except SeerError:
+            pass
+
+
 def serve_bodies(data: bytes, folder: Path) -> None:
     """The body of a request to `seer serve`, as every endpoint reads and checks it."""
-    from seer.serve.bodies import decode
     from seer.serve.chat import ChatRequest
     from seer.serve.completions import CompletionRequest
     from seer.serve.messages import plain_messages
-    from seer.serve.refusals import Refusal, error_response
     from seer.serve.sglang import SglangRequest
     from seer.serve.token_generate import GenerateRequest
     from seer.serve.weight_endpoints import InitRequest, UpdateRequest
@@ -222,20 +234,12 @@ def serve_bodies(data: bytes, folder: Path) -> None:
         ),
         InitRequest: lambda asked: None,
     }
-    for kind, use in uses.items():
-        try:
-            use(decode(data, kind))
-        except Refusal as refusal:
-            error_response(refusal)  # which has parts of the body in it
-        except SeerError:
-            pass
+    _use_body(data, uses)
 
 
 def trl_bodies(data: bytes, folder: Path) -> None:
     """The body of a request of TRL's client: generation, chats, and weights tensor by tensor."""
-    from seer.serve.bodies import decode
     from seer.serve.messages import plain_messages
-    from seer.serve.refusals import Refusal, error_response
     from seer.serve.trl_generate import TrlChat, TrlGenerate
     from seer.serve.trl_weights import InitCommunicator, NamedParam
     from seer.serve.weight_group import Meeting, TensorInfo
@@ -246,13 +250,7 @@ def trl_bodies(data: bytes, folder: Path) -> None:
         InitCommunicator: lambda asked: Meeting(host=asked.host, port=asked.port, rank=0),
         NamedParam: lambda asked: TensorInfo(asked.name, asked.dtype, tuple(asked.shape)).num_bytes(),
     }
-    for kind, use in uses.items():
-        try:
-            use(decode(data, kind))
-        except Refusal as refusal:
-            error_response(refusal)  # which has parts of the body in it
-        except SeerError:
-            pass
+    _use_body(data, uses)
 
 
 def connector_metadata(data: bytes, folder: Path) -> None:

@@ -71,7 +71,7 @@ class UserCalls:
             if task is not None and not task.done():
                 self._give_up(task)
         if task.cancelled():
-            raise SeerError(f"{who}: CancelledError, and nobody had cancelled it")
+            raise SeerError(f"{who}: CancelledError, and it had not been cancelled")
         return task.result()
 
     async def close(self) -> None:

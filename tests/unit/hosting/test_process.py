@@ -352,7 +352,7 @@ def test_a_command_that_a_newer_one_overtakes_during_a_restart_does_not_fail_it(
         def look(command: Command | None) -> None:
             if isinstance(command, UpdateWeights) and command.weights_version == 2:
                 watched.instance.configure_after_restart(UpdateWeights("/weights", 3))
-                raise InstanceError("others were asked for meanwhile")
+                raise InstanceError("others have been asked for since")
 
         await restart_with(watched, look, UpdateWeights("/weights", 2))
         assert watched.instance.is_up

@@ -197,7 +197,7 @@ def test_weights_that_overtake_others_never_mix_with_them(num_parts_before: int,
         patch.setattr("seer.hosting.ray.nodes.PART_BYTES", 100_000)
         overtaken, *brought = asyncio.run(scenario())
     assert isinstance(overtaken, InstanceError), "its file is gone"
-    assert "others were asked for meanwhile" in str(overtaken)
+    assert "others have been asked for since" in str(overtaken)
     (path,) = {command.path for command in brought}
     assert Path(path).read_bytes() == b"2" * 1_000_000
     agent.close()

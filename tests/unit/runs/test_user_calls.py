@@ -124,7 +124,7 @@ def test_a_caller_that_is_cancelled_leaves_at_once_and_takes_its_call_along() ->
     ("error", "why"),
     [
         (SystemExit(2), "tool: SystemExit: 2"),
-        (asyncio.CancelledError(), "tool: CancelledError, and nobody had cancelled it"),
+        (asyncio.CancelledError(), "tool: CancelledError, and it had not been cancelled"),
         (TimeoutError("of its own"), "tool: TimeoutError: of its own"),
         (SeerError("the code forked"), "tool: the code forked"),
         (ValueError("bad \ud800 text"), "tool: ValueError: bad ? text"),

@@ -105,7 +105,7 @@ class NodeAgent:
         if self._weights is None or str(self._weights) != path:
             raise InstanceError(
                 f"parts of weights came for {path}, this node now takes {self._weights}",
-                hint="newer weights were sent meanwhile",
+                hint="newer weights have been sent since",
             )
         return self._weights
 

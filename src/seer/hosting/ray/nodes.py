@@ -84,7 +84,7 @@ class Node:
         await asyncio.wait({bringing})  # not awaited itself: others wait for it too
         what = f"weights cannot be brought to node {self.address}"
         if bringing.cancelled():
-            raise InstanceError(f"{what}: others were asked for meanwhile, or the node was given up")
+            raise InstanceError(f"{what}: others have been asked for since, or the node was given up")
         error = bringing.exception()
         if error is not None:
             if self._bringing == (command.path, bringing):
