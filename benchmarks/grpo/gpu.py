@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRPO on one GPU: Seer's rollouts against TRL's own, same seeds, same batches, reward and time per step.
 
-    python benchmarks/grpo/gpu.py --model FOLDER --out DIR [--arms seer,vllm,transformers] [--steps 20] [--limit-s 540]
+    python benchmarks/grpo/gpu.py --model FOLDER --out DIR [--arms seer,seer-vllm,vllm] [--steps 20] [--limit-s 540]
     python benchmarks/grpo/gpu.py --tiny --out DIR --steps 2 --arms seer,transformers       a check without a GPU
 
 Arms, each in a process of its own, one after the other:
     seer           rollout_func=seer_rollouts(): the local engine in a child process on the same GPU
+    seer-vllm      rollout_func=seer_rollouts(engine="vllm"): stock vLLM in child processes on the same GPU, drafts on
+                   the GPU, weights handed over in place
     vllm           TRL with use_vllm=True, vllm_mode="colocate"
     transformers   TRL with transformers' generate
 
@@ -37,7 +39,7 @@ sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 
 from stamp import as_text, take_stamp
 
-ARMS = ("seer", "vllm", "transformers")
+ARMS = ("seer", "seer-vllm", "vllm", "transformers")
 WARM_UP_STEPS = 2
 """Not in the means: these steps compile kernels and allocate the optimizer's state."""
 START_S = 150.0
@@ -75,7 +77,7 @@ def run_all(args: argparse.Namespace) -> None:
 
 def start_arm(args: argparse.Namespace, arm: str, limit_s: float) -> Any:
     """Exit status of the arm's process, or what failed. Without handles to GPU memory, it runs again without them."""
-    for weights in dict.fromkeys((args.weights, "memory")) if arm == "seer" else ("memory",):
+    for weights in dict.fromkeys((args.weights, "memory")) if arm.startswith("seer") else ("memory",):
         began_s = time.monotonic()
         command = [sys.executable, "-u", str(HERE / "gpu.py"), *sys.argv[1:], "--arm", arm, "--weights", weights]
         with (args.out / f"{arm}.log").open("a") as log:
@@ -94,7 +96,7 @@ def start_arm(args: argparse.Namespace, arm: str, limit_s: float) -> Any:
         limit_s -= time.monotonic() - began_s
         if len(read_lines(args.out / f"{arm}.jsonl")) > 1 or limit_s < START_S:
             break
-    return {"status": status, "weights": weights} if arm == "seer" else status
+    return {"status": status, "weights": weights} if arm.startswith("seer") else status
 
 
 def write_summary(args: argparse.Namespace, statuses: dict[str, Any], stamp: dict[str, Any]) -> None:
@@ -184,7 +186,7 @@ def run_arm(args: argparse.Namespace) -> None:
         # A fixed fingerprint: datasets would pickle all of pyarrow to make one, which fails with some versions.
         train_dataset=Dataset(InMemoryTable.from_pylist(rows), fingerprint=f"rows-{args.seed}-{len(rows)}"),
         args=config,
-        rollout_func=seers(args) if args.arm == "seer" else None,
+        rollout_func=seers(args) if args.arm.startswith("seer") else None,
     )
     log_steps(trainer, args, began_s)
     trainer.train()
@@ -204,6 +206,7 @@ def seers(args: argparse.Namespace) -> Any:
         weights_in_place=args.weights == "in-place",
     )
     return seer_rollouts(
+        engine="vllm" if args.arm == "seer-vllm" else "local",
         instances=args.instances,
         max_num_seqs=args.max_num_seqs,
         kv_memory_bytes=int(args.kv_memory_gib * 2**30) // args.instances,
@@ -272,7 +275,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a Hugging Face folder")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to check this script")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", default="seer,vllm,transformers")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--limit-s", type=float, default=540.0)

@@ -133,6 +133,7 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
         vocab_size=folder.vocab_size,
         value_bytes=value_bytes,
         can_draft=resolved.engine_settings.speculation is not None,
+        opens_gpu_handles=not config.on_cpu,
     )
 
 

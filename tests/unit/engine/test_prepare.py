@@ -90,6 +90,13 @@ def test_vllm_instances_on_one_gpu_share_its_memory(model: Path) -> None:
     assert arguments(3, engine_settings=VllmEngineConfig(engine={name: 0.1}))[name] == 0.1
 
 
+@pytest.mark.parametrize("engine", ["local", "vllm"])
+def test_new_weights_can_stay_on_the_gpu_of_either_engine(model: Path, engine: str) -> None:
+    pytest.importorskip("vllm")
+    opens = [prepared(model, engine=engine, device=device).opens_gpu_handles for device in ("cpu", "cuda")]
+    assert opens == [False, True]
+
+
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
 def test_arguments_that_spread_an_engine_are_not_passed_by(model: Path, name: str) -> None:
     pytest.importorskip("vllm")

@@ -65,6 +65,15 @@ def test_the_worker_has_a_process_of_its_own_where_the_engine_would_wait_for_its
     assert arguments.get("distributed_executor_backend") == backend
 
 
+def test_a_gpu_that_a_trainer_fills_has_room_for_an_engine_whose_kv_memory_is_given_in_bytes() -> None:
+    """vLLM then only checks that this share is free, and asks for 0.92 of the GPU by default."""
+    name = "gpu_memory_utilization"
+    assert name not in engine_arguments(settings(), "identity")
+    assert engine_arguments(replace(settings(), kv_memory_bytes=1 << 30), "identity")[name] < 0.05
+    chosen = replace(settings(), kv_memory_bytes=1 << 30, engine={name: 0.5})
+    assert engine_arguments(chosen, "identity")[name] == 0.5
+
+
 @pytest.mark.parametrize(
     ("architecture", "version", "tensor_parallel", "place"),
     [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from seer.errors import ConfigError
 from seer.integrations.trl.groups import find_groups, group_seed, prompt_key
+from seer.integrations.trl.instances import VLLM_GPU_SHARE, TrainedInstances
 from seer.integrations.trl.on_policy import _comparable, _compare
 from seer.integrations.trl.prompt_memory import MAX_PAST_RESPONSES, PromptMemory
 from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
@@ -193,3 +195,40 @@ def test_equal_log_probabilities_are_on_policy_and_others_are_not() -> None:
 )
 def test_only_what_the_trainer_computes_too_is_compared(sampling: Sampling, compared: list[float] | None) -> None:
     assert _comparable(a_response(0, [1]), sampling) == compared
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"engine": "vllm"}, {"engine": {"gpu_memory_utilization": VLLM_GPU_SHARE}}),
+        ({"engine": "vllm", "instances": 2}, {"engine": {"gpu_memory_utilization": VLLM_GPU_SHARE / 2}}),
+        ({"engine": "vllm", "kv_memory_bytes": 1 << 30}, None),
+        ({"engine": "vllm", "engine_settings": {"stream_tokens": 8}}, {"stream_tokens": 8}),
+        ({"engine": "vllm", "device": "cuda:1"}, None),
+        ({"engine": "local"}, None),
+    ],
+)
+def test_vllm_leaves_the_trainer_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    started: list[dict[str, Any]] = []
+
+    class Fleet:
+        def __init__(self, model: Path, **options: Any) -> None:
+            started.append(options)
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr("seer.integrations.trl.instances.SyncRollout", Fleet)
+    monkeypatch.setattr("seer.integrations.trl.instances.write_model_folder", lambda _: tmp_path / "model")
+    monkeypatch.setattr("seer.integrations.trl.instances.stamp_of", lambda _: (0, ""))
+    monkeypatch.setattr("seer.integrations.trl.instances.remove_shared_folder", lambda _: None)
+    own = settings.copy()
+    instances = TrainedInstances(own.pop("device", None), own)
+    instances.sync_with(SimpleNamespace(accelerator=SimpleNamespace(device=SimpleNamespace(type="cuda", index=0))))
+    instances.close()
+    assert started[0].get("engine_settings") == expected

@@ -41,6 +41,9 @@ SEPARATE_WORKER_SEQS = 32
 """From so many sequence slots on, and always with drafts on the GPU, the worker gets a process of its own. Otherwise
 vLLM plans a step and launches its kernels in one thread, and at 256 requests that thread is what a step waits for
 (benchmarks/vllm/results.md). With few requests the messages to the worker cost more than they save."""
+FREE_GPU_SHARE = 0.02
+"""Of the GPU's memory, what must be free when KV memory is given in bytes: vLLM only checks it then, and its default of
+0.92 is what no trainer on the same GPU leaves."""
 CPU_STEP_TOKENS = 4096
 """Batched tokens of one step; more where one context may be longer, since chunked prefill is off."""
 
@@ -74,6 +77,7 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
     if settings.kv_memory_bytes is not None:
         arguments["kv_cache_memory_bytes"] = settings.kv_memory_bytes
+        arguments["gpu_memory_utilization"] = FREE_GPU_SHARE
     if settings.device == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, arguments["max_model_len"])

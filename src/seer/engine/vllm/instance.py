@@ -25,7 +25,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +41,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.gpu_handles import SUFFIX
 from seer.engine.staged_weights import stage
 from seer.engine.stop_strings import StopStrings
 from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
@@ -51,6 +52,7 @@ from seer.engine.vllm.gpu_drafts.install import ready
 from seer.engine.vllm.guards import guarded
 from seer.engine.vllm.leased_scheduler import RENEW
 from seer.engine.vllm.model_folder import read_folder, weights_identity
+from seer.engine.vllm.new_weights import identify
 from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.shared_cores import worker_threads
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
@@ -294,12 +296,15 @@ class VllmInstance:
         return known - known % self.limits.block_size
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
-        """Replace the weights in place; what was cached under the old ones is never found again."""
+        """Replace the weights in place; what was cached under the old ones is never found again.
+
+        The weights' owner may change them as soon as this returns.
+        """
         self._refuse_change(weights_version)
         llm = self._started()
         staged = stage(weights)
         try:
-            identity = await asyncio.to_thread(self._identify, staged.path)
+            identity = await self._identify_new(staged.path)
             _refuse_bad_weights(await llm.collective_rpc("seer_load_weights", args=(str(staged.path),)))
         finally:
             staged.discard()
@@ -504,25 +509,17 @@ class VllmInstance:
         """The identity of weights; refuses those of another model."""
         if self._settings.engine.get("load_format") == "dummy":
             return weights_identity(self.folder.path, None)
-        from seer.engine.local.weights import open_weights
+        return identify(self.folder, weights)
 
-        tensors = open_weights(weights)
-        if weights != self.folder.path:
-            self._refuse_other_weights(open_weights(self.folder.path), tensors)
-        return weights_identity(self.folder.path, tensors)
-
-    def _refuse_other_weights(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        """Refuse weights that lack a tensor of the model: vLLM would keep the old one silently."""
-        spare = {"lm_head.weight"} if self.folder.tied_head else set()
-        missing = sorted(set(known) - set(given) - spare)
-        if missing:
-            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise InputError(f"the weights lack {missing[0]}{more}")
-        for name in set(known) - spare:
-            if _shape(given, name) != _shape(known, name):
-                raise InputError(
-                    f"{name} has shape {list(_shape(given, name))}, the model's {list(_shape(known, name))}"
-                )
+    async def _identify_new(self, weights: Path) -> str:
+        """The same of new weights. The worker opens those in GPU memory: this process may not be on a GPU."""
+        if weights.suffix != SUFFIX or self._settings.engine.get("load_format") == "dummy":
+            return await asyncio.to_thread(self._identify, weights)
+        names = (str(self.folder.path), str(weights))
+        found, *_ = await self._started().collective_rpc("seer_identify_weights", args=names)
+        if found["refused"] is not None:
+            raise InputError(found["refused"])
+        return str(found["identity"])
 
     def _refuse_change(self, weights_version: int, *, may_repeat: bool = False) -> None:
         """Refuse new weights while chunks run, and a version that is not newer."""
@@ -569,9 +566,3 @@ def _refuse_bad_weights(answers: list[str | None]) -> None:
     for why in answers:
         if why is not None:
             raise InputError(why, hint="the trainer diverged: load weights from before that")
-
-
-def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    # Only the headers of files are read; the tensors may have many gigabytes.
-    own = getattr(tensors, "shape", None)
-    return own(name) if own is not None else tuple(tensors[name].shape)

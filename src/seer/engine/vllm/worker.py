@@ -12,8 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from seer.engine.local.weights import check_finite, open_weights
 from seer.engine.vllm.leftovers import unname_segments
+from seer.engine.vllm.model_folder import read_folder
+from seer.engine.vllm.new_weights import identify
 from seer.errors import InputError
 
 
@@ -51,7 +55,16 @@ class SeerWorker:
             return str(error)
         worker.reload_weights(weights_iterator=((name, tensors[name]) for name in tensors))
         _repack_head(worker.model_runner.get_model())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # in GPU memory, they are the trainer's again once this returns
         return None
+
+    def seer_identify_weights(self, model_dir: str, source: str) -> dict[str, str | None]:
+        """The `identity` of weights in GPU memory, or why they are `refused`."""
+        try:
+            return {"identity": identify(read_folder(Path(model_dir)), Path(source)), "refused": None}
+        except InputError as error:
+            return {"identity": None, "refused": str(error)}
 
     def seer_check_weights(self) -> str | None:
         """Why the weights that vLLM has loaded itself cannot be used; None if they can."""

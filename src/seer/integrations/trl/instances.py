@@ -20,6 +20,8 @@ from seer.integrations.trl.trainer_weights import stamp_of, tensors_of, write_mo
 GPU_HOSTING = HostingConfig(progress_deadline_s=300.0)
 """On a GPU the first steps compile kernels, which takes minutes at worst."""
 
+VLLM_GPU_SHARE = 0.3
+"""Of the trainer's GPU, for all vLLM instances on it together; TRL gives its own vLLM as much."""
 _DEFAULTS: dict[str, Any] = {
     "engine": "local",
     "scheduler": "seer",
@@ -89,6 +91,7 @@ class TrainedInstances:
         self._settings["device"] = device = self._device or ("cpu" if own.type == "cpu" else f"cuda:{own.index or 0}")
         if self._device is None and device != "cpu":
             self._settings.setdefault("share_gpus", True)  # they share the trainer's GPU, so also with each other
+            self._limit_vllm()
         self._settings.setdefault("hosting", HostingConfig() if device == "cpu" else GPU_HOSTING)
         self._folder = write_model_folder(trainer)
         try:
@@ -99,6 +102,13 @@ class TrainedInstances:
             raise
         self._rollout = rollout
         atexit.register(self.close)
+
+    def _limit_vllm(self) -> None:
+        """Without a size of its KV memory, vLLM takes nearly all of the GPU, which the trainer needs too."""
+        sized = {"kv", "kv_memory_bytes", "kv_blocks", "engine_settings"} & self._settings.keys()
+        if self._settings["engine"] == "vllm" and not sized:
+            share = VLLM_GPU_SHARE / self._settings["instances"]
+            self._settings["engine_settings"] = {"engine": {"gpu_memory_utilization": share}}
 
     def _send_weights(self, trainer: Any) -> None:
         assert self._rollout is not None, "weights are sent to instances that run"
