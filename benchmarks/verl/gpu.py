@@ -7,8 +7,10 @@ Runs examples/grpo_verl/train.sh once for each rollout, one after the other. A S
 `--seer NAME=VALUE` is one of Seer's (`custom.seer.NAME`). Sampled tokens differ between the two. DIR/ROLLOUT.jsonl has
 verl's metrics of every step, DIR/ROLLOUT.log the output, DIR/summary.json the stamp, means and ranges.
 
-Times are verl's: `timing_s/gen` is the rollout, which verl looks at every two seconds; `timing_s/step` a whole step.
-`seer/rollout_s` is the rollout by Seer's own clock. The first two steps are not in the means: they compile kernels.
+Times are verl's: `timing_s/gen` is the rollout, whose end it sees within 0.1 s here (often_polled.py; by itself it
+looks every two seconds), `timing_s/step` a whole step. `seer/rollout_s` is the rollout by Seer's own clock. The first
+two steps are not in the means: they compile kernels. Where the package flash-attn is missing, the trainer of both runs
+pads its batches and takes PyTorch's attention.
 
 A check without a GPU takes model, data and settings from tests/verl_training/verl_toy.py (make_toy, CPU_SETTINGS):
     python benchmarks/verl/gpu.py --model TOY/model --data TOY --reward FILE --out DIR --steps 3 CPU_SETTINGS...
@@ -17,6 +19,7 @@ A check without a GPU takes model, data and settings from tests/verl_training/ve
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -34,6 +37,11 @@ from stamp import as_text, take_stamp
 
 SCRIPT = HERE.parents[1] / "examples/grpo_verl/train.sh"
 WARM_UP_STEPS = 2
+WITHOUT_FLASH_ATTN = (
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+)
+"""verl's defaults need that package."""
 SHOWN = {"rollout s": "timing_s/gen", "step s": "timing_s/step", "rollout s, own clock": "seer/rollout_s"}
 REWARD = "critic/score/mean"
 
@@ -80,7 +88,7 @@ def train(args: argparse.Namespace, rollout: str) -> list[dict[str, float]]:
     metrics.unlink(missing_ok=True)
     own = [f"+actor_rollout_ref.rollout.custom.seer.{one}" for one in args.seer] if rollout == "seer" else []
     with tempfile.TemporaryDirectory(prefix="ray-") as ray_dir, (args.out / f"{rollout}.log").open("wb") as log:
-        command = [str(SCRIPT), *settings_of(args, ray_dir), *args.settings, *own]
+        command = [str(SCRIPT), *settings_of(args, ray_dir), *attention(args.settings), *args.settings, *own]
         code = subprocess.run(
             command, cwd=args.out, env=environment(args, rollout, metrics), stdout=log, stderr=log, check=False
         ).returncode
@@ -94,12 +102,22 @@ def settings_of(args: argparse.Namespace, ray_dir: str) -> list[str]:
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
         f"reward.custom_reward_function.path={args.reward.absolute()}",
         f"data.seed={args.seed}",
+        f"trainer.v1.sampler.custom_sampler.path={HERE / 'often_polled.py'}",
+        "trainer.v1.sampler.custom_sampler.name=OftenPolled",
         f"trainer.total_training_steps={args.steps}",
         "trainer.val_before_train=False",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
     ]
+
+
+def attention(given: list[str]) -> list[str]:
+    """What the trainer's attention needs here, but for settings that are given anyway."""
+    if importlib.util.find_spec("flash_attn") is not None:
+        return []
+    names = {setting.partition("=")[0].lstrip("+") for setting in given}
+    return [one for one in WITHOUT_FLASH_ATTN if one.partition("=")[0].lstrip("+") not in names]
 
 
 def environment(args: argparse.Namespace, rollout: str, metrics: Path) -> dict[str, str]:

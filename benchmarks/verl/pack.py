@@ -29,14 +29,15 @@ from wheel_parts import download, fresh_folder, write_parts
 NEEDED = (
     *("verl==0.9.1", "TransferQueue==0.1.11", "ray==2.60.0", "transformers==5.10.4", "tensordict==0.10.0"),
     *("tokenizers==0.22.2", "huggingface-hub==1.33.0"),  # newer ones are refused by that transformers
-    *("peft==0.21.2", "accelerate", "torchdata", "hydra-core==1.3.8", "omegaconf", "codetiming", "pybind11"),
+    *("peft==0.21.2", "accelerate", "torchdata", "hydra-core==1.3.8", "codetiming", "pybind11"),
+    "omegaconf==2.3.1",  # newer ones are refused by that Hydra
     # of tensordict
-    *("pyvers", "orjson", "cloudpickle", "importlib-metadata", "zipp"),
+    *("pyvers==0.1.0", "orjson", "cloudpickle", "importlib-metadata", "lazy-importer", "zipp"),
     # of Ray
     *("msgpack", "click", "filelock", "jsonschema", "psutil", "protobuf", "prometheus-client", "py-spy", "smart-open"),
     *("aiohttp-cors", "colorful", "opencensus", "opencensus-context", "opentelemetry-exporter-prometheus", "wrapt"),
     *("google-api-core", "google-auth", "googleapis-common-protos", "proto-plus", "pyasn1", "pyasn1-modules", "rsa"),
-    *("cachetools", "virtualenv", "distlib", "platformdirs"),
+    *("cachetools", "virtualenv", "distlib", "platformdirs", "python-discovery"),
 )
 BUILT = ("antlr4-python3-runtime==4.9.3",)
 """Of Hydra; pure Python without a wheel."""
