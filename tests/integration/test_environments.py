@@ -19,6 +19,7 @@ from seer.environments.base import Answer, Conversation, End, Key, Reply
 from seer.errors import ConfigError
 from seer.metrics.events import Asked, Ended, Event, discard
 from seer.runs import user_calls
+from seer.runs.fleet_sample import fleet_sample
 from seer.types import Response
 
 PROMPTS = [[1, 2, 3 + i] for i in range(4)]
@@ -167,6 +168,7 @@ def test_tools_that_swallow_their_cancellation_or_exit_end_their_own_response_al
                 assert found[2, index].is_complete
             assert rollout.current is not None
             assert rollout.current.num_abandoned_calls == 4
+            assert fleet_sample(rollout.fleet).num_abandoned_calls >= 4
             async with rollout.session() as session:
                 [failed] = session.submit(
                     PROMPTS[0], sampling=SAMPLING, environment=environment, environment_deadline_s=0.05

@@ -28,5 +28,7 @@ class FleetSample:
     pool_used_bytes: Mapping[str, int] = field(default_factory=dict)
     """By tier."""
     pool_capacity_bytes: Mapping[str, int] = field(default_factory=dict)
+    num_abandoned_calls: int = 0
+    """Calls of tools and rewards that ignored their cancellation, since the process began."""
     refused: int = 0
     """Requests that the server answered with 429."""

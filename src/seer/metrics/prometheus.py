@@ -166,6 +166,8 @@ class _Fleet(Collector):
 def _fleet_gauges(sample: FleetSample) -> Iterator[Metric]:
     yield GaugeMetricFamily("seer:weights_version", "Version of the weights.", value=sample.weights_version)
     yield CounterMetricFamily("seer:lost_instances", "Instances that died or hung.", value=sample.num_lost)
+    abandoned = "Calls of tools and rewards that ignored their cancellation and run on."
+    yield CounterMetricFamily("seer:abandoned_calls", abandoned, value=sample.num_abandoned_calls)
     yield CounterMetricFamily("seer:requests_refused", "Requests answered with 429.", value=sample.refused)
     used = GaugeMetricFamily("seer:pool_used_bytes", "KV in the pool, by tier.", labels=["tier"])
     room = GaugeMetricFamily("seer:pool_capacity_bytes", "Size of the pool, by tier.", labels=["tier"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from seer.hosting.fleet import HostedFleet
 from seer.metrics.fleet_sample import FleetSample, InstanceSample
+from seer.runs.user_calls import UserCalls
 
 
 def fleet_sample(fleet: HostedFleet) -> FleetSample:
@@ -19,6 +20,7 @@ def fleet_sample(fleet: HostedFleet) -> FleetSample:
         instances=instances,
         weights_version=fleet.weights_version,
         num_lost=fleet.num_lost,
+        num_abandoned_calls=UserCalls.num_abandoned_in_process,
         pool_used_bytes={"dram": stats.dram_bytes, "ssd": stats.ssd_bytes} if stats is not None else {},
         pool_capacity_bytes=(
             {"dram": stats.dram_capacity_bytes, "ssd": stats.ssd_capacity_bytes} if stats is not None else {}

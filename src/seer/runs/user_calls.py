@@ -24,7 +24,7 @@ import contextlib
 import ctypes
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from seer.errors import DeadlineExceeded, SeerError
 
@@ -37,6 +37,9 @@ ENDING_S = 5.0
 
 class UserCalls:
     """The calls of one run or session."""
+
+    num_abandoned_in_process: ClassVar[int] = 0
+    """By all runs and sessions, for metrics: what was abandoned stays when its run has ended."""
 
     def __init__(self, *, ending_s: float | None = None) -> None:
         self._ending_s = ENDING_S if ending_s is None else ending_s
@@ -100,6 +103,7 @@ class UserCalls:
         if who is None:
             return  # it has ended
         self.num_abandoned += 1
+        UserCalls.num_abandoned_in_process += 1
         if self.num_abandoned == 1:
             log.warning("%s ignored its cancellation for %g s and is abandoned", who, self._ending_s)
         # `asyncio.run` would wait for it. And it must never be freed: that throws GeneratorExit into it, and code that

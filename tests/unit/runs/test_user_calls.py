@@ -56,12 +56,13 @@ def test_a_call_that_swallows_its_cancellation_is_abandoned_named_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        calls = UserCalls(ending_s=0.01)
+        calls, before = UserCalls(ending_s=0.01), UserCalls.num_abandoned_in_process
         for _ in range(3):
             with pytest.raises(DeadlineExceeded, match=r"tool of prompt 7 took longer than 0.01 s"):
                 await calls.answer("tool of prompt 7", swallows, deadline_s=0.01)
         await calls.close()
         assert calls.num_abandoned == 3
+        assert UserCalls.num_abandoned_in_process - before == 3, "for metrics, which outlive a run"
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())  # which waits for every task that it knows
