@@ -170,6 +170,9 @@ class RequestBuffer:
                 assert output.span.weights_version == self.weights_version, (
                     f"tokens of weights version {output.span.weights_version}, rollout of {self.weights_version}"
                 )
+                assert len(output.span.logprobs) == (output.num_tokens if request.group.sampling.logprobs else 0), (
+                    f"{output.num_tokens} tokens with {len(output.span.logprobs)} log-probabilities: {request}"
+                )
                 request.spans.append(output.span.as_kept())
         if output.end is None:
             return request

@@ -189,13 +189,14 @@ def response_of(
 ) -> Response:
     """The response of a request that ends now."""
     spans, group = request.spans, request.group  # no spans in simulation: its token lists stay empty
-    has_raw = all(span.raw_logprobs is not None for span in spans if not span.is_given)
+    is_scored = group.sampling.logprobs
+    has_raw = is_scored and all(span.raw_logprobs is not None for span in spans if not span.is_given)
     return Response(
         group=group.family,
         prompt_id=group.prompt_id,
         index=request.index,
         token_ids=[token for span in spans for token in span.ids],
-        logprobs=[value for span in spans for value in _or_zeros(span, span.logprobs)],
+        logprobs=[value for span in spans for value in _or_zeros(span, span.logprobs)] if is_scored else [],
         raw_logprobs=[value for span in spans for value in _or_zeros(span, span.raw_logprobs)] if has_raw else None,
         loss_mask=[int(not span.is_given) for span in spans for _ in span.ids] if group.has_turns else None,
         turns=request.turns,

@@ -65,11 +65,15 @@ class Sampling:
     that the model generated since the turn began. That token is kept. Special tokens count as their text."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence tokens (`stop_token_ids` still stop)."""
+    logprobs: bool = True
+    """Whether responses carry log-probabilities. Tokens are the same without, and are checked to have one all the same;
+    what is saved is carrying them."""
 
     def __post_init__(self) -> None:
         """Refuse impossible settings before anything expensive starts."""
         check_fields(self)
         check(self.ignore_eos, bool, "ignore_eos")
+        check(self.logprobs, bool, "logprobs")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is out of range", hint=f"use 0 to max_tokens, {self.max_tokens}"
@@ -156,7 +160,7 @@ class TokenSpan(msgspec.Struct, frozen=True, gc=False):
     ids: Sequence[int]
     logprobs: Sequence[float]
     """Of each token under the distribution it was sampled from (after temperature, top-p, top-k and min-p); empty if
-    the tokens were given."""
+    the tokens were given, or if the sampling does not ask for any."""
     weights_version: int
     raw_logprobs: Sequence[float] | None = None
     """Of each token under the model's own distribution (temperature 1, nothing cut), where the instance reports it."""
@@ -164,8 +168,8 @@ class TokenSpan(msgspec.Struct, frozen=True, gc=False):
     """Whether an environment gave them: the model did not sample them."""
 
     def __post_init__(self) -> None:
-        """Every token that was sampled has its log-probability."""
-        expected = 0 if self.is_given else len(self.ids)
+        """Every token that was sampled has its log-probability, or none has."""
+        expected = 0 if self.is_given or not self.logprobs else len(self.ids)
         assert len(self.logprobs) == expected, f"{len(self.ids)} tokens, {len(self.logprobs)} log-probabilities"
 
     def as_kept(self) -> TokenSpan:
@@ -340,7 +344,7 @@ class Response(msgspec.Struct, kw_only=True):
     token_ids: list[int] = []
     """All tokens after the prompt, in order, those that an environment gave included; empty in simulation."""
     logprobs: list[float] = []
-    """Of each token under the distribution it was sampled from; 0 for given tokens."""
+    """Of each token under the distribution it was sampled from; 0 for given tokens. Empty if none are asked for."""
     raw_logprobs: list[float] | None = None
     """Of each token under the model's own distribution, where the instance reports it; 0 for given tokens."""
     loss_mask: list[int] | None = None

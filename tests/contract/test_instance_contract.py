@@ -228,6 +228,24 @@ def test_every_token_has_its_log_probability_and_weights_version(play: Play) -> 
         assert all(value <= 0.0 for value in span.logprobs)
 
 
+def test_without_log_probabilities_the_tokens_are_the_same_and_none_is_carried(play: Play) -> None:
+    def sampling(*, logprobs: bool) -> Sampling:
+        return Sampling(max_tokens=200, ignore_eos=True, temperature=play.temperature, logprobs=logprobs)
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        for request, logprobs in enumerate((True, False)):
+            instance.submit(a_chunk(request, seed=100, sampling=sampling(logprobs=logprobs)))
+        await inbox.ends(0, 1)
+
+    inbox = play(scenario)
+    assert inbox.tokens(0) == inbox.tokens(1)
+    assert inbox.num_tokens(0) == inbox.num_tokens(1) == 20
+    carried = [[len(output.span.logprobs) for output in inbox.of(i) if output.span] for i in (0, 1)]
+    assert sum(carried[0]) == (20 if play.has_tokens else 0)
+    assert not any(carried[1])
+    assert all(output.span.raw_logprobs is None for output in inbox.of(1) if output.span)
+
+
 def test_tokens_do_not_depend_on_company_or_on_chunking(play: Play) -> None:
     sampling = Sampling(max_tokens=200, ignore_eos=True, temperature=play.temperature)
 

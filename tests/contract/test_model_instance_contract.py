@@ -348,15 +348,16 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_change_nothing(play
     assert inbox.tokens(0) == inbox.tokens(1)
 
 
-def test_a_model_that_gives_no_probability_ends_its_chunks_by_request_and_position(play: Play) -> None:
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_a_model_that_gives_no_probability_ends_its_chunks_by_request_and_position(play: Play, logprobs: bool) -> None:
     weights = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
     weights["model.norm.weight"] *= 2e38  # finite, and the logits are not
 
     async def scenario(instance: Instance, inbox: Inbox) -> None:
         await instance.update_weights(weights, 1)
         for request in (7, 8):
-            chunk = a_chunk(request, PROMPT, max_tokens=10, temperature=play.temperature, weights_version=1)
-            instance.submit(chunk)
+            sampling: dict[str, Any] = {"temperature": play.temperature, "logprobs": logprobs}
+            instance.submit(a_chunk(request, PROMPT, max_tokens=10, weights_version=1, **sampling))
         await inbox.ends(7, 8)
         assert isinstance(instance, ModelInstance)
         assert isinstance(instance.failure, NoProbability)

@@ -7,9 +7,11 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -27,6 +29,7 @@ from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError, NoProbability
 from seer.hosting import draft_servers
 from seer.machine import private_files
+from seer.verification.noise import Scoring
 from seer.verification.verify import PlainModel, ResponseToVerify, verify
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
@@ -184,6 +187,31 @@ def test_the_verification_notices_a_single_wrong_token_and_a_single_wrong_number
     assert not verify(plain, [asked]).is_clean
     asked.response.logprobs[5] = value
     assert verify(plain, [asked]).is_clean
+
+
+def test_without_log_probabilities_tokens_are_verified_alone_and_none_of_them_where_they_cannot_be_repeated(
+    model: Path,
+) -> None:
+    plain = PlainModel(model)
+    scored = to_verify(undisturbed(model))[:4]
+    bare = [
+        replace(
+            one,
+            sampling=replace(one.sampling, logprobs=False),
+            response=msgspec.structs.replace(one.response, logprobs=[], raw_logprobs=None),
+        )
+        for one in scored
+    ]
+    found = verify(plain, bare)
+    assert (found.is_clean, found.num_unverified) == (True, 0)
+    assert found.num_without_logprob == found.num_tokens == found.num_compared
+    assert verify(plain, scored).num_without_logprob == 0
+    for scoring in (Scoring(noise="none"), Scoring(dtype="bfloat16")):
+        found = verify(plain, bare, scoring)
+        assert (found.is_clean, found.num_unverified) == (False, found.num_tokens)
+        assert verify(plain, scored, scoring).is_clean
+    bare[0].response.token_ids[3] = (bare[0].response.token_ids[3] + 1) % 100
+    assert not verify(plain, bare).is_clean
 
 
 def status_of_draft_server(

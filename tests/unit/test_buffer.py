@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request buffer: its moves, its refusals and its counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from builders import a_buffer, a_group, an_output
@@ -84,6 +86,19 @@ def test_a_response_without_raw_log_probabilities_for_every_token_has_none() -> 
     response = buffer[0].response
     assert response is not None
     assert response.raw_logprobs is None
+
+
+def test_a_response_whose_sampling_asks_for_no_log_probabilities_has_none_and_takes_none() -> None:
+    plain = a_group(0, 1, max_tokens=9)
+    buffer = a_buffer(replace(plain, sampling=replace(plain.sampling, logprobs=False)))
+    chunk = buffer.start(buffer[0], 0, 9, False, 0.0)
+    buffer.apply(ChunkOutput(chunk.request, chunk.attempt, 0, 2, TokenSpan([3, 4], [], 0)), 1.0)
+    with pytest.raises(AssertionError, match="1 log-probabilities"):
+        buffer.apply(ChunkOutput(chunk.request, chunk.attempt, 0, 1, TokenSpan([5], [-1.0], 0)), 1.0)
+    last = TokenSpan([5], [], 0)
+    buffer.apply(ChunkOutput(chunk.request, chunk.attempt, 0, 1, last, ChunkEnd.STOP), 2.0)
+    response = buffer.take_complete_groups()[0].responses[0]
+    assert (response.token_ids, response.logprobs, response.raw_logprobs) == ([3, 4, 5], [], None)
 
 
 def test_outputs_of_a_superseded_attempt_are_ignored() -> None:

@@ -109,6 +109,16 @@ def test_a_wrong_response_is_found_by_its_kind_alone(kind: str, changes: dict[st
     assert len(check.sound) == 3
 
 
+def test_log_probabilities_are_there_if_and_only_if_they_were_asked_for() -> None:
+    def responses(**changes: Any) -> list[Response]:
+        return [a_response(group, index, **changes) for group in range(2) for index in range(2)]
+
+    assert kinds(asked(logprobs=False), responses(logprobs=[])) == {}
+    assert kinds(asked(logprobs=False), responses()) == {"counts": 4}
+    assert kinds(asked(logprobs=False), responses(logprobs=[], raw_logprobs=[-1.0] * 3)) == {"counts": 4}
+    assert kinds(asked(), responses(logprobs=[])) == {"counts": 4}
+
+
 def test_missing_doubled_and_unknown_responses_are_told_apart() -> None:
     assert kinds(asked(), all_with(a_response(1, 1))[:3]) == {"missing": 1}
     assert kinds(asked(), [*all_with(a_response(1, 1)), a_response(0, 0)]) == {"doubled": 1}

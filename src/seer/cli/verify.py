@@ -122,6 +122,7 @@ def print_verification(numbers: dict[str, Any], check: ResultsCheck) -> None:
         ("responses scored", f"{numbers['num_responses']} of {check.num_responses}"),
         ("tokens scored", f"{numbers['num_tokens']:,}"),
         *_compared_line(numbers),
+        *_not_scored_lines(numbers),
         ("token mismatches", f"{numbers['num_mismatches']}{promise}"),
         ("near ties", f"{numbers['num_near_ties']}"),
         (
@@ -139,6 +140,17 @@ def _compared_line(numbers: dict[str, Any]) -> list[tuple[str, str]]:
     if numbers["num_compared"] == numbers["num_tokens"]:
         return []
     return [("tokens compared", f"{numbers['num_compared']:,}; the engine's noise is not known for the others")]
+
+
+def _not_scored_lines(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Only where responses have no log-probabilities."""
+    lines = []
+    if numbers["num_without_logprob"]:
+        lines.append(("without log-prob.", f"{numbers['num_without_logprob']:,} tokens, as the run asked"))
+    if numbers["num_unverified"]:
+        why = "they cannot be repeated, or are not promised, and have no log-probability"
+        lines.append(("tokens not verified", f"{numbers['num_unverified']:,}; {why}"))
+    return lines
 
 
 def _finding_line(finding: Finding) -> tuple[str, str]:

@@ -70,10 +70,12 @@ def refuse_impossible(
     """Raise if a token is outside the vocabulary or has no probability; the first of them is at `position`.
 
     NaN, infinite or all-excluded logits show in the sampled token: its id or its log-probability is impossible. So the
-    logits need no check of their own.
+    logits need no check of their own. Without log-probabilities only the ids are checked: whoever left the others
+    out has checked them.
     """
     if not ids:
         return
+    logprobs = logprobs or [0.0] * len(ids)
     total = sum(logprobs) if raw_logprobs is None else sum(logprobs) + sum(raw_logprobs)
     if min(ids) >= 0 and (vocab_size is None or max(ids) < vocab_size) and math.isfinite(total):
         return

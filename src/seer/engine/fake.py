@@ -233,7 +233,8 @@ class FakeInstance:
         self._cached[request] = chunk.num_context_tokens + run.done
         if end is not None:
             del self._runs[request]
-        span = TokenSpan([token], [-1.0 - token / VOCABULARY], self._weights_version)
+        logprobs = [-1.0 - token / VOCABULARY] if chunk.sampling.logprobs else []
+        span = TokenSpan([token], logprobs, self._weights_version)
         stop_token = token if token in (END_TOKEN, *chunk.sampling.stop_token_ids) else None
         self._emit(ChunkOutput(request, chunk.attempt, self._id, 1, span, end, stop_token=stop_token))
 

@@ -146,4 +146,5 @@ def _locked(path: Path) -> RunLock:
 
 def _as_line(span: TokenSpan) -> JournalSpan:
     raw = None if span.raw_logprobs is None else list(span.raw_logprobs)
-    return JournalSpan(list(span.ids), list(span.logprobs), span.weights_version, raw, span.is_given)
+    logprobs = list(span.logprobs) if span.logprobs or span.is_given else None
+    return JournalSpan(list(span.ids), logprobs, span.weights_version, raw, span.is_given)

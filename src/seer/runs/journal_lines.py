@@ -50,21 +50,22 @@ class JournalSpan(msgspec.Struct, frozen=True):
     """A `TokenSpan` as the file keeps it."""
 
     ids: list[Count]
-    logprobs: list[float]
+    logprobs: list[float] | None
+    """None if the sampling does not ask for any."""
     weights_version: int
     raw_logprobs: list[float] | None = None
     is_given: bool = False
 
     def __post_init__(self) -> None:
-        """Every token that was sampled has its log-probabilities."""
-        expected = 0 if self.is_given else len(self.ids)
+        """Every token that was sampled has its log-probabilities, or none has."""
+        expected = 0 if self.is_given or self.logprobs is None else len(self.ids)
         for values in (self.logprobs, self.raw_logprobs):
             if values is not None and len(values) != expected:
                 raise ValueError(f"{len(self.ids)} tokens and {len(values)} log-probabilities")
 
     def as_span(self) -> TokenSpan:
         """As the rollout loop has it."""
-        return TokenSpan(self.ids, self.logprobs, self.weights_version, self.raw_logprobs, self.is_given)
+        return TokenSpan(self.ids, self.logprobs or (), self.weights_version, self.raw_logprobs, self.is_given)
 
 
 class JournalLine(msgspec.Struct, frozen=True, tag="chunk"):

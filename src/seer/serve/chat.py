@@ -98,7 +98,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
     )
     session = session_of(request, asked.session_id)
     keep_stop = bool(asked.include_stop_str_in_output)
-    ask = service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop)
+    ask = service.ask(
+        ids, asked, group=asked.group, session=session, keep_stop=keep_stop, with_logprobs=bool(asked.logprobs)
+    )
     generation = service.generation([ask], streams=asked.stream, needs_text=True)
     reply = _Reply(service, asked)
     if asked.stream:

@@ -44,6 +44,7 @@ class Piece:
 
     ids: Sequence[int]
     logprobs: Sequence[float]
+    """Empty where its request does not ask for them."""
     text: str
     start: int
     """Tokens of earlier pieces."""

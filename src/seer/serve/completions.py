@@ -83,8 +83,11 @@ async def completions(service: Service, request: Request) -> Response:
 async def _asks(service: Service, request: Request, asked: CompletionRequest) -> list[Ask]:
     prompts = await _prompts(service, request, asked)
     session = session_of(request, asked.session_id)
-    keep_stop = bool(asked.include_stop_str_in_output)
-    return [service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop) for ids in prompts]
+    keep_stop, with_logprobs = bool(asked.include_stop_str_in_output), wants_logprobs(asked.logprobs)
+    return [
+        service.ask(ids, asked, group=asked.group, session=session, keep_stop=keep_stop, with_logprobs=with_logprobs)
+        for ids in prompts
+    ]
 
 
 async def _prompts(service: Service, request: Request, asked: CompletionRequest) -> Sequence[Sequence[int]]:

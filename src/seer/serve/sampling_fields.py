@@ -104,8 +104,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Responses to each prompt."""
         return self.n or 1
 
-    def sampling(self, num_prompt_tokens: int, max_model_len: int) -> Sampling:
-        """How the responses to a prompt of this length are sampled."""
+    def sampling(self, num_prompt_tokens: int, max_model_len: int, *, with_logprobs: bool) -> Sampling:
+        """How the responses to a prompt of this length are sampled, and whether log-probabilities are answered."""
         room = max_model_len - num_prompt_tokens
         if room < 1:
             raise bad_request(
@@ -134,6 +134,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop=self.stop_strings,
             ignore_eos=bool(self.ignore_eos),
+            logprobs=with_logprobs,
         )
 
     @property

@@ -70,13 +70,20 @@ class Service:
         return sum(generation.cancel() for generation in list(self.generations) if generation.name in names)
 
     def ask(
-        self, ids: Sequence[int], wanted: SamplingFields, *, group: str | None, session: str | None, keep_stop: bool
+        self,
+        ids: Sequence[int],
+        wanted: SamplingFields,
+        *,
+        group: str | None,
+        session: str | None,
+        keep_stop: bool,
+        with_logprobs: bool,
     ) -> Ask:
         """A prompt with the sampling that its request wants, in the named group, the session's or the prompt's own."""
         return Ask(
             token_ids=ids,
             n=wanted.num_responses,
-            sampling=wanted.sampling(len(ids), self.backend.max_model_len),
+            sampling=wanted.sampling(len(ids), self.backend.max_model_len, with_logprobs=with_logprobs),
             seed=wanted.group_seed,
             group=self.groups.name(ids, group=group, session=session),
             keep_stop=keep_stop,

@@ -82,8 +82,15 @@ async def sglang_generate(service: Service, request: Request) -> Response:
     ids = asked.input_ids
     if ids is None:
         [ids] = await service.encoder.texts(request, [asked.text or ""], param="text")
-    keep_stop = bool(wanted.include_stop_str_in_output)
-    ask = service.ask(ids, wanted, group=asked.group, session=session_of(request), keep_stop=keep_stop)
+    keep_stop, with_logprobs = bool(wanted.include_stop_str_in_output), bool(asked.return_logprob)
+    ask = service.ask(
+        ids,
+        wanted,
+        group=asked.group,
+        session=session_of(request),
+        keep_stop=keep_stop,
+        with_logprobs=with_logprobs,
+    )
     reply = _Reply(service, asked, len(ids))
     generation = service.generation([ask], streams=asked.stream, needs_text=True, name=asked.rid)
     if asked.stream:

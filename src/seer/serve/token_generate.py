@@ -75,7 +75,10 @@ async def token_generate(service: Service, request: Request) -> Response:
     asked.check()
     service.refuse_other_model(asked.model)
     wanted = asked.sampling_params
-    ask = service.ask(asked.token_ids, wanted, group=asked.group, session=session_of(request), keep_stop=False)
+    session, with_logprobs = session_of(request), wants_logprobs(wanted.logprobs)
+    ask = service.ask(
+        asked.token_ids, wanted, group=asked.group, session=session, keep_stop=False, with_logprobs=with_logprobs
+    )
     reply = _Reply(service, asked)
     generation = service.generation([ask], streams=asked.stream, needs_text=False, name=asked.request_id)
     if asked.stream:

@@ -106,7 +106,11 @@ async def _answer(service: Service, request: Request, asked: TrlSampling, prompt
         prompts = [prompt[-kept:] for prompt in prompts]
     await service.named_params.settle()
     session = session_of(request)
-    asks = [service.ask(ids, asked, group=None, session=session, keep_stop=False) for ids in prompts]
+    with_logprobs = asked.logprobs is not None
+    asks = [
+        service.ask(ids, asked, group=None, session=session, keep_stop=False, with_logprobs=with_logprobs)
+        for ids in prompts
+    ]
     generation = service.generation(asks, streams=False, needs_text=False)
 
     def reply(ended: Generation) -> dict[str, Any]:

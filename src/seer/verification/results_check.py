@@ -147,7 +147,7 @@ def _problems(asked: Asked, response: Response) -> Iterator[tuple[str, str]]:
 
 def _turn_problems(asked: Asked, response: Response) -> Iterator[tuple[str, str]]:
     if asked.has_turns:
-        if len(response.logprobs) == len(response.token_ids):  # otherwise the counts say so
+        if len(response.logprobs) in (0, len(response.token_ids)):  # otherwise the counts say so
             yield from turn_problems(response)
     elif response.turns or response.loss_mask is not None or response.num_given_tokens:
         yield "turns", f"{len(response.turns)} turns, the run had no environment"
@@ -155,10 +155,12 @@ def _turn_problems(asked: Asked, response: Response) -> Iterator[tuple[str, str]
 
 def _count_problems(group: Group, response: Response) -> Iterator[tuple[str, str]]:
     all_tokens = response.num_tokens + response.num_given_tokens
-    counts = {"num_tokens": all_tokens, "log-probabilities": len(response.logprobs)}
+    expected = len(response.token_ids)
+    num_logprobs = expected if group.sampling.logprobs else 0
+    counts = {"num_tokens": (all_tokens, expected), "log-probabilities": (len(response.logprobs), num_logprobs)}
     if response.raw_logprobs is not None:
-        counts["raw log-probabilities"] = len(response.raw_logprobs)
-    wrong = [f"{count} {name}" for name, count in counts.items() if count != len(response.token_ids)]
+        counts["raw log-probabilities"] = len(response.raw_logprobs), num_logprobs
+    wrong = [f"{count} {name}" for name, (count, right) in counts.items() if count != right]
     if response.num_prompt_tokens != group.num_prompt_tokens:
         wrong.append(f"{response.num_prompt_tokens} prompt tokens of {group.num_prompt_tokens}")
     if wrong:

@@ -5,7 +5,7 @@ Invariants
   1. Turns follow each other without a gap from the first token to the last, generated and given ones alternately. The
      first is generated, and only the environment's last answer may be empty.
   2. The loss mask is 1 for the tokens of generated turns and 0 for those of given ones; a given token has the
-     log-probability 0.
+     log-probability 0, where there are any.
   3. A generated turn ends at its first stop token or stop string, and the last one there or at a limit.
 """
 

@@ -9,6 +9,9 @@ been sampled.
 Of a response with turns only the generated tokens are scored, each after the whole conversation before it, given tokens
 included. A given token has no log-probability: one that is reported counts as a gap.
 
+A response without log-probabilities is verified by its tokens alone. Where those cannot be repeated either, nothing
+says that they are right: such tokens are counted as unverified, and a verification with one is never clean.
+
 A token that differs although it was within `NEAR_TIE` of the best candidate counts as a near tie, not as a mismatch:
 another order of summation may decide such a sample the other way.
 """
@@ -42,6 +45,10 @@ class Verification:
     num_tokens: int
     num_compared: int
     """Tokens whose sampling noise is known, and greedy ones; of the others only the log-probability is verified."""
+    num_without_logprob: int
+    """Tokens of responses without log-probabilities; only the tokens themselves are verified."""
+    num_unverified: int
+    """Of these, tokens that cannot be repeated, or are not promised: nothing of them is verified."""
     num_mismatches: int
     """Tokens that the seeds and the weights do not give; near ties are not counted."""
     num_near_ties: int
@@ -56,7 +63,11 @@ class Verification:
     def is_clean(self) -> bool:
         """Whether the responses are what the weights and seeds give, within the limits."""
         tokens_agree = self.num_mismatches == 0 or not self.tokens_are_promised
-        return tokens_agree and max(self.max_logprob_gap, self.max_raw_logprob_gap) <= self.gap_limit
+        return (
+            tokens_agree
+            and not self.num_unverified
+            and max(self.max_logprob_gap, self.max_raw_logprob_gap) <= self.gap_limit
+        )
 
 
 class PlainModel:
@@ -135,6 +146,7 @@ class ResponseToVerify:
 
 def verify(model: PlainModel, responses: Iterable[ResponseToVerify], scoring: Scoring = SCORING) -> Verification:
     """Score every response again and count what differs; `scoring` says how the engine sampled."""
+    is_promised = scoring.dtype == "float32"
     count = _Count()
     for asked in responses:
         if asked.response.token_ids:
@@ -143,12 +155,14 @@ def verify(model: PlainModel, responses: Iterable[ResponseToVerify], scoring: Sc
         num_responses=count.responses,
         num_tokens=count.tokens,
         num_compared=count.compared,
+        num_without_logprob=count.without_logprob,
+        num_unverified=count.unrepeatable if is_promised else count.without_logprob,
         num_mismatches=count.mismatches,
         num_near_ties=count.near_ties,
         max_logprob_gap=count.gap,
         max_raw_logprob_gap=count.raw_gap,
         gap_limit=GAP_LIMITS[scoring.dtype],
-        tokens_are_promised=scoring.dtype == "float32",
+        tokens_are_promised=is_promised,
     )
 
 
@@ -157,6 +171,9 @@ class _Count:
     responses: int = 0
     tokens: int = 0
     compared: int = 0
+    without_logprob: int = 0
+    unrepeatable: int = 0
+    """Of these, tokens whose sampling noise is not known."""
     mismatches: int = 0
     near_ties: int = 0
     gap: float = 0.0
@@ -168,7 +185,7 @@ def _score(model: PlainModel, asked: ResponseToVerify, scoring: Scoring, count: 
     start = len(asked.prompt_token_ids)
     logits = model.logits([*asked.prompt_token_ids, *response.token_ids][:-1], start - 1)
     raw_logprobs = response.raw_logprobs or [0.0] * len(response.token_ids)
-    stops, num_generated = _stop_ids(model.config, asked), 0
+    stops, num_generated, num_before = _stop_ids(model.config, asked), 0, count.compared
     count.responses += 1
     for index, (token, row) in enumerate(zip(response.token_ids, logits, strict=True)):
         expected = raw = 0.0
@@ -178,9 +195,13 @@ def _score(model: PlainModel, asked: ResponseToVerify, scoring: Scoring, count: 
             expected = _scored(row, sample, token, scoring, count)
             raw = float(row[token] - row.logsumexp(0)) if response.raw_logprobs is not None else 0.0
             num_generated += 1
-        count.gap = max(count.gap, abs(expected - response.logprobs[index]))
+        if sampling.logprobs:
+            count.gap = max(count.gap, abs(expected - response.logprobs[index]))
         count.raw_gap = max(count.raw_gap, abs(raw - raw_logprobs[index]))
     count.tokens += num_generated
+    if not sampling.logprobs:
+        count.without_logprob += num_generated
+        count.unrepeatable += num_generated - (count.compared - num_before)
 
 
 def _scored(row: torch.Tensor, sample: SampleRow, token: int, scoring: Scoring, count: _Count) -> float:
@@ -204,6 +225,8 @@ def add_up(parts: Sequence[Verification]) -> Verification:
         num_responses=sum(part.num_responses for part in parts),
         num_tokens=sum(part.num_tokens for part in parts),
         num_compared=sum(part.num_compared for part in parts),
+        num_without_logprob=sum(part.num_without_logprob for part in parts),
+        num_unverified=sum(part.num_unverified for part in parts),
         num_mismatches=sum(part.num_mismatches for part in parts),
         num_near_ties=sum(part.num_near_ties for part in parts),
         max_logprob_gap=max(part.max_logprob_gap for part in parts),

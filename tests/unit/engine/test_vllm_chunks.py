@@ -114,9 +114,25 @@ def test_a_token_without_a_probability_is_refused_by_request_and_position(token:
         span_of(a_chunk(8, [1, 2]), [5, 6, token], flat([5, 6, token], [-1.0, -1.0, logprob]))
 
 
-def test_log_probabilities_are_requested_flat() -> None:
+def test_a_chunk_that_asks_for_no_log_probabilities_gets_none_whether_or_not_they_come() -> None:
+    chunk = a_chunk(0, [1], logprobs=False)
+    for gathered in (flat([], []), flat([3, 9], [-1.5, -1.0]), flat([9], [-1.0])):
+        assert span_of(chunk, [3, 9], gathered) == TokenSpan([3, 9], [], 0)
+
+
+@pytest.mark.parametrize("gathered", [[-1.0, -1.0, math.nan], [math.nan]])
+def test_a_log_probability_that_is_not_finite_is_refused_though_none_was_asked_for(gathered: list[float]) -> None:
+    with pytest.raises(NoProbability, match=r"request 8, position 4: "):
+        span_of(a_chunk(8, [1, 2], logprobs=False), [5, 6, 7], flat([5, 6, 7][-len(gathered) :], gathered))
+
+
+def test_log_probabilities_are_requested_flat_and_the_scheduler_is_told_who_wants_them() -> None:
+    from seer.engine.vllm.chunks import request_facts
+
     params = params_of(a_chunk(0, [1]))
     assert (params.logprobs, params.flat_logprobs) == (0, True)
+    for wanted in (True, False):
+        assert request_facts(a_chunk(0, [1], logprobs=wanted), "m", "r", "none")["logprobs"] is wanted
 
 
 def test_each_finish_reason_has_its_end() -> None:

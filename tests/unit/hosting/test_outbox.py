@@ -23,6 +23,11 @@ def test_successive_outputs_become_one() -> None:
     assert (merged.num_drafted, merged.num_accepted) == (4, 2)
 
 
+def test_outputs_without_log_probabilities_become_one_without() -> None:
+    first, second = (ChunkOutput(1, 1, 0, 1, TokenSpan([token], [], 0)) for token in (5, 6))
+    assert merge(first, second) == ChunkOutput(1, 1, 0, 2, TokenSpan([5, 6], [], 0))
+
+
 def test_an_end_without_tokens_keeps_the_tokens_before_it() -> None:
     merged = merge(an_output(1, 5), ChunkOutput(1, 1, 0, 0, end=ChunkEnd.ABORTED))
     assert merged is not None

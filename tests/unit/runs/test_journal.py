@@ -67,6 +67,22 @@ def test_what_was_recorded_is_restored_to_the_last_bit(tmp_path: Path) -> None:
     again.close()
 
 
+def test_responses_without_log_probabilities_are_restored_without(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path / "j", ME)
+    request = a_request()
+    request.spans = [TokenSpan([1, 2], (), 0), TokenSpan([3], (), 0, is_given=True), TokenSpan([4], (), 0)]
+    journal.record(request)
+    journal.close()
+    again = Journal.resume(tmp_path / "j", ME)
+    spans = again.restored()[(2, 0)].spans
+    assert [(list(s.ids), list(s.logprobs), s.raw_logprobs, s.is_given) for s in spans] == [
+        ([1, 2], [], None, False),
+        ([3], [], None, True),
+        ([4], [], None, False),
+    ]
+    again.close()
+
+
 def test_a_resumed_journal_goes_on_where_it_was(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path / "j", ME)
     request = a_request()

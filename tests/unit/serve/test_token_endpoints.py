@@ -198,3 +198,35 @@ def test_siblings_of_a_session_header_share_a_group() -> None:
             assert seen == ["s:uid"] * 3
 
     asyncio.run(scenario())
+
+
+WANTS = [
+    ("/v1/completions", {"prompt": [1]}, {"logprobs": 1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, {"logprobs": True}),
+    ("/inference/v1/generate", {"token_ids": [1]}, {"sampling_params": {"logprobs": 0}}),
+    ("/generate", {"input_ids": [1]}, {"return_logprob": True}),
+    ("/generate/", {"prompts": [[1]], "logprobs": None}, {"logprobs": 0}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "wish"), WANTS, ids=[one[0] for one in WANTS])
+def test_log_probabilities_are_made_only_for_requests_that_want_them(
+    path: str, body: dict[str, Any], wish: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            plain: dict[str, Any] = {"sampling_params": {}} if path == "/inference/v1/generate" else {}
+            asked: list[bool] = []
+            session = served.service.backend.session
+            submit = session.submit
+
+            def watched(*args: Any, **named: Any) -> Any:
+                asked.append(named["sampling"].logprobs)
+                return submit(*args, **named)
+
+            session.submit = watched  # type: ignore[method-assign]
+            for one in (body | plain, body | wish):
+                await served.ok(path, one)
+            assert asked == [False, True]
+
+    asyncio.run(scenario())

@@ -156,10 +156,11 @@ class ActiveChunk:
         return self.num_generated - self.num_reported
 
     def append(self, tokens: list[int], logprobs: list[float], raw_logprobs: list[float]) -> None:
-        """Append final tokens with their log-probabilities."""
+        """Append final tokens, with their log-probabilities where they are asked for."""
         self.tokens.extend(tokens)
-        self.logprobs.extend(logprobs)
-        self.raw_logprobs.extend(raw_logprobs)
+        if self.chunk.sampling.logprobs:
+            self.logprobs.extend(logprobs)
+            self.raw_logprobs.extend(raw_logprobs)
         self.name_blocks()
 
     def name_blocks(self) -> None:
@@ -175,9 +176,9 @@ class ActiveChunk:
         start = self.num_reported
         count = self.num_unreported
         first = self.num_context + start
-        span = TokenSpan(
-            self.tokens[first : first + count], self.logprobs[start:], weights_version, self.raw_logprobs[start:]
-        )
+        asked = self.chunk.sampling.logprobs
+        raw = self.raw_logprobs[start:] if asked else None
+        span = TokenSpan(self.tokens[first : first + count], self.logprobs[start:], weights_version, raw)
         output = ChunkOutput(
             request=self.chunk.request,
             attempt=self.chunk.attempt,

@@ -11,7 +11,9 @@ Invariants
   4. vLLM refuses `min_p` beside drafts, because its rejection sampling does not know it. Drafts on the GPU are verified
      by sampling every position as without drafts (gpu_drafts/sampler.py), `min_p` included, so that check is left out.
      Instances whose drafts are verified in another way refuse such chunks themselves.
-  5. Log-probabilities come as vLLM's flat lists: one object per token would take much of the front end's time.
+  5. Log-probabilities come as vLLM's flat lists: one object per token would take much of the front end's time. They are
+     computed for every request. Of one that does not ask for them only those arrive that are not finite
+     (step_counting.py), or all of them with vLLM's own scheduler; either way none is passed on.
 """
 
 from __future__ import annotations
@@ -99,6 +101,7 @@ def request_facts(chunk: Chunk, model: str, run: str, drafts: str, *, lease: int
         "num_fresh": chunk.num_fresh_tokens,
         "run": run,
         "drafts": drafts,
+        "logprobs": chunk.sampling.logprobs,
     }
 
 
@@ -112,12 +115,15 @@ def token_span(chunk: Chunk, num_before: int, output: CompletionOutput, vocab_si
         return None
     flat = output.logprobs
     assert isinstance(flat, FlatLogprobs), f"expected flat log-probabilities, got {type(flat).__name__}"
+    sampling, position = chunk.sampling, chunk.num_context_tokens + num_before
+    if not sampling.logprobs:
+        values = [0.0] * (len(ids) - len(flat.logprobs)) + flat.logprobs  # those that were left out are finite
+        refuse_impossible(chunk.request, position, ids, values[-len(ids) :], None, vocab_size=vocab_size)
+        return TokenSpan(ids, [], chunk.weights_version)
     # One entry per token: only the sampled token's was requested.
     assert flat.token_ids == ids, f"request {chunk.request}: log-probabilities of other tokens than those generated"
     values = flat.logprobs
-    position = chunk.num_context_tokens + num_before
     refuse_impossible(chunk.request, position, ids, values, None, vocab_size=vocab_size)
-    sampling = chunk.sampling
     # vLLM reports one number per token. Where sampling cuts nothing from the model's distribution it serves as both.
     masked = chunk.num_generated_tokens + num_before < sampling.min_tokens
     if sampling.temperature == 0:
