@@ -151,10 +151,9 @@ def _numbers(
 ) -> dict[str, Any]:
     """The numbers of a run, where its time went, and what the simulator predicts from its lengths and step costs."""
     limits = rollout.fleet.instances[0].limits
-    num_instances = len(rollout.fleet.instances)
     summary = rollout.summary
     assert summary is not None
-    found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
+    found = explain(events, max_num_seqs=[one.limits.max_num_seqs for one in rollout.fleet.instances])
     numbers: dict[str, Any] = {"scheduler": scheduler, "summary": asdict(summary), "different_responses": different}
     numbers["leases"] = asdict(report_leases(events, kv_tokens=limits.kv_tokens))
     if found is not None and found.step is not None:
@@ -170,8 +169,7 @@ def _numbers(
         recorded = recorded_run(
             events,
             scheduler=scheduler.removesuffix("/off"),
-            limits=limits,
-            num_instances=num_instances,
+            limits=rollout.fleet.limits,
             max_tokens=max_tokens,
             chunk_tokens=None,
         )

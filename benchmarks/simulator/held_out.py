@@ -39,7 +39,7 @@ class Measured:
     def settings(self) -> tuple[Any, ...]:
         """What makes a run another one; repetitions have equal ones."""
         run = self.run
-        return run.scheduler, run.num_instances, run.limits.max_num_seqs, run.limits.kv_blocks
+        return run.scheduler, run.limits
 
 
 def runs_of(folder: Path, max_tokens: int) -> Iterator[Measured]:
@@ -66,8 +66,7 @@ def read_log(path: Path, max_tokens: int) -> RecordedRun:
     return recorded_run(
         list(read_events(path)),
         scheduler=name.removesuffix("/off").removesuffix("-off"),
-        limits=limits,
-        num_instances=int(num_instances),
+        limits=[limits] * int(num_instances),
         max_tokens=about.get("max_tokens", max_tokens),
         chunk_tokens=None,
     )
@@ -92,7 +91,7 @@ def main() -> int:
     errors: list[float] = []
     for fitted in found:
         for other in found:
-            is_near = args.across_instances or fitted.run.num_instances == other.run.num_instances
+            is_near = args.across_instances or len(fitted.run.limits) == len(other.run.limits)
             if fitted.settings == other.settings or not is_near:
                 continue
             seconds = predict(fitted.run, other.run)

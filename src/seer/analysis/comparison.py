@@ -143,12 +143,11 @@ async def compare(
                 f"every response failed under {scheduler}: {next(errors, 'no reason was given')}",
                 hint="there is nothing to compare",
             )
-        limits = rollout.fleet.instances[0].limits
         measured = Measured(
             scheduler=scheduler,
             repetition=repetition,
             summary=summary,
-            explanation=explain(events, num_instances=len(rollout.fleet.instances), max_num_seqs=limits.max_num_seqs),
+            explanation=explain(events, max_num_seqs=[one.limits.max_num_seqs for one in rollout.fleet.instances]),
             num_tokens_by_response={key: len(ids) for key, ids in tokens.items()},
             num_different=sum(tokens[key] != ids for key, ids in reference.items()),
         )

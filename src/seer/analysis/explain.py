@@ -19,9 +19,9 @@ A step's time is split among its batched tokens in equal parts. The numbers are 
 to T. Where an instance reports no steps (`Stepped`), all of its running time counts as `decode`.
 
 The oracle estimate is the makespan of an ideal schedule: all lengths known, longest remaining first, any request on any
-instance at any step for free, prompts for free, no speculation. Its step cost is base + slope·batched tokens, fitted to
-this run. It is an estimate, not a bound: a run whose steps cost less than the fitted line, or one that speculates, can
-be faster.
+instance at any step for free, prompts for free, no speculation, batches of one size on all instances. Its step cost is
+base + slope·batched tokens, fitted to this run. It is an estimate, not a bound: a run whose steps cost less than the
+fitted line, or one that speculates, can be faster.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ class _Tools:
                 self.stretches.append((self._since_s, event.t_s))
 
 
-def explain(events: Iterable[Event], *, num_instances: int, max_num_seqs: int) -> Explanation | None:
-    """Split a run's time; None if nothing ended."""
+def explain(events: Iterable[Event], *, max_num_seqs: Sequence[int]) -> Explanation | None:
+    """Split a run's time; None if nothing ended. `max_num_seqs` is that of each instance."""
+    num_instances = len(max_num_seqs)
     instances = [_Instance() for _ in range(num_instances)]
     prompt_of: dict[int, int] = {}
     ends: list[tuple[float, int]] = []
@@ -159,7 +160,7 @@ def explain(events: Iterable[Event], *, num_instances: int, max_num_seqs: int) -
         num_drafted=sum(step.num_drafted for step in steps),
         num_accepted=sum(step.num_accepted for step in steps),
         step=fit,
-        oracle_s=oracle_makespan_s(lengths, num_instances, max_num_seqs, fit) if fit is not None else None,
+        oracle_s=oracle_makespan_s(lengths, max_num_seqs, fit) if fit is not None else None,
     )
 
 
@@ -256,11 +257,11 @@ def _base_and_slope(pure: Sequence[Stepped]) -> tuple[float, float]:
     return base_s, slope_s
 
 
-def oracle_makespan_s(lengths: Sequence[int], num_instances: int, max_num_seqs: int, fit: StepFit) -> float:
-    """Seconds of the ideal schedule described above."""
+def oracle_makespan_s(lengths: Sequence[int], max_num_seqs: Sequence[int], fit: StepFit) -> float:
+    """Seconds of the ideal schedule described above, on instances with so many slots each."""
     waiting = [-length for length in lengths]
     heapq.heapify(waiting)
-    slots = num_instances * max_num_seqs
+    slots = sum(max_num_seqs)
     elapsed_s = 0.0
     quantum = max(1, max(lengths, default=0) // 2000)  # at least this many steps at once: bounds the work for long runs
     while waiting:
@@ -269,7 +270,7 @@ def oracle_makespan_s(lengths: Sequence[int], num_instances: int, max_num_seqs: 
         shortest = running[-1]
         meets = shortest + waiting[0] + 1 if waiting else shortest
         num_steps = min(shortest, max(quantum, meets))
-        elapsed_s += num_steps * fit.step_s(len(running) / num_instances)
+        elapsed_s += num_steps * fit.step_s(len(running) / len(max_num_seqs))
         for left in running:
             if left > num_steps:
                 heapq.heappush(waiting, -(left - num_steps))

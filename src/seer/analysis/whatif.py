@@ -4,8 +4,9 @@
 The rollout loop and the schedulers are the production code. Instances are the simulator's, but a step costs what the
 recorded steps were measured to cost (base + slope·batched tokens) instead of a roofline. Moving KV takes as long per
 token as in the recorded run, and no time if nothing moved there. For schedulers that draft, drafts are as long and as
-often accepted as in the recorded run at the same batch size; if it drafted nothing, the replay drafts nothing. A replay
-of the recorded scheduler shows how far the prediction is from the measurement. Responses with turns talk to tools that
+often accepted as in the recorded run at the same batch size; if it drafted nothing, the replay drafts nothing. Unlike
+instances have limits of their own, and those with the same limits a step cost of their own. A replay of the recorded
+scheduler shows how far the prediction is from the measurement. Responses with turns talk to tools that
 give as many tokens after as many seconds as in the recorded run.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from seer.analysis.explain import StepFit, explain
+from seer.analysis.explain import StepFit, explain, fit_steps
 from seer.analysis.tool_waits import recorded_turns
 from seer.buffer import Request
 from seer.context import Context
@@ -25,7 +26,7 @@ from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
 from seer.metrics.run_events import count_instances, read_run_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
-from seer.runs.run import scheduler_settings
+from seer.runs.run import longest_context, scheduler_settings
 from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
@@ -96,17 +97,24 @@ class RecordedRun:
     scheduler: str
     groups: tuple[Group, ...]
     lengths: tuple[tuple[int, ...], ...]
-    limits: InstanceLimits
-    num_instances: int
+    limits: tuple[InstanceLimits, ...]
+    """Of each instance."""
     chunk_tokens: int | None
     fit: StepFit
+    """Over all instances."""
     makespan_s: float
+    fits: Mapping[InstanceLimits, StepFit] = field(default_factory=dict)
+    """Where instances differ: over those with these limits, if they measured a step without prompts."""
     gains: dict[int, DraftGain] = field(default_factory=dict)
     """By batch size; empty where nothing was drafted."""
     load_token_s: float = 0.0
     """Seconds to load the KV of a token from the pool; 0 where none was loaded."""
     turns: tuple[RequestTurns, ...] = ()
     """Of every response, group after group; empty without an environment."""
+
+    def fit_of(self, limits: InstanceLimits) -> StepFit:
+        """The step cost of an instance with these limits."""
+        return self.fits.get(limits, self.fit)
 
 
 def read_recorded(folder: RunFolder) -> RecordedRun:
@@ -116,17 +124,16 @@ def read_recorded(folder: RunFolder) -> RecordedRun:
     if manifest.limits is None or options.max_tokens is None:
         raise InputError(f"{folder.path} ended before its instances had started", hint="there is nothing to replay")
     events = read_run_events(folder.events, options.instances)
-    if manifest.instance_limits or count_instances(events, options.instances) > options.instances:
+    if count_instances(events, options.instances) > options.instances:
         raise InputError(
-            f"{folder.path}: its instances differed, or some joined while it ran",
-            hint="a replay has equal instances from the beginning to the end",
+            f"{folder.path}: some of its instances joined while it ran",
+            hint="a replay has the same instances from the beginning to the end",
         )
     try:
         return recorded_run(
             events,
             scheduler=options.scheduler,
-            limits=manifest.limits.as_limits(),
-            num_instances=options.instances,
+            limits=[one.as_limits() for one in manifest.limits_of_all(options.instances)],
             max_tokens=options.max_tokens,
             chunk_tokens=options.chunk_tokens,
         )
@@ -138,18 +145,17 @@ def recorded_run(
     events: Sequence[Event],
     *,
     scheduler: str,
-    limits: InstanceLimits,
-    num_instances: int,
+    limits: Sequence[InstanceLimits],
     max_tokens: int,
     chunk_tokens: int | None,
 ) -> RecordedRun:
-    """What a replay needs of a run's events."""
+    """What a replay needs of a run's events; `limits` are those of each instance."""
     queued = {event.request: event for event in events if isinstance(event, Queued)}
     ended = {event.request: event for event in events if isinstance(event, Ended)}
     cut = [r for r in queued if r not in ended or not FinishReason(ended[r].finish_reason).is_complete]
     if cut or not queued:
         raise InputError(f"{len(cut)} of {len(queued)} responses did not end by themselves")
-    found = explain(events, num_instances=num_instances, max_num_seqs=limits.max_num_seqs)
+    found = explain(events, max_num_seqs=[one.max_num_seqs for one in limits])
     if found is None or found.step is None:
         raise InputError("no steps were measured", hint="the fake engine reports none")
     lengths: dict[int, dict[int, int]] = {}
@@ -166,15 +172,26 @@ def recorded_run(
         scheduler=scheduler,
         groups=groups,
         lengths=tuple(tuple(row[index] for index in sorted(row)) for _, row in sorted(lengths.items())),
-        limits=limits,
-        num_instances=num_instances,
+        limits=tuple(limits),
         chunk_tokens=chunk_tokens,
         fit=found.step,
+        fits=_fits(events, limits),
         makespan_s=found.makespan_s,
         gains=draft_gains(event for event in events if isinstance(event, Stepped)),
         load_token_s=_load_token_s(events),
         turns=_turns(events, sorted(queued.values(), key=lambda one: (one.group, one.index)), ended),
     )
+
+
+def _fits(events: Iterable[Event], limits: Sequence[InstanceLimits]) -> dict[InstanceLimits, StepFit]:
+    """Of each kind of instance, where there are several."""
+    if len(set(limits)) == 1:
+        return {}
+    steps: dict[InstanceLimits, list[Stepped]] = {}
+    for event in events:
+        if isinstance(event, Stepped):
+            steps.setdefault(limits[event.instance], []).append(event)
+    return {kind: fit for kind, own in steps.items() if (fit := fit_steps(own)) is not None}
 
 
 def _turns(events: Sequence[Event], queued: Sequence[Queued], ended: Mapping[int, Ended]) -> tuple[RequestTurns, ...]:
@@ -233,27 +250,32 @@ def replay_under(recorded: RecordedRun, scheduler: str) -> Summary:
     """The recorded lengths under a scheduler."""
     spec = parse_scheduler(scheduler)
     gains = recorded.gains if spec.drafts != "none" else {}
-    cost = RecordedCost(
-        model=MODELS["llama-8b"], gpu=H200, fit=recorded.fit, gains=gains, load_token_s=recorded.load_token_s
-    )
+
+    def cost(fit: StepFit) -> RecordedCost:
+        return RecordedCost(
+            model=MODELS["llama-8b"], gpu=H200, fit=fit, gains=gains, load_token_s=recorded.load_token_s
+        )
+
     flat = [length for row in recorded.lengths for length in row]
     context = Context()
-    summarizer = Summarizer(recorded.num_instances)
+    summarizer = Summarizer(len(recorded.limits))
     longest = max(group.sampling.max_tokens for group in recorded.groups)
-    transfer = TransferEstimate(cost.transfer_costs())
-    settings = scheduler_settings(recorded.chunk_tokens, [recorded.limits], longest, transfer)
+    transfer = TransferEstimate(cost(recorded.fit).transfer_costs())
+    settings = scheduler_settings(recorded.chunk_tokens, recorded.limits, longest, transfer)
 
     def true_length(request: Request) -> int:
         return flat[request.id]
 
-    most = min(recorded.limits.kv_tokens, recorded.limits.max_model_len)
+    most = longest_context(recorded.limits)
     talks = Conversations(recorded.groups, recorded.turns, max_context_tokens=most) if recorded.turns else None
     turn_end, on_turn = (talks.turn_end, talks.on_turn) if talks else (None, None)
 
     async def rollout() -> None:
         instances = [
-            SimulatedInstance(i, cost, recorded.limits, flat.__getitem__, events=summarizer, turn_end=turn_end)
-            for i in range(recorded.num_instances)
+            SimulatedInstance(
+                i, cost(recorded.fit_of(limits)), limits, flat.__getitem__, events=summarizer, turn_end=turn_end
+            )
+            for i, limits in enumerate(recorded.limits)
         ]
         chosen = make_scheduler(spec, settings, context, true_length)
         loop = RolloutLoop(instances, chosen, context, events=summarizer, on_turn=on_turn)

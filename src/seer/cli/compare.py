@@ -27,6 +27,7 @@ from seer.cli.signals import exit_code, signals_cancel
 from seer.config import RunConfig
 from seer.config.run import NATURAL_LENGTHS
 from seer.errors import ConfigError
+from seer.runs.manifest import recorded_limits
 from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
@@ -188,14 +189,13 @@ class _Recorder:
         self._run.create(self._folder.prompts)
         rollout = replace(self._config.rollout, scheduler=scheduler)
         asked = recorded(replace(self._config, out=None, run_dir=self._run.path, rollout=rollout))
-        limits = self._rollout.fleet.instances[0].limits
         self._run.write_manifest(
             {
                 "command": "rollout",
                 **asked,
                 "machine": machine(),
                 "status": "running",
-                "limits": asdict(limits),
+                **recorded_limits(self._rollout.fleet.limits),
                 "model_dir": str(self._rollout.engine.model_dir),
                 "forced_lengths": self._forced,
             }

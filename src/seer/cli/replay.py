@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seer.sim.replay import read_recording, replay
+
+if TYPE_CHECKING:
+    from seer.analysis.whatif import RecordedRun
 
 EXAMPLES = """\
 examples:
@@ -69,10 +73,9 @@ def _what_if(args: argparse.Namespace) -> int:
 
     recorded = read_recorded(RunFolder.find(args.events))
     predicted = replay_all(recorded, [args.scheduler] if args.scheduler else WHAT_IF)
-    base_ms, slope_ms = 1000 * recorded.fit.base_s, 1000 * recorded.fit.slope_s
     say = sys.stdout.write
     say(f"{len(recorded.groups)} groups, {sum(map(len, recorded.lengths))} responses; ")
-    say(f"a step of B rows took {base_ms:.1f} + {slope_ms:.2f} B ms\n")
+    say(f"{_step_costs(recorded)}\n")
     say(f"measured under {recorded.scheduler}: {recorded.makespan_s:.1f} s\n")
     say(f"{'scheduler':<12} {'predicted s':>12} {'saved':>7} {'tail s':>7} {'idle':>6}\n")
     same = predicted[recorded.scheduler].makespan_s
@@ -84,3 +87,17 @@ def _what_if(args: argparse.Namespace) -> int:
     drafts = "drafts as recorded" if recorded.gains else "drafts are left out: none were recorded"
     say(f"the prediction for {recorded.scheduler} is {error:+.0f}% off what was measured; {drafts}\n")
     return 0
+
+
+def _step_costs(recorded: RecordedRun) -> str:
+    """Of all instances; of each kind where they differ."""
+    kinds = Counter(recorded.limits)
+    costs = []
+    for one, count in kinds.items():
+        fit = recorded.fit_of(one)
+        cost = f"a step of B rows took {1000 * fit.base_s:.1f} + {1000 * fit.slope_s:.2f} B ms"
+        where = (
+            f" on {count} of {kinds.total()} instances ({one.max_num_seqs} requests, {one.kv_tokens:,} tokens of KV)"
+        )
+        costs.append(cost + where if len(kinds) > 1 else cost)
+    return "; ".join(costs)

@@ -31,6 +31,7 @@ from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
 from seer.cli.watching import add_watch_options, refuse_missing_packages, serve_watched
 from seer.config import RunConfig
+from seer.runs.manifest import recorded_limits
 from seer.runs.run_folder import RunFolder, machine
 
 if TYPE_CHECKING:
@@ -251,11 +252,7 @@ async def _roll_out(
 
 
 def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
-    limits = [asdict(one) for one in rollout.fleet.limits]
-    manifest = folder.read_manifest()
-    manifest["limits"] = limits[0]
-    if any(one != limits[0] for one in limits):
-        manifest["instance_limits"] = limits
+    manifest = folder.read_manifest() | recorded_limits(rollout.fleet.limits)
     manifest["nodes"] = [status.node for status in rollout.fleet.view()]
     manifest["model_dir"] = str(rollout.engine.model_dir)
     folder.write_manifest(manifest)

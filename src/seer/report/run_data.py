@@ -98,11 +98,6 @@ class RunData:
         """Per instance, so that unlike instances make the right sum."""
         return sum(map(self.kv_tokens, range(self.num_instances))) // self.num_instances
 
-    @property
-    def mean_num_seqs(self) -> int:
-        """Requests at once, per instance."""
-        return max(1, sum(one.max_num_seqs for one in self.limits) // self.num_instances)
-
 
 def read_run(folder: RunFolder) -> RunData:
     """Read a run from its folder."""
@@ -124,7 +119,7 @@ def read_run(folder: RunFolder) -> RunData:
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
     data.tool_waits = tool_waits(events, first_s)
-    data.explanation = explain(events, num_instances=data.num_instances, max_num_seqs=data.mean_num_seqs)
+    data.explanation = explain(events, max_num_seqs=[one.max_num_seqs for one in data.limits])
     leases = report_leases(events, kv_tokens=data.mean_kv_tokens)
     data.leases = leases if leases.num_extended else None
     if data.ends_s:

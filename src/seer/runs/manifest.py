@@ -8,6 +8,8 @@ the file is refused with the field's name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -54,6 +56,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def as_limits(self) -> InstanceLimits:
         """The limits of each instance."""
         return InstanceLimits(**msgspec.structs.asdict(self))
+
+
+def recorded_limits(limits: Sequence[InstanceLimits]) -> dict[str, Any]:
+    """The fields of run.json for instances with these limits: one for all, and each one's where they differ."""
+    each = [asdict(one) for one in limits]
+    return {"limits": each[0]} if len(set(limits)) == 1 else {"limits": each[0], "instance_limits": each}
 
 
 class VerificationNumbers(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ def test_every_second_is_put_under_one_heading() -> None:
     events += [some_steps(5.0, 0, 10, 100, prefill=40), some_steps(5.0, 1, 10, 200, prefill=160, drafted=20)]
     events += [Ended(5.0, r, 10, "stop") for r in range(9)]
     events += [a_state(6.0, 1, 0), Ended(8.0, 9, 10, "stop"), a_state(8.0, 0, 0)]
-    found = explain(events, num_instances=2, max_num_seqs=4)
+    found = explain(events, max_num_seqs=[4, 4])
     assert found is not None
     assert found.makespan_s == 8.0
     assert sum(found.seconds.values()) == pytest.approx(8.0)
@@ -34,7 +34,7 @@ def test_every_second_is_put_under_one_heading() -> None:
 def test_time_spent_on_loading_kv_is_migration_and_not_overhead() -> None:
     steps = Stepped(4.0, 0, 10, 3.0, 30, 0, 30, 0, 0, load_s=1.0, loaded_bytes=1 << 20)
     events: list[Event] = [Queued(0.0, 0, 0, 0, 3), a_state(0.0, 0, 1), steps, Ended(5.0, 0, 30, "stop")]
-    found = explain(events, num_instances=1, max_num_seqs=4)
+    found = explain(events, max_num_seqs=[4])
     assert found is not None
     kinds = ("decode", "migration", "overhead")
     assert [found.seconds[kind] for kind in kinds] == pytest.approx([3.0, 1.0, 1.0])
@@ -42,14 +42,14 @@ def test_time_spent_on_loading_kv_is_migration_and_not_overhead() -> None:
 
 def test_without_step_reports_running_is_decoding_and_there_is_no_bound() -> None:
     events: list[Event] = [Queued(0.0, 0, 0, 0, 3), a_state(0.0, 0, 1), Ended(2.0, 0, 5, "stop")]
-    found = explain(events, num_instances=1, max_num_seqs=4)
+    found = explain(events, max_num_seqs=[4])
     assert found is not None
     assert found.seconds["decode"] == pytest.approx(2.0)
     assert found.oracle_s is None
 
 
 def test_nothing_ended_nothing_explained() -> None:
-    assert explain([Queued(0.0, 0, 0, 0, 3)], num_instances=1, max_num_seqs=4) is None
+    assert explain([Queued(0.0, 0, 0, 0, 3)], max_num_seqs=[4]) is None
 
 
 def test_the_step_cost_is_recovered_from_reports() -> None:
@@ -106,7 +106,7 @@ def test_a_fit_never_claims_that_work_takes_less_than_nothing() -> None:
 def test_the_oracle_estimate_of_schedules_one_can_do_in_the_head(
     lengths: list[int], instances: int, running: int, steps_s: float
 ) -> None:
-    assert oracle_makespan_s(lengths, instances, running, StepFit(1.0, 0.0)) == pytest.approx(steps_s, abs=1.01)
+    assert oracle_makespan_s(lengths, [running] * instances, StepFit(1.0, 0.0)) == pytest.approx(steps_s, abs=1.01)
 
 
 def test_idle_instances_that_wait_for_tools_alone_are_counted_as_such_and_given_tokens_are_no_recomputation() -> None:
@@ -115,7 +115,7 @@ def test_idle_instances_that_wait_for_tools_alone_are_counted_as_such_and_given_
     events += [Asked(2.0, 0, 1), Asked(2.5, 1, 1), Answered(3.0, 0, 40, 1), Answered(4.0, 1, 60, 1)]
     events += [a_state(5.0, 0, 10), some_steps(6.0, 0, 10, 100, prefill=100), a_state(6.0, 0, 0)]
     events += [Ended(6.0, r, 10, "stop") for r in range(10)]
-    found = explain(events, num_instances=1, max_num_seqs=10)
+    found = explain(events, max_num_seqs=[10])
     assert found is not None
     assert found.seconds["tools"] == pytest.approx(2.0)  # from 2 to 4
     assert found.seconds["queueing"] == pytest.approx(1.0)  # answered at 4, started at 5

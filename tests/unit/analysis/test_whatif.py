@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,32 @@ import pytest
 from builders import a_workload
 from seer.analysis.explain import StepFit
 from seer.analysis.tool_waits import recorded_turns
-from seer.analysis.whatif import NO_DRAFTS, DraftGain, RecordedCost, draft_gains, recorded_run, replay_under
+from seer.analysis.whatif import (
+    NO_DRAFTS,
+    DraftGain,
+    RecordedCost,
+    draft_gains,
+    read_recorded,
+    recorded_run,
+    replay_under,
+)
+from seer.cli.main import main
 from seer.errors import InputError
+from seer.integrations.verl.step_record import StepRecord
 from seer.metrics.events import Answered, Asked, Ended, Event, InstanceState, Prefilling, Queued, Stepped
+from seer.metrics.jsonl import EventLog
+from seer.runs.manifest import recorded_limits
+from seer.runs.run_folder import RunFolder
 from seer.sim.cluster import simulate
 from seer.sim.costs import H200, MODELS
 from seer.sim.turns import LogNormal, TurnModel, plan_turns
 from seer.types import InstanceLimits
 
 LIMITS = InstanceLimits(kv_blocks=1000, block_size=16, max_num_seqs=4, max_model_len=4096)
+SMALL = replace(LIMITS, max_num_seqs=1)
 BASE_S, SLOPE_S = 0.02, 0.005
+SLOW = 3.0
+"""Times as long as on other instances: a step of a small one."""
 
 
 def some_steps(t_s: float, batch: int, steps: int, *, drafted: int = 0, accepted: int = 0) -> Stepped:
@@ -44,17 +61,65 @@ def a_run(lengths: list[int], *, drafted: int = 0, accepted: int = 0) -> list[Ev
     return events
 
 
+def an_unlike_run(length: int) -> list[Event]:
+    """Three requests together on one instance, and two in turn on a smaller one whose steps take longer."""
+    events: list[Event] = [Queued(0.0, r, r, 0, 1) for r in range(5)]
+    events += [InstanceState(0.0, 0, 3, 0, 0), InstanceState(0.0, 1, 1, 1, 0)]
+    for batch in (1, 2, 3):  # reports of several sizes, for a cost per token
+        events.append(some_steps(0.1 * batch, batch, length // 3))
+    slow = SLOW * (BASE_S + SLOPE_S)
+    for number in (1, 2):
+        at_s = number * length * slow
+        events.append(Stepped(at_s, 1, length, length * slow, length, 0, length, 0, 0))
+    return events + [Ended(2 * length * slow, r, length, "stop") for r in range(5)]
+
+
+def test_unlike_instances_are_replayed_with_their_own_slots_and_step_costs() -> None:
+    limits = [LIMITS, SMALL]
+    recorded = recorded_run(an_unlike_run(90), scheduler="verl", limits=limits, max_tokens=90, chunk_tokens=None)
+    assert recorded.fit_of(LIMITS).step_s(2) == pytest.approx(BASE_S + 2 * SLOPE_S)
+    assert recorded.fit_of(SMALL).step_s(1) == pytest.approx(SLOW * (BASE_S + SLOPE_S))
+    in_turn_s = 2 * 90 * SLOW * (BASE_S + SLOPE_S)
+    assert replay_under(recorded, "verl").makespan_s == pytest.approx(in_turn_s, rel=0.05)
+
+
+def test_a_step_of_verl_is_replayed_on_its_unlike_servers() -> None:
+    record = StepRecord("000001", began_s=0.0, weights_version=1, num_servers=2, folder=None, manifest={})
+    for event in an_unlike_run(90):
+        record(event)
+    stock_s = [record.replay([LIMITS, second], None)["stock_rollout_s"] for second in (LIMITS, SMALL)]
+    assert stock_s[1] == pytest.approx(2 * 90 * SLOW * (BASE_S + SLOPE_S), rel=0.05)
+    assert stock_s[1] > 1.5 * stock_s[0]
+
+
+def test_a_recorded_run_of_unlike_instances_is_read_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    options = {"scheduler": "verl", "instances": 2, "max_tokens": 90}
+    folder.write_manifest({"command": "rollout", "options": options, **recorded_limits([LIMITS, SMALL])})
+    with EventLog(folder.events, {}) as log:
+        for event in an_unlike_run(90):
+            log(event)
+    assert read_recorded(folder).limits == (LIMITS, SMALL)
+    assert main(["replay", str(folder.path), "--scheduler", "verl"]) == 0
+    printed = capsys.readouterr().out
+    assert "20.0 + 5.00 B ms on 1 of 2 instances (4 requests, 16,000 tokens of KV)" in printed
+    assert "0.0 + 75.00 B ms on 1 of 2 instances (1 requests, 16,000 tokens of KV)" in printed
+
+
 @pytest.mark.parametrize(("drafted", "accepted"), [(0, 0), (3, 1)])
 def test_under_its_own_scheduler_a_run_is_predicted_as_it_was(drafted: int, accepted: int) -> None:
     events = a_run([100, 200, 300, 600], drafted=drafted, accepted=accepted)
-    recorded = recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=600, chunk_tokens=None)
+    recorded = recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=600, chunk_tokens=None)
     assert recorded.fit.base_s == pytest.approx(BASE_S)
     assert replay_under(recorded, "seer").makespan_s == pytest.approx(recorded.makespan_s, rel=0.05)
 
 
 def test_a_scheduler_without_drafts_gets_none() -> None:
     events = a_run([200, 400], drafted=3, accepted=3)
-    recorded = recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=400, chunk_tokens=None)
+    recorded = recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=400, chunk_tokens=None)
     drafting, plain = (replay_under(recorded, scheduler).makespan_s for scheduler in ("seer", "divided"))
     assert plain > 1.5 * drafting
 
@@ -73,8 +138,7 @@ def test_kv_moves_as_fast_as_it_did() -> None:
     events = a_run([200, 400])
     few: dict[str, Any] = {
         "scheduler": "seer",
-        "limits": LIMITS,
-        "num_instances": 1,
+        "limits": [LIMITS],
         "max_tokens": 400,
         "chunk_tokens": None,
     }
@@ -91,7 +155,7 @@ def test_kv_moves_as_fast_as_it_did() -> None:
 def test_a_run_that_was_cut_cannot_be_replayed() -> None:
     events = [*a_run([100, 200])[:-1], Ended(9.0, 1, 50, "cancelled")]
     with pytest.raises(InputError, match="1 of 2 responses did not end"):
-        recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)
+        recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=200, chunk_tokens=None)
 
 
 def test_turns_are_replayed_with_the_tools_of_the_recorded_run() -> None:
@@ -112,7 +176,7 @@ def test_turns_are_replayed_with_the_tools_of_the_recorded_run() -> None:
         assert found[i].tool_s == pytest.approx(one.tool_s)
     events.append(some_steps(1.0, 1, 10))
     events.append(some_steps(1.0, 4, 10))
-    recorded = recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=90, chunk_tokens=None)
+    recorded = recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=90, chunk_tokens=None)
     longest_s = max(sum(one.tool_s) for one in workload.turns)
     for scheduler in ("seer", "verl"):
         summary = replay_under(recorded, scheduler)
@@ -125,4 +189,4 @@ def test_turns_that_are_not_whole_in_the_events_are_refused() -> None:
     events = a_run([100, 200])
     events[3:3] = [Asked(0.1, 0, 1), Answered(0.2, 0, 5, 1)]
     with pytest.raises(InputError, match="the turns of 2 responses"):
-        recorded_run(events, scheduler="seer", limits=LIMITS, num_instances=1, max_tokens=200, chunk_tokens=None)
+        recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=200, chunk_tokens=None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from seer.integrations.verl import gathering, server_fleet
 from seer.integrations.verl.driver import MAX_TRIES, SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.settings import VerlSettings
+from seer.integrations.verl.step_record import StepRecord
 from seer.metrics.events import Ended, Queued
 from seer.metrics.jsonl import EventLog
 from seer.runs.run_folder import RunFolder
 from seer.runs.training_run import TrainingRun
-from seer.types import Sampling
+from seer.types import InstanceLimits, Sampling
 from verl_servers import StandInServer
 
 SAMPLING = Sampling(max_tokens=200, ignore_eos=True)
@@ -136,6 +137,33 @@ def test_the_numbers_of_a_step_are_those_of_its_training_rollout(tmp_path: Path)
         assert "Reward" in (tmp_path / "run/report.html").read_text()
 
     run(work())
+
+
+def test_unlike_servers_are_recorded_and_replayed_each_with_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[Sequence[InstanceLimits]] = []
+
+    def replay(record: StepRecord, limits: Sequence[InstanceLimits], chunk_tokens: int | None) -> dict[str, float]:
+        replayed.append(limits)
+        return {}
+
+    monkeypatch.setattr(StepRecord, "replay", replay)
+
+    async def work() -> None:
+        job = Job(tmp_path)
+        job.servers[1] = StandInServer(1, max_num_seqs=2)
+        await job.start()
+        await job.sync(1)
+        await job.rollout(1)
+        await job.driver.finish_step(1, {})
+        await job.driver.close()
+
+    run(work())
+    assert [[one.max_num_seqs for one in limits] for limits in replayed] == [[4, 2]]
+    for folder in (tmp_path / "run", tmp_path / "run/step-000001"):
+        recorded = RunFolder(folder).read_facts().limits_of_all(2)
+        assert [one.max_num_seqs for one in recorded] == [4, 2]
 
 
 def test_siblings_that_are_asked_for_one_by_one_are_one_group(tmp_path: Path) -> None:

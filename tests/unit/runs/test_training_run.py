@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ class OfTrl:
     def __init__(self, path: Path, keep_steps: int) -> None:
         self._record = TrainingRecord(path, keep_steps=keep_steps)
         limits = InstanceLimits(kv_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1)
-        fleet: Any = SimpleNamespace(instances=[SimpleNamespace(limits=limits)])
+        fleet: Any = SimpleNamespace(limits=[limits])
         self._record.begin(FACTS["options"], fleet)
 
     def step(self, number: int) -> RunFolder | None:
@@ -54,6 +55,19 @@ class OfVerl:
 
     def close(self) -> None:
         self._folder.close()
+
+
+def test_unlike_instances_are_recorded_each_with_its_limits(tmp_path: Path) -> None:
+    large = InstanceLimits(kv_blocks=9, block_size=1, max_num_seqs=4, max_model_len=9)
+    small = replace(large, kv_blocks=3, max_num_seqs=1)
+    record = TrainingRecord(tmp_path, keep_steps=1)
+    record.begin({"instances": 2}, SimpleNamespace(limits=[large, small]))  # type: ignore[arg-type]
+    settings: Any = SimpleNamespace(step=1, mode="train", sampling=SimpleNamespace(max_tokens=1), group_size=1)
+    step = record.open_step(settings, 0)
+    record.end()
+    assert step is not None
+    for folder in (step, record.folder):
+        assert [one.as_limits() for one in folder.read_facts().limits_of_all(2)] == [large, small]
 
 
 Trainer = Callable[[Path, int], OfTrl | OfVerl]

@@ -21,6 +21,7 @@ from seer.hosting.fleet import HostedFleet
 from seer.integrations.trl.on_policy import OnPolicyNumbers
 from seer.integrations.trl.rollout_settings import RolloutSettings
 from seer.metrics.summary import Summary
+from seer.runs.manifest import recorded_limits
 from seer.runs.run_folder import RunFolder, machine
 from seer.runs.training_run import TrainingRun
 from seer.types import FinishReason, GroupResult, Turn
@@ -129,7 +130,7 @@ class TrainingRecord:
     def begin(self, options: dict[str, Any], fleet: HostedFleet) -> None:
         """Write run.json, once; called when the instances are up."""
         if not self._facts:
-            self._facts = {"options": options, "limits": asdict(fleet.instances[0].limits)}
+            self._facts = {"options": options, **recorded_limits(fleet.limits)}
             self._run.begin(self._facts)
 
     def open_step(self, settings: RolloutSettings, call: int) -> RunFolder | None:
@@ -167,8 +168,8 @@ class TrainingRecord:
         step.write_manifest(
             {
                 "command": "rollout",
+                **self._facts,
                 "options": self._facts["options"] | asked,
-                "limits": self._facts["limits"],
                 "machine": machine(),
                 "status": status,
                 "summary": None if summary is None else asdict(summary),

@@ -41,6 +41,7 @@ from seer.integrations.verl.step_record import StepRecord
 from seer.integrations.verl.training_folder import TrainingFolder
 from seer.integrations.verl.versions import rollout_version
 from seer.metrics.events import Event
+from seer.runs.manifest import recorded_limits
 from seer.runs.prompts import EncodedPrompt, Prompt
 from seer.runs.response_handle import ResponseHandle
 from seer.runs.session import PromptInput, Session
@@ -153,8 +154,7 @@ class SeerDriver:
         self._finished = record
         record.close()
         numbers |= record.metrics()
-        limits = self._fleet.instances[0].limits
-        numbers |= await asyncio.to_thread(record.replay, limits, self._settings.chunk_tokens)
+        numbers |= await asyncio.to_thread(record.replay, self._fleet.limits, self._settings.chunk_tokens)
         if self._folder is not None:
             since_last_s = None if before is None else record.began_s - before.began_s
             self._folder.write_step(step, numbers, since_last_s, logged)
@@ -303,7 +303,7 @@ class SeerDriver:
                 "pool": settings.pool.backend,
                 "chunk_tokens": settings.chunk_tokens,
             },
-            "limits": plain_values(self._fleet.instances[0].limits),
+            **recorded_limits(self._fleet.limits),
         }
 
     def _on_event(self, event: Event) -> None:

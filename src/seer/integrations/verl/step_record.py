@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -54,7 +54,6 @@ class StepRecord:
         """The step, and `-val` for a validation."""
         self.began_s = began_s
         self._weights_version = weights_version
-        self._num_servers = num_servers
         self._summarizer = Summarizer(num_servers)
         self._counts: Counter[str] = Counter()
         self._replayed: list[Event] = []
@@ -118,20 +117,20 @@ class StepRecord:
             }
         return numbers
 
-    def replay(self, limits: InstanceLimits, chunk_tokens: int | None) -> dict[str, float]:
+    def replay(self, limits: Sequence[InstanceLimits], chunk_tokens: int | None) -> dict[str, float]:
         """What verl's own dispatch and the ideal schedule would have taken, by the step times that were measured.
 
-        Empty where there is nothing to go by: no step was measured, or a response did not end by itself.
+        `limits` are those of each server. Empty where there is nothing to go by: no step was measured, or a response
+        did not end by itself.
         """
         if not 0 < self._counts["responses"] <= MAX_REPLAYED:
             return {}
-        found = explain(self._replayed, num_instances=self._num_servers, max_num_seqs=limits.max_num_seqs)
+        found = explain(self._replayed, max_num_seqs=[one.max_num_seqs for one in limits])
         try:
             recorded = recorded_run(
                 self._replayed,
                 scheduler=STOCK,
                 limits=limits,
-                num_instances=self._num_servers,
                 max_tokens=1,  # at least the longest response is allowed
                 chunk_tokens=chunk_tokens,
             )
