@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A relay for one TCP connection that cuts it, holds it, falsifies it, slows it and tears its bytes into small pieces.
+"""A relay for TCP connections that cuts, holds, falsifies and slows them, and tears their bytes into small pieces.
 
 It knows nothing of what is inside: between machines the bytes are encrypted.
 """
@@ -22,7 +22,7 @@ NUM_TORN_BYTES = 2000
 
 
 class TcpRelay:
-    """Listens on a loopback port and passes the first connection on to the driver's."""
+    """Listens on a loopback port and passes connections on to the driver's."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -40,7 +40,7 @@ class TcpRelay:
         self._asked[direction].put(fault)
 
     def close(self) -> None:
-        """Listen no more, and cut the connection."""
+        """Listen no more, and cut what is connected."""
         for end in (self._listening, *self._ends):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -48,14 +48,15 @@ class TcpRelay:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
-            instance, _ = self._listening.accept()
-            driver = socket.create_connection(self._target)
-            self._ends += [instance, driver]
-            for asked, source, target in (
-                (self._asked["up"], instance, driver),
-                (self._asked["down"], driver, instance),
-            ):
-                threading.Thread(target=self._relay, args=(source, target, asked), daemon=True).start()
+            while True:
+                instance, _ = self._listening.accept()
+                driver = socket.create_connection(self._target)
+                self._ends += [instance, driver]
+                for asked, source, target in (
+                    (self._asked["up"], instance, driver),
+                    (self._asked["down"], driver, instance),
+                ):
+                    threading.Thread(target=self._relay, args=(source, target, asked), daemon=True).start()
 
     def _relay(self, source: socket.socket, target: socket.socket, asked: queue.SimpleQueue[LinkFault]) -> None:
         with contextlib.suppress(OSError):

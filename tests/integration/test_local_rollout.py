@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
+from draft_servers import server_status
 from faults import KillOnce
 
 pytest.importorskip("torch")
@@ -23,8 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from seer import GroupResult, HostingConfig, Rollout, Sampling
-from seer.drafting.curve_keys import ClientKeys
-from seer.drafting.wire import Ask, Status, decode, encode
+from seer.drafting.wire import Status
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError, NoProbability
 from seer.hosting import draft_servers
@@ -214,24 +212,6 @@ def test_without_log_probabilities_tokens_are_verified_alone_and_none_of_them_wh
     assert not verify(plain, bare).is_clean
 
 
-def status_of_draft_server(
-    address: str, keys: ClientKeys, is_wanted: Callable[[Status], bool], deadline_s: float = 60.0
-) -> Status:
-    """Ask until the status is as wanted: instances ship and drop tokens in the background."""
-    give_up_s = time.monotonic() + deadline_s
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        keys.secure(socket)
-        socket.connect(address)
-        while True:
-            socket.send(encode(Ask(1)))
-            assert socket.poll(int(deadline_s * 1000)), "the draft server did not answer"
-            status = decode(socket.recv())
-            assert isinstance(status, Status)
-            if is_wanted(status) or time.monotonic() > give_up_s:
-                return status
-
-
 def test_instances_ship_tokens_to_the_draft_servers_of_their_fleet_and_a_group_s_end_frees_them(model: Path) -> None:
     async def scenario() -> tuple[Status, Status]:
         async with a_rollout(model) as rollout:
@@ -242,11 +222,11 @@ def test_instances_ship_tokens_to_the_draft_servers_of_their_fleet_and_a_group_s
             ended: list[int] = []
             rollout.fleet.end_group = ended.append  # type: ignore[method-assign, assignment]
             await rolled_out(rollout)
-            shipped = await asyncio.to_thread(status_of_draft_server, address, keys, lambda status: status.tokens > 0)
+            shipped = await asyncio.to_thread(server_status, address, keys, lambda status: status.tokens > 0)
             assert sorted(ended) == list(range(len(PROMPTS)))
             for group in ended:
                 end_group(group)
-            freed = await asyncio.to_thread(status_of_draft_server, address, keys, lambda status: not status.groups)
+            freed = await asyncio.to_thread(server_status, address, keys, lambda status: not status.groups)
             return shipped, freed
 
     shipped, freed = asyncio.run(scenario())
@@ -265,9 +245,7 @@ def test_many_instances_share_several_draft_servers(model: Path, monkeypatch: py
             rollout.fleet.end_group = lambda group: None  # type: ignore[method-assign]
             await rolled_out(rollout)
             return [
-                (
-                    await asyncio.to_thread(status_of_draft_server, one, servers.client_keys, lambda s: s.tokens > 0)
-                ).tokens
+                (await asyncio.to_thread(server_status, one, servers.client_keys, lambda s: s.tokens > 0)).tokens
                 for one in servers.addresses
             ]
 
