@@ -23,6 +23,7 @@ from typing import Any
 from seer import HostingConfig, Rollout, Sampling
 from seer.engine.local.tiny import tiny_config, tiny_weights
 from seer.metrics.events import Event, EventSink, Prefilling, Stopped, discard
+from seer.metrics.summary import Summary
 from seer.transfer import MoveCost, TransferCosts, TransferEstimate
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9] for i in range(6)]
@@ -112,6 +113,7 @@ class Campaign:
             assert rollout.summary is not None
             names = ("migrations", "node_changes", "migrated_tokens", "loaded_bytes", "far_loaded_bytes")
             seen |= {name: getattr(rollout.summary, name) for name in names}
+            self._say(moves_of(rollout.summary))
             seen["nodes"] = [status.node for status in rollout.fleet.view()]
             await self._step("process stopped", lambda: os.kill(self._far_pid(), signal.SIGSTOP))
             await self._up()
@@ -146,6 +148,15 @@ class Campaign:
 
     def _say(self, what: str) -> None:
         print(f"{time.monotonic() - self._began_s:6.1f} s  {what}", flush=True)
+
+
+def moves_of(summary: Summary) -> str:
+    """How many moves stayed inside a machine, and where their KV came from."""
+    inside, moves = summary.migrations - summary.node_changes, summary.migrations
+    return (
+        f"{inside} of {moves} moves stayed inside a machine ({inside / max(1, moves):.0%}); "
+        f"{summary.far_loaded_bytes} of {summary.loaded_bytes} bytes of KV came from the other"
+    )
 
 
 def cut_link() -> None:

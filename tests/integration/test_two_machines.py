@@ -35,6 +35,7 @@ def drive(model: Path, one: Machine, out: Path) -> dict[str, Any]:
         timeout=DEADLINE_S,
         env=ray_environment(),
     )
+    print(done.stdout)  # among it the share of moves that stayed inside a machine
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
     seen: dict[str, Any] = json.loads(out.read_text())
     return seen
