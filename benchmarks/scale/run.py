@@ -32,7 +32,7 @@ from seer.hosting import ProcessInstance
 from seer.hosting.launcher import DialLauncher
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
-from seer.machine.collector import heap_at_rest
+from seer.machine.collector import collected_seldom
 from seer.machine.descriptors import allow_descriptors
 from seer.metrics.events import Event, Started
 from seer.rollout import RolloutLoop
@@ -147,7 +147,7 @@ async def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     loop.admit(groups)
 
     async def serve() -> None:
-        with heap_at_rest():  # as a run does
+        with collected_seldom():  # as a run does
             async for done in loop.serve():
                 for one in instances:  # as a fleet whose instances draft
                     one.end_group(done.group.id)

@@ -1,34 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver that rolls out again and again keeps nothing of earlier rollouts (20,000 requests: benchmarks/soak)."""
+"""A driver that rolls out again and again keeps nothing of earlier rollouts (20,000 requests: benchmarks/soak).
+
+What is in use is counted exactly, by Python and by the C library: resident memory also grows when memory is in pieces.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+import seer.runs.run
 from seer import HostingConfig, Rollout, Sampling
+from seer.machine.collector import SELDOM
 
 PROMPTS = [[3 + i, 7, 11] for i in range(10)]
 SAMPLES = 4
-NUM_ROLLOUTS = 20
+NUM_ROLLOUTS = 30
+NUM_REQUESTS = NUM_ROLLOUTS * len(PROMPTS) * SAMPLES
+C = ctypes.CDLL(None)
+MAY_GROW = {
+    "objects": NUM_REQUESTS // 2,
+    "blocks": NUM_REQUESTS // 2,
+    "bytes": NUM_REQUESTS * 256,
+    "descriptors": 4,
+    "threads": 4,
+}
+"""Over NUM_ROLLOUTS rollouts: caches fill now and then, and what is kept of every request shows."""
 
 
-async def num_objects(rollout: Rollout, num_rollouts: int) -> int:
-    """The objects that the collector knows after so many more rollouts."""
+class _MallocCounts(ctypes.Structure):
+    _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
+
+
+def malloc_bytes() -> int:
+    """In use in this process, by the C library."""
+    if not hasattr(C, "mallinfo2"):
+        return 0
+    C.mallinfo2.restype = _MallocCounts
+    counts = C.mallinfo2()
+    return int(counts.field_4 + counts.field_7)  # in blocks of their own, and in arenas
+
+
+def held() -> dict[str, int]:
+    """What this process holds, garbage apart."""
+    gc.collect()
+    return {
+        "objects": len(gc.get_objects()),
+        "blocks": sys.getallocatedblocks(),
+        "bytes": malloc_bytes(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+async def roll_out(rollout: Rollout, num_rollouts: int) -> None:
     for number in range(num_rollouts):
         async for _ in rollout.run(PROMPTS, n=SAMPLES, sampling=Sampling(max_tokens=8), seed=number):
             pass
-    gc.collect()
-    return len(gc.get_objects())
 
 
-def test_rollouts_that_are_over_leave_no_object_per_request_behind() -> None:
-    async def scenario() -> tuple[int, int]:
-        hosting = HostingConfig(pin_cores=False)
-        async with Rollout("fake", engine="fake", instances=2, hosting=hosting, chunk_tokens=4) as rollout:
-            before = await num_objects(rollout, NUM_ROLLOUTS)
-            return before, await num_objects(rollout, NUM_ROLLOUTS)
+async def grown(rollout: Rollout) -> dict[str, int]:
+    """What NUM_ROLLOUTS rollouts leave behind."""
+    before = held()
+    await roll_out(rollout, NUM_ROLLOUTS)
+    after = held()
+    return {name: after[name] - before[name] for name in MAY_GROW}
 
-    before, after = asyncio.run(scenario())
-    num_requests = NUM_ROLLOUTS * len(PROMPTS) * SAMPLES
-    assert after - before < num_requests // 4, f"{before} objects became {after} over {num_requests} requests"
+
+def a_rollout() -> Rollout:
+    return Rollout("fake", engine="fake", instances=2, hosting=HostingConfig(pin_cores=False), chunk_tokens=4)
+
+
+def too_much(growth: dict[str, int]) -> set[str]:
+    return {name for name, most in MAY_GROW.items() if growth[name] > most}
+
+
+def test_rollouts_that_are_over_leave_nothing_behind() -> None:
+    async def scenario() -> tuple[dict[str, int], int, int]:
+        async with a_rollout() as rollout:
+            await roll_out(rollout, NUM_ROLLOUTS)  # caches fill
+            growth = await grown(rollout)
+            await roll_out(rollout, 4 * NUM_ROLLOUTS)
+            uncollected = len(gc.get_objects())
+            return growth, uncollected, held()["objects"]
+
+    growth, uncollected, collected = asyncio.run(scenario())
+    assert not too_much(growth), f"{growth} over {NUM_REQUESTS} requests"
+    assert uncollected - collected < SELDOM[0], "garbage of rollouts that are over is collected while others run"
+
+
+def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaks that are planted where responses end; each is seen by the measure that should see it."""
+    kept: list[Any] = []
+    never = threading.Event()
+    C.malloc.restype = ctypes.c_void_p
+    leaks: dict[str, Callable[[Any], object]] = {
+        "objects": lambda response: kept.append([response]),
+        "blocks": lambda _: kept.append(os.urandom(64)),
+        "bytes": lambda _: C.malloc(ctypes.c_size_t(1024)),
+        "descriptors": lambda _: kept.append(os.dup(0)) if len(kept) < 8 else None,
+        "threads": lambda _: kept.append(a_thread(never)) if len(kept) < 8 else None,
+    }
+    if not malloc_bytes():
+        del leaks["bytes"]
+    complete = seer.runs.run.complete
+
+    async def scenario() -> dict[str, set[str]]:
+        noticed = {}
+        async with a_rollout() as rollout:
+            await roll_out(rollout, NUM_ROLLOUTS)
+            for name, leak in leaks.items():
+                kept.clear()
+                monkeypatch.setattr(seer.runs.run, "complete", lambda *args, leak=leak, **kw: leak(complete(*args, **kw)))
+                noticed[name] = too_much(await grown(rollout))
+                if name == "descriptors":
+                    for number in kept:
+                        os.close(number)
+        return noticed
+
+    try:
+        noticed = asyncio.run(scenario())
+    finally:
+        never.set()
+    assert all(name in found for name, found in noticed.items()), noticed
+
+
+def a_thread(end: threading.Event) -> threading.Thread:
+    thread = threading.Thread(target=end.wait, daemon=True)
+    thread.start()
+    return thread

@@ -29,7 +29,7 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import ConfigError
 from seer.hosting.fleet import HostedFleet
 from seer.kvpool.base import PoolStats
-from seer.machine.collector import heap_at_rest
+from seer.machine.collector import collected_seldom
 from seer.metrics.events import Answered, Dropped, Ended, Event, EventSink, Extended, Started, Stepped, Stopped, discard
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
@@ -227,7 +227,7 @@ class Run:
     async def _pump(self, loop: RolloutLoop) -> None:
         try:
             self._admit(loop, self.groups_asked)
-            with heap_at_rest():
+            with collected_seldom():
                 async for result in loop.serve():
                     self._deliver(result)
                 await asyncio.gather(*self._deliveries)
