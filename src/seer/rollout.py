@@ -129,6 +129,12 @@ class RolloutLoop:
         self._is_sealed = True
         self._wake.set()
 
+    def let_go(self) -> None:
+        """Call nobody any more: it has ended. Else its maker and it hold each other, and all tokens, until Python's
+        collector looks.
+        """
+        self._events, self._on_tokens, self._on_turn = discard, None, None
+
     def forget(self, group: Group) -> None:
         """Drop what is kept of a group that was handed out."""
         for request in self.buffer.members(group.id):

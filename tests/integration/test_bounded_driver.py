@@ -19,6 +19,8 @@ import pytest
 
 import seer.runs.run
 from seer import HostingConfig, Rollout, Sampling
+from seer.buffer import Request
+from seer.environments.base import Answer, Conversation, End, Reply
 from seer.machine.collector import SELDOM
 
 PROMPTS = [[3 + i, 7, 11] for i in range(10)]
@@ -97,6 +99,32 @@ def test_rollouts_that_are_over_leave_nothing_behind() -> None:
     assert uncollected - collected < SELDOM[0], "garbage of rollouts that are over is collected while others run"
 
 
+async def reward(prompt: object, response: object) -> float:
+    return 1.0
+
+
+async def two_turns(conversation: Conversation) -> Answer:
+    return Reply(token_ids=[5, 6]) if conversation.turn == 1 else End(reward=1.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reward": reward, "keep": lambda _: True}, {"environment": two_turns}])
+def test_requests_of_a_rollout_that_is_over_do_not_wait_for_the_collector(settings: dict[str, Any]) -> None:
+    async def scenario() -> int:
+        async with a_rollout() as rollout:
+            for seed in range(3):
+                async for _ in rollout.run(PROMPTS, n=SAMPLES, sampling=Sampling(max_tokens=8), seed=seed, **settings):
+                    pass
+            return sum(isinstance(one, Request) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        num_alive = asyncio.run(scenario())
+    finally:
+        gc.enable()
+    assert num_alive <= len(PROMPTS) * SAMPLES, "those of the last rollout, for its summary"
+
+
 def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaks that are planted where responses end; each is seen by the measure that should see it."""
     kept: list[Any] = []
@@ -119,7 +147,9 @@ def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatc
             await roll_out(rollout, NUM_ROLLOUTS)
             for name, leak in leaks.items():
                 kept.clear()
-                monkeypatch.setattr(seer.runs.run, "complete", lambda *args, leak=leak, **kw: leak(complete(*args, **kw)))
+                monkeypatch.setattr(
+                    seer.runs.run, "complete", lambda *args, leak=leak, **kw: leak(complete(*args, **kw))
+                )
                 noticed[name] = too_much(await grown(rollout))
                 if name == "descriptors":
                     for number in kept:

@@ -323,6 +323,7 @@ class Run:
             for event in pool_events(asyncio.get_running_loop().time(), self._pool_before, self._pool_stats()):
                 self._on_event(event)
             self._fleet.detach()
+            loop.let_go()
 
     def _pool_stats(self) -> PoolStats | None:
         return self._fleet.pool.stats() if self._fleet.pool is not None else None
