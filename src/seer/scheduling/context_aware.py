@@ -135,6 +135,10 @@ class GroupHeap:
     def leave(self, group: int) -> None:
         """Remove a group: none of its requests waits."""
         del self._ranks[group]
+        if len(self._heap) > 2 * len(self._ranks):  # else those that never reach the top would stay for good
+            self._entered = {one: entry for one, entry in self._entered.items() if one in self._ranks}
+            self._heap = list(self._entered.values())
+            heapq.heapify(self._heap)
 
     def top(self) -> int | None:
         """The group with the smallest rank."""

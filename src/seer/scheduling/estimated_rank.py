@@ -8,6 +8,7 @@ Invariants
   1. `peek` shows the waiting request with the smallest rank by the latest estimates.
   2. Each operation costs O(log n), amortised. A finish that changes its group's estimate costs O(log n) for each
      waiting sibling that has started. Stale heap entries are skipped when they reach the top.
+  3. There are at most as many stale entries as waiting requests that are shown: each keeps its request and the tokens.
 """
 
 from __future__ import annotations
@@ -82,11 +83,12 @@ class EstimatedRank:
         group = request.group.family
         if request.num_generated:
             del self._begun[group][request.id]
-            return
-        fresh = self._fresh[group]
-        heapq.heappop(fresh)
-        if fresh:
-            self._show(fresh[0][1])
+        else:
+            fresh = self._fresh[group]
+            heapq.heappop(fresh)
+            if fresh:
+                self._show(fresh[0][1])
+        self._trim()
 
     def upcoming(self) -> Iterator[Request]:
         """The waiting requests in order; of a group's requests that have not started, only the first."""
@@ -126,9 +128,17 @@ class EstimatedRank:
         for request in cancelled:
             self._shown.pop(request, None)
         self._expected.pop(family, None)
+        self._trim()
 
     def _show(self, request: Request) -> None:
         rank = self._rank(request)
         if self._shown.get(request.id) != rank:
             self._shown[request.id] = rank
             heapq.heappush(self._heap, (rank, request))
+            self._trim()
+
+    def _trim(self) -> None:
+        if len(self._heap) > 2 * len(self._shown):
+            valid = {request.id: (rank, request) for rank, request in self._heap if self._shown.get(request.id) == rank}
+            self._heap = list(valid.values())
+            heapq.heapify(self._heap)

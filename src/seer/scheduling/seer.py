@@ -58,6 +58,8 @@ UNEVEN_SHARE = 0.25
 UNEVEN_REQUESTS = 2
 """An instance may run this share and this many requests more than the least loaded candidate. Otherwise short requests
 would be packed together and leave others idle."""
+STALE_AT_MOST = 64
+"""Entries of requests that have left an instance, beside as many as run there, before they are dropped."""
 CANDIDATES = 8
 """Instances considered from either end of the order by free memory: limits the cost of a decision on large fleets."""
 
@@ -177,7 +179,7 @@ class EarliestFinishPlacement(Divided):
         self._tenants.enter(request, instance)
         self._num_turns += 1
         self._turn[request.id] = self._num_turns
-        heapq.heappush(self._longest.setdefault(instance, []), (-remaining, request.id, self._num_turns))
+        self._remember_longest(instance, (-remaining, request.id, self._num_turns), fleet.in_flight[instance])
         return Place(instance, loads_kv(request, instance, fleet, self._placement))
 
     def shared_blocks(self, request: Request, fleet: Fleet) -> int:
@@ -225,6 +227,14 @@ class EarliestFinishPlacement(Divided):
             if ends < earliest or (ends == earliest and instance < chosen):
                 chosen, earliest = instance, ends
         return chosen
+
+    def _remember_longest(self, instance: int, entry: tuple[float, int, int], num_running: int) -> None:
+        """Also drop what has left, once that is most of the heap: short requests never reach its top."""
+        heap = self._longest.setdefault(instance, [])
+        heapq.heappush(heap, entry)
+        if len(heap) > 2 * num_running + STALE_AT_MOST:
+            heap[:] = [one for one in heap if self._turn.get(one[1]) == one[2]]
+            heapq.heapify(heap)
 
     def _longest_remaining(self, instance: int) -> float:
         heap = self._longest.get(instance)
