@@ -112,6 +112,10 @@ class TokenizerFields(msgspec.Struct, kw_only=True):
     chat_template: str | list[NamedTemplate] | None = None
 
 
+NAME_BYTES = 255
+"""The longest name of a file that Linux's file systems have."""
+
+
 class WeightIndex(msgspec.Struct, kw_only=True):
     """What is read of model.safetensors.index.json."""
 
@@ -155,7 +159,7 @@ def weight_files(folder: Path) -> list[Path] | None:
         return None
     names = sorted(set(read_struct(index, WeightIndex).weight_map.values()))
     for name in names:
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
+        if name in ("", ".", "..") or "/" in name or "\0" in name or len(name.encode()) > NAME_BYTES:
             raise InputError(f"{index}: {name!r} is not the name of a file in this folder", hint="do not use it")
         if not (folder / name).exists():
             raise InputError(f"{folder} lacks {name}, listed in its index", hint="download the folder again")
