@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -255,15 +256,69 @@ def trl_bodies(data: bytes, folder: Path) -> None:
 
 def connector_metadata(data: bytes, folder: Path) -> None:
     """What a request carries through vLLM to the KV connector, up to the plan of a step where vLLM is installed."""
-    from seer.engine.vllm.chunk_facts import read_facts
-
-    try:
-        extra = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return
-    read_facts(extra)
+    extra = _extra(data)
     if importlib.util.find_spec("vllm") is not None:
         _plan_with(extra)
+
+
+def scheduled_facts(data: bytes, folder: Path) -> None:
+    """What a request carries through vLLM to our schedulers: drafts, and leases where vLLM is installed."""
+    from seer.engine.vllm.chunk_facts import read_facts
+    from seer.engine.vllm.step_drafting import StepDrafting
+
+    extra = _extra(data)
+    drafting = StepDrafting(max_tokens=4, max_model_len=64, padding="drafted", servers=(), fixed_tokens=4)
+    requests = [_request_with(extra, f"r{number}") for number in range(2)]
+    for request in requests:
+        facts = read_facts(request.sampling_params, request.num_tokens)
+        if facts is not None:
+            drafting.track(request, facts)
+            assert facts.num_prompt_tokens <= request.num_tokens
+    for _ in range(2):
+        drafting.begin_step()
+        for request in requests:
+            request.all_token_ids.append(7)
+            request.num_tokens += 1
+        drafting.end_step({request.request_id: 1 for request in requests}, {})
+        drafts = drafting.draft([request.request_id for request in requests])
+        assert all(len(draft) <= 4 for draft in drafts)
+    drafting.close()
+    if importlib.util.find_spec("vllm") is not None:
+        _lease_with(requests)
+
+
+def _lease_with(requests: list[Any]) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.engine.core import EngineCore
+
+        from seer.engine.vllm.leased_scheduler import RENEW, LeasedScheduler
+
+    with mock.patch.object(Scheduler, "__init__", lambda self: self.__dict__.update(requests={}, block_size=8)):
+        scheduler = LeasedScheduler()
+    with mock.patch.object(Scheduler, "add_request"):
+        for request in requests:
+            scheduler.add_request(request)
+            assert 1 <= request.max_tokens <= 40
+    for run, number, attempt in list(scheduler._leased):
+        getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), run, [], [[number, attempt]])
+
+
+def _extra(data: bytes) -> object:
+    """As Python's own reader has it, which lets half characters pass."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _request_with(extra: object, name: str) -> Any:
+    tokens = list(range(19))
+    return SimpleNamespace(
+        request_id=name, num_tokens=len(tokens), num_prompt_tokens=len(tokens), all_token_ids=tokens,
+        num_computed_tokens=18, num_output_tokens=3, max_tokens=40, is_finished=lambda: False,
+        sampling_params=SimpleNamespace(extra_args={"seer": extra}),
+    )  # fmt: skip
 
 
 def _plan_with(extra: object) -> None:
@@ -327,6 +382,7 @@ TARGETS: dict[str, Target] = {
     "serve_bodies": serve_bodies,
     "trl_bodies": trl_bodies,
     "connector_metadata": connector_metadata,
+    "scheduled_facts": scheduled_facts,
     "draft_wire": draft_wire,
     "host_channel": host_channel,
     "handshake": handshake,

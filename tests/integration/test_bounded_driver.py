@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-import seer.runs.run
 from seer import HostingConfig, Rollout, Sampling
 from seer.buffer import Request
 from seer.environments.base import Answer, Conversation, End, Reply
 from seer.machine.collector import SELDOM
+from seer.runs.results import complete
 
 PROMPTS = [[3 + i, 7, 11] for i in range(10)]
 SAMPLES = 4
@@ -139,7 +139,6 @@ def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatc
     }
     if not malloc_bytes():
         del leaks["bytes"]
-    complete = seer.runs.run.complete
 
     async def scenario() -> dict[str, set[str]]:
         noticed = {}
@@ -148,7 +147,7 @@ def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatc
             for name, leak in leaks.items():
                 kept.clear()
                 monkeypatch.setattr(
-                    seer.runs.run, "complete", lambda *args, leak=leak, **kw: leak(complete(*args, **kw))
+                    "seer.runs.run.complete", lambda *args, leak=leak, **kw: leak(complete(*args, **kw))
                 )
                 noticed[name] = too_much(await grown(rollout))
                 if name == "descriptors":

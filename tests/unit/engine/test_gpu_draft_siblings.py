@@ -8,13 +8,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from chunk_facts_cases import GOOD
 from draft_servers import CLIENT_KEYS, DEADLINE_S, serving
+from seer.engine.vllm.chunk_facts import ChunkFacts
 from seer.engine.vllm.gpu_drafts import siblings
 from seer.engine.vllm.gpu_drafts.siblings import Siblings
 
 PROMPT = [1, 2, 3]
+MAX_MODEL_LEN = 100
 
 
 class ARequest:
@@ -37,7 +41,7 @@ class ARequest:
 @contextlib.contextmanager
 def two_engines() -> Iterator[tuple[Siblings, Siblings]]:
     with serving() as address:
-        engines = Siblings([address], CLIENT_KEYS), Siblings([address], CLIENT_KEYS)
+        engines = Siblings([address], CLIENT_KEYS, MAX_MODEL_LEN), Siblings([address], CLIENT_KEYS, MAX_MODEL_LEN)
         try:
             yield engines
         finally:
@@ -45,15 +49,9 @@ def two_engines() -> Iterator[tuple[Siblings, Siblings]]:
                 engine.close()
 
 
-def facts(request: int, group: int, *, left: int = 50, run: str = "run", weights_version: int = 0) -> dict[str, Any]:
-    return {
-        "request": request,
-        "group": group,
-        "run": run,
-        "weights_version": weights_version,
-        "num_prompt_tokens": len(PROMPT),
-        "max_left": left,
-    }
+def facts(request: int, group: int, *, left: int = 50, run: str = "run", weights_version: int = 0) -> ChunkFacts:
+    given = {"request": request, "group": group, "run": run, "weights_version": weights_version, "max_left": left}
+    return msgspec.convert(GOOD | given, ChunkFacts)
 
 
 def settle(*engines: Siblings) -> None:
@@ -120,6 +118,18 @@ def test_a_new_run_begins_with_nothing() -> None:
             sibling.all_token_ids += [40 + version]
             settle(here, there)
             assert list(received(here).values()) == [[40 + version]]
+
+
+def test_no_response_is_given_more_room_than_the_model_has() -> None:
+    with two_engines() as (here, there):
+        mine, sibling = ARequest("0.1"), ARequest("1.1")
+        here.track(mine, facts(0, 5, left=2**31 - 1))  # type: ignore[arg-type]
+        there.track(sibling, facts(1, 5))  # type: ignore[arg-type]
+        mine.all_token_ids += [10]
+        sibling.all_token_ids += [20]
+        settle(here, there)
+        (tail,) = here.take()
+        assert tail.max_tokens == MAX_MODEL_LEN - len(PROMPT)
 
 
 def test_one_step_carries_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ GENERATED = (TokenSpan([7, 8, 9], [0.0] * 3, 0),)
 
 
 def params_of(chunk: Any, eos: tuple[int, ...] = (2,), *, noise_by_position: bool = False) -> Any:
-    from seer.engine.vllm.chunks import sampling_params
+    from seer.engine.vllm.chunks import request_facts, sampling_params
 
-    return sampling_params(chunk, eos, {"request": chunk.request}, noise_by_position=noise_by_position)
+    return sampling_params(chunk, eos, request_facts(chunk, "m", "r", "none"), noise_by_position=noise_by_position)
 
 
 def test_min_tokens_counts_the_tokens_of_earlier_chunks() -> None:
@@ -158,3 +158,15 @@ def test_min_p_passes_beside_drafts_and_reaches_the_engine_as_vllms_own_paramete
         SamplingParams(min_p=0.1)._validate_spec_decode(object())  # type: ignore[arg-type]
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
     assert (arrived.min_p, arrived.extra_args) == (0.1, params.extra_args)
+
+
+def test_what_a_chunk_carries_is_read_again_as_it_was() -> None:
+    from seer.engine.vllm.chunk_facts import read_facts
+    from seer.engine.vllm.chunks import request_facts, sampling_params
+
+    chunk = a_chunk(3, [1, 2, 3], spans=GENERATED, max_tokens=8, group=5)
+    for lease in (None, 8):
+        facts = request_facts(chunk, "0a" * 16, "0b" * 8, "grouped", [1, 2], lease=lease)
+        params = sampling_params(chunk, (2,), facts, noise_by_position=True)
+        assert read_facts(params, chunk.num_context_tokens) == facts
+        assert params.max_tokens == (8 if lease is None else facts.max_left)

@@ -86,7 +86,7 @@ class ARequest:
 def a_request(name: str, num_tokens: int, *, prompt: int | None = None, **facts: Any) -> ARequest:
     known = {
         "request": 7, "group": 0, "weights_version": 0, "model": "m", "num_prompt_tokens": prompt or num_tokens,
-        "max_left": 1000, "load": True, "has_turns": False, "num_fresh": 0, "run": "", "drafts": "none",
+        "attempt": 0, "max_left": 1000, "load": True, "has_turns": False, "num_fresh": 0, "run": "", "drafts": "none",
     }  # fmt: skip
     return ARequest(name, list(range(100, 100 + num_tokens)), known | facts)
 

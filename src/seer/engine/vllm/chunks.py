@@ -18,21 +18,21 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from vllm import SamplingParams
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 
 from seer.engine.admission import refuse_impossible
+from seer.engine.vllm.chunk_facts import EXTRA, ChunkFacts
 from seer.kvpool.keys import chain_hash
-from seer.types import Chunk, ChunkEnd, Sampling, TokenSpan
+from seer.types import Chunk, ChunkEnd, DraftMode, Sampling, TokenSpan
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
-
-EXTRA = "seer"
-"""Key in `SamplingParams.extra_args` for the facts that the scheduler and the connector need."""
 
 
 class ChunkParams(SamplingParams):
@@ -54,14 +54,14 @@ def stop_tokens(sampling: Sampling, eos: tuple[int, ...]) -> list[int]:
 
 
 def sampling_params(
-    chunk: Chunk, eos: tuple[int, ...], extra: dict[str, Any], *, noise_by_position: bool
+    chunk: Chunk, eos: tuple[int, ...], facts: ChunkFacts, *, noise_by_position: bool
 ) -> SamplingParams:
     """vLLM's sampling parameters for this chunk; `noise_by_position` says how this engine's runner samples."""
     sampling = chunk.sampling
     seed = chunk.seed if noise_by_position else chunk_seed(chunk.seed, chunk.num_generated_tokens)
     min_left = max(0, sampling.min_tokens - chunk.num_generated_tokens)
     # With a lease among the facts our scheduler ends the chunk (leased_scheduler.py).
-    max_tokens = extra["max_left"] if "lease" in extra else chunk.max_tokens
+    max_tokens = chunk.max_tokens if facts.lease is None else facts.max_left
     return ChunkParams(
         max_tokens=max_tokens,
         min_tokens=min(min_left, max_tokens),
@@ -77,32 +77,32 @@ def sampling_params(
         detokenize=False,
         skip_clone=True,  # these parameters are not shared
         output_kind=RequestOutputKind.DELTA,
-        extra_args={EXTRA: extra},
+        extra_args={EXTRA: msgspec.to_builtins(facts)},  # it goes to another process
     )
 
 
-def request_facts(chunk: Chunk, model: str, run: str, drafts: str, *, lease: int | None = None) -> dict[str, Any]:
-    """What the scheduler and the connector need of a chunk; plain values, because they go to another process.
-
-    Without our scheduler there is no `lease`, and a chunk ends at its `max_tokens`.
-    """
-    own = {} if lease is None else {"lease": lease}
-    return own | {
-        "request": chunk.request,
-        "attempt": chunk.attempt,
-        "group": chunk.group,
-        "is_probe": chunk.is_probe,
-        "weights_version": chunk.weights_version,
-        "model": model,
-        "num_prompt_tokens": chunk.num_prompt_tokens,
-        "max_left": chunk.sampling.max_tokens - chunk.num_generated_tokens,
-        "load": chunk.load_kv,
-        "has_turns": chunk.has_turns,
-        "num_fresh": chunk.num_fresh_tokens,
-        "run": run,
-        "drafts": drafts,
-        "logprobs": chunk.sampling.logprobs,
-    }
+def request_facts(
+    chunk: Chunk, model: str, run: str, drafts: DraftMode, ended_groups: Sequence[int] = (), *, lease: int | None = None
+) -> ChunkFacts:
+    """What the schedulers and the connector need of a chunk. Without our scheduler there is no `lease`."""
+    return ChunkFacts(
+        request=chunk.request,
+        attempt=chunk.attempt,
+        group=chunk.group,
+        is_probe=chunk.is_probe,
+        weights_version=chunk.weights_version,
+        model=model,
+        num_prompt_tokens=chunk.num_prompt_tokens,
+        max_left=chunk.sampling.max_tokens - chunk.num_generated_tokens,
+        load=chunk.load_kv,
+        has_turns=chunk.has_turns,
+        num_fresh=chunk.num_fresh_tokens,
+        run=run,
+        drafts=drafts,
+        ended_groups=tuple(ended_groups),
+        lease=lease,
+        logprobs=chunk.sampling.logprobs,
+    )
 
 
 def token_span(chunk: Chunk, num_before: int, output: CompletionOutput, vocab_size: int) -> TokenSpan | None:

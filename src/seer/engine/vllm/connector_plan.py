@@ -34,8 +34,7 @@ from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
 
 from seer.config import TransferOptions
-from seer.engine.vllm.chunk_facts import extra_of, read_facts
-from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.connector_parts import WholeBlocks
 from seer.kvpool.base import part_owner
 from seer.kvpool.keys import HASH_BYTES, KVLayout, Namespace, chain_hash, key_prefix, namespace_digest
@@ -305,11 +304,9 @@ class Plan:
     def _track(self, request: Request) -> _Tracked | None:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            facts = read_facts(extra_of(request.sampling_params, EXTRA))
+            facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
             if facts is None:
                 return None  # not a chunk of ours: a warm-up request, or one of a stranger
-            if facts.num_prompt_tokens > request.num_tokens or facts.num_fresh >= request.num_tokens:
-                return None  # facts of another request
             tracked = self._tracked[request.request_id] = _Tracked(
                 request,
                 str(facts.request),

@@ -58,7 +58,7 @@ from seer.engine.vllm.shared_cores import worker_threads
 from seer.engine.vllm.telemetry import StepCounts, stat_logger
 from seer.engine.vllm.version import require_vllm
 from seer.errors import InputError, InstanceError, NoProbability, SeerError
-from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease, TokenSpan
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, DraftMode, Lease, TokenSpan
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -160,7 +160,8 @@ class VllmInstance:
         self._noise_by_position = False
         self._is_closed = False
         self._failure: SeerError | None = None
-        self._run, self._drafts = "", "none"
+        self._run = ""
+        self._drafts: DraftMode = "none"
         self._ended_groups: list[int] = []
         self._background: set[asyncio.Task[None]] = set()
         self.counts = StepCounts()
@@ -362,7 +363,7 @@ class VllmInstance:
         """Why it computes nothing more; None while it works."""
         return self._failure
 
-    async def begin_run(self, run: str, drafts: str, weights_version: int) -> None:
+    async def begin_run(self, run: str, drafts: DraftMode, weights_version: int) -> None:
         """Draft as this run asks; the run's first request carries it to the scheduler."""
         self._run, self._drafts = run, drafts if self._settings.speculation is not None else "none"
         self._ended_groups.clear()  # of another run, whose groups have the same numbers
@@ -417,8 +418,8 @@ class VllmInstance:
         active.is_begun = True
         chunk = active.chunk
         lease = active.max_tokens if self._settings.counts_steps else None
-        facts = request_facts(chunk, self._identity, self._run, self._drafts, lease=lease)
-        facts["ended_groups"], self._ended_groups = self._ended_groups, []
+        ended, self._ended_groups = self._ended_groups, []
+        facts = request_facts(chunk, self._identity, self._run, self._drafts, ended, lease=lease)
         # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
         params = sampling_params(chunk, self.folder.eos_token_ids, facts, noise_by_position=self._noise_by_position)

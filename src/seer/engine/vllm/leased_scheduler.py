@@ -17,13 +17,16 @@ Used in vLLM 0.26 to 0.32: `add_request`, `Request.max_tokens` and utility calls
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.chunk_facts import NameOrNone, read_facts
 from seer.engine.vllm.shared_cores import share_cores
+from seer.ranges import Count, CountOrZero, Seed
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -34,6 +37,10 @@ MAX_EARLY = 1024
 """Leases kept for requests that were not added yet. Those of requests that have ended are among them, oldest first."""
 Key = tuple[str, int, int]
 """Run, request and attempt."""
+_Attempt = tuple[Seed, CountOrZero]
+_Lease = tuple[Seed, CountOrZero, Count]
+"""Request, attempt, tokens in all."""
+_Renewal = tuple[NameOrNone, list[_Lease], list[_Attempt]]
 
 
 class LeasedScheduler(Scheduler):
@@ -48,22 +55,19 @@ class LeasedScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Also set its first lease."""
-        params = request.sampling_params
-        facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
-        if facts is not None and "lease" in facts:
-            key = (facts["run"], facts["request"], facts["attempt"])
+        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        if facts is not None and facts.lease is not None:
+            key = (facts.run, facts.request, facts.attempt)
             early = self._early.pop(key, None)
-            lease = facts["lease"] if early is None else max(1, early and max(early, facts["lease"]))
+            lease = facts.lease if early is None else max(1, early and max(early, facts.lease))
             request.max_tokens = min(request.max_tokens, lease)
             self._leased[key] = request
             if len(self._leased) > 2 * len(self.requests) + 64:
                 self._leased = {key: one for key, one in self._leased.items() if not one.is_finished()}
         super().add_request(request)
 
-    def renew_leases(self, run: str, leases: list[list[int]], parked: list[list[int]]) -> None:
-        """Extend leases of a run, [request, attempt, tokens in all], and end others, [request, attempt], with their
-        block.
-        """
+    def renew_leases(self, run: str, leases: Iterable[_Lease], parked: Iterable[_Attempt]) -> None:
+        """Extend leases of a run, and end others with their block."""
         for number, attempt, max_tokens in leases:
             request = self._leased.get((run, number, attempt))
             if request is None:
@@ -88,7 +92,8 @@ class LeasedScheduler(Scheduler):
 def install() -> None:
     """Let this process's engine find the utility call."""
 
-    def renew(engine: Any, run: str, leases: list[list[int]], parked: list[list[int]]) -> None:
-        engine.scheduler.renew_leases(run, leases, parked)
+    def renew(engine: Any, *arguments: Any) -> None:
+        # What is refused fails the call, and not the engine.
+        engine.scheduler.renew_leases(*msgspec.convert(arguments, _Renewal))
 
     setattr(EngineCore, RENEW, renew)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.outputs import DraftTokenIds
 
-from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.draft_link import read_link
 from seer.engine.vllm.step_counting import CountingScheduler
 from seer.engine.vllm.step_drafting import StepDrafting
@@ -48,8 +48,7 @@ class SeerScheduler(CountingScheduler):
     def add_request(self, request: Request) -> None:
         """Also track it."""
         super().add_request(request)
-        params = request.sampling_params
-        facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
+        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
         if facts is not None:
             self._seer.track(request, facts)
 

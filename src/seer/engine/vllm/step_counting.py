@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from seer.engine.vllm.chunk_facts import extra_of
-from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.leased_scheduler import LeasedScheduler
 from seer.engine.vllm.output_holding import OutputHolding
 
@@ -63,8 +62,8 @@ class CountingScheduler(LeasedScheduler):
 
     def add_request(self, request: Request) -> None:
         """Also note whether it wants log-probabilities."""
-        facts = extra_of(request.sampling_params, EXTRA)
-        if isinstance(facts, dict) and facts.get("logprobs") is False:
+        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        if facts is not None and not facts.logprobs:
             self._without_logprobs.add(request.request_id)
         super().add_request(request)
 

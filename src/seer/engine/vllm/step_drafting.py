@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seer.config.engines import Padding
 from seer.drafting.base import Allowance, RunningBatch
@@ -27,9 +27,12 @@ from seer.drafting.grouped_drafter import GroupedDrafter, LinearAsk
 from seer.drafting.live_budget import MeasuredBudget
 from seer.speculation.step_report import StepReport
 from seer.speculation.throughput import DraftLimits
+from seer.types import DraftMode
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+    from seer.engine.vllm.chunk_facts import ChunkFacts
 
 FILLER_TOKEN = 0
 """Pads drafts. Verified like any token, so it is accepted only where the model samples it."""
@@ -74,15 +77,15 @@ class StepDrafting:
         self.num_filled = 0
         """Filler tokens in drafts so far."""
 
-    def track(self, request: Request, facts: dict[str, Any]) -> None:
+    def track(self, request: Request, facts: ChunkFacts) -> None:
         """A chunk arrived: index its response so far."""
         began_s = time.perf_counter()
-        self._begin_run(facts["run"], facts["drafts"], facts["weights_version"])
-        for ended in facts["ended_groups"]:
+        self._begin_run(facts.run, facts.drafts, facts.weights_version)
+        for ended in facts.ended_groups:
             self._drafter.drop(ended)
         self._tracked = {key: one for key, one in self._tracked.items() if not one.request.is_finished()}
-        prompt = facts["num_prompt_tokens"]
-        names = facts["group"], facts["request"], facts["is_probe"]
+        prompt = facts.num_prompt_tokens
+        names = facts.group, facts.request, facts.is_probe
         tracked = _TrackedRequest(request, *names, prompt, request.num_tokens)
         self._tracked[request.request_id] = tracked
         self._drafter.register(tracked.group, tracked.id, request.all_token_ids[:prompt])
@@ -189,7 +192,7 @@ class StepDrafting:
             drafts[index].extend([FILLER_TOKEN] * missing)
             self.num_filled += missing
 
-    def _begin_run(self, run: str, mode: Any, weights_version: int) -> None:
+    def _begin_run(self, run: str, mode: DraftMode, weights_version: int) -> None:
         if self._run != (run, mode, weights_version):
             self._run = (run, mode, weights_version)
             self._drafter.begin_run(run, mode, weights_version)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.draft_link import read_link
 from seer.engine.vllm.gpu_drafts.depth import DepthBudget
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
@@ -44,18 +44,17 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         self._siblings: Siblings | None = None
         link = read_link()
         if link.servers:
-            self._siblings = Siblings(link.servers, link.keys)
+            self._siblings = Siblings(link.servers, link.keys, self.max_model_len)
             self._siblings.start()
         self._wants_drafts = False
         self._done_s = 0.0
 
     def add_request(self, request: Request) -> None:
         """All requests of a run want drafts, or none does."""
-        params = request.sampling_params
-        facts = (params.extra_args or {}).get(EXTRA) if params is not None else None
-        self._wants_drafts = facts is not None and facts["drafts"] != "none"
+        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        self._wants_drafts = facts is not None and facts.drafts != "none"
         super().add_request(request)
-        if self._siblings is not None and facts is not None and facts["drafts"] == "grouped":
+        if self._siblings is not None and facts is not None and facts.drafts == "grouped":
             self._siblings.track(request, facts)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from seer.drafting.ids import number_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+    from seer.engine.vllm.chunk_facts import ChunkFacts
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ class _Running:
 class Siblings:
     """Exchanges tokens of the groups that run here with the draft servers."""
 
-    def __init__(self, servers: Sequence[str], keys: ClientKeys | None) -> None:
-        self._servers, self._keys = tuple(servers), keys
+    def __init__(self, servers: Sequence[str], keys: ClientKeys | None, max_model_len: int) -> None:
+        self._servers, self._keys, self._max_model_len = tuple(servers), keys, max_model_len
         self._client = DraftClient()
         self._run: tuple[str, int] | None = None
         self._running: dict[str, _Running] = {}
@@ -79,18 +81,18 @@ class Siblings:
         """Begin to exchange."""
         self._thread.start()
 
-    def track(self, request: Request, facts: dict[str, Any]) -> None:
+    def track(self, request: Request, facts: ChunkFacts) -> None:
         """A chunk arrived."""
         one = _Running(
             request,
-            facts["group"],
-            f"{facts['run']}/{facts['request']}",
-            facts["num_prompt_tokens"],
-            facts["num_prompt_tokens"],
+            facts.group,
+            f"{facts.run}/{facts.request}",
+            facts.num_prompt_tokens,
+            facts.num_prompt_tokens,
             # `max_left` counts from the chunk's beginning, whose response so far is part of vLLM's prompt.
-            facts["max_left"] + request.num_prompt_tokens - facts["num_prompt_tokens"],
+            min(facts.max_left + request.num_prompt_tokens, self._max_model_len) - facts.num_prompt_tokens,
         )
-        self._arrived.append((request.request_id, one, (facts["run"], facts["weights_version"])))
+        self._arrived.append((request.request_id, one, (facts.run, facts.weights_version)))
 
     def take(self) -> list[Tail]:
         """What has been collected since the last call, as far as one step may carry it."""

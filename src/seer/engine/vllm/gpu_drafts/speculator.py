@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from seer.engine.vllm.chunks import EXTRA
+from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.gpu_drafts.siblings import SIBLINGS
 from seer.engine.vllm.gpu_drafts.store import ARENA_TOKENS, TABLE_ENTRIES, GroupStore, NewRow
 
@@ -82,16 +82,15 @@ class GroupedSpeculator(BaseSpeculator):
     def _start(self, new_requests: Iterable[Any]) -> None:
         rows = []
         for one in new_requests:
-            params = one.sampling_params
-            facts = ((params.extra_args if params is not None else None) or {}).get(EXTRA)
-            if facts is None or facts["drafts"] == "none":
-                continue
-            self._begin_run((facts["run"], facts["weights_version"]))
-            group = facts["group"] if facts["drafts"] != "own" else ("own", facts["request"])
             known = len(one.prefill_token_ids)
-            limit = min(len(one.prompt_token_ids) + facts["max_left"], self.max_model_len) + SPARE_TOKENS
+            facts = read_facts(one.sampling_params, known, name=one.req_id)
+            if facts is None or facts.drafts == "none":
+                continue
+            self._begin_run((facts.run, facts.weights_version))
+            group = facts.group if facts.drafts != "own" else ("own", facts.request)
+            limit = min(len(one.prompt_token_ids) + facts.max_left, self.max_model_len) + SPARE_TOKENS
             row = self._states.req_id_to_index[one.req_id]
-            rows.append(NewRow(row, group, facts["request"], facts["num_prompt_tokens"], max(limit, known)))
+            rows.append(NewRow(row, group, facts.request, facts.num_prompt_tokens, max(limit, known)))
         self.store.start(rows)
 
     def _begin_run(self, run: Any) -> None:
