@@ -22,6 +22,7 @@ from seer.buffer import Request
 from seer.environments.base import Answer, Conversation, End, Reply
 from seer.machine.collector import SELDOM
 from seer.runs.results import complete
+from seer.types import Response
 
 PROMPTS = [[3 + i, 7, 11] for i in range(10)]
 SAMPLES = 4
@@ -131,7 +132,7 @@ def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatc
     never = threading.Event()
     C.malloc.restype = ctypes.c_void_p
     leaks: dict[str, Callable[[Any], object]] = {
-        "objects": lambda response: kept.append([response]),
+        "objects": lambda response: kept.append([response.group]),
         "blocks": lambda _: kept.append(os.urandom(64)),
         "bytes": lambda _: C.malloc(ctypes.c_size_t(1024)),
         "descriptors": lambda _: kept.append(os.dup(0)) if len(kept) < 8 else None,
@@ -146,9 +147,12 @@ def test_what_is_kept_of_every_request_is_noticed(monkeypatch: pytest.MonkeyPatc
             await roll_out(rollout, NUM_ROLLOUTS)
             for name, leak in leaks.items():
                 kept.clear()
-                monkeypatch.setattr(
-                    "seer.runs.run.complete", lambda *args, leak=leak, **kw: leak(complete(*args, **kw))
-                )
+
+                def complete_and_keep(response: Response, *args: Any, leak: Any = leak, **settings: Any) -> None:
+                    complete(response, *args, **settings)
+                    leak(response)
+
+                monkeypatch.setattr("seer.runs.run.complete", complete_and_keep)
                 noticed[name] = too_much(await grown(rollout))
                 if name == "descriptors":
                     for number in kept:
