@@ -35,6 +35,7 @@ from seer.hosting.channel import Channel, receive_blocking
 from seer.hosting.messages import Down, Setup
 from seer.hosting.remote.dial import Dial, connect
 from seer.hosting.serving import DECODER, Server, receive_setup
+from seer.machine.parent_death import end_with_parent
 from seer.metrics.events import EventSink
 
 _PACKAGE = str(Path(seer.__file__).parent) + os.sep
@@ -50,6 +51,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
     if sys.argv[2:] == ["dial"]:
+        end_with_parent()  # a Ray actor, which starts it in the thread of its event loop
         asyncio.run(_run(_serve_dialled(receive_blocking(sock, _dial_decoder))))
     else:
         setup = receive_blocking(sock, DECODER)

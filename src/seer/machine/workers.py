@@ -9,14 +9,14 @@ tasks in progress.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from seer.machine.parent_death import end_with_parent
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,7 +47,7 @@ def _do_nothing() -> None:
 
 
 def _become_worker(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
