@@ -21,6 +21,7 @@ from typing import Any
 REPO = Path(__file__).parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 SCRIPT = REPO / "examples/grpo_verl/train.sh"
+TOOLS_SCRIPT = REPO / "examples/tools_verl/train.sh"
 
 WORDS = ["<pad>", "<eos>", "<unk>", "even", "odd", "now", *map(str, range(10))]
 RANDOM_REWARD = 5 / len(WORDS)
@@ -74,6 +75,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the engine on a CPU starts one more process for its one worker
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "HYDRA_FULL_ERROR": "1",
@@ -102,12 +104,17 @@ class ToyRun:
 
 
 def run_toy(
-    folder: Path, rollout: str, steps: int, *settings: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    rollout: str,
+    steps: int,
+    *settings: str,
+    environment: Mapping[str, str] | None = None,
+    script: Path = SCRIPT,
 ) -> ToyRun:
     """Train on the toy in `folder`, which `make_toy` has filled, over a Ray of its own."""
     with tempfile.TemporaryDirectory(prefix="seer-ray-") as ray_dir:
         own = (*OWN_RAY, f"+ray_kwargs.ray_init._temp_dir={ray_dir}")
-        return train_toy(folder, rollout, steps, *own, *settings, environment=environment)
+        return train_toy(folder, rollout, steps, *own, *settings, environment=environment, script=script)
 
 
 def train_toy(
@@ -117,11 +124,12 @@ def train_toy(
     *settings: str,
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    script: Path = SCRIPT,
 ) -> ToyRun:
     """Train on the toy; the script's command stands behind `prefix`."""
     log, metrics = folder / f"{rollout}.log", _metrics(folder, rollout)
     metrics.unlink(missing_ok=True)
-    command = [*prefix, str(SCRIPT), *CPU_SETTINGS, f"trainer.total_training_steps={steps}", *settings]
+    command = [*prefix, str(script), *CPU_SETTINGS, f"trainer.total_training_steps={steps}", *settings]
     with log.open("wb") as output:
         code = subprocess.run(
             command,

@@ -82,7 +82,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_key(parser, "--out", "out", type=Path, metavar="FILE.jsonl", help="results (results.jsonl in the run's folder)")
     verify = "score this share of the responses again during the run (none)"
     add_key(parser, "--verify", "verify", type=float, metavar="P", help=verify)
-    environment = "what responses talk to after each turn, as MODULE:NAME; a resumed run repeats it (nothing)"
+    environment = "what responses talk to after each turn, as MODULE:NAME or FILE.py:NAME; a resumed run repeats it (nothing)"
     add_key(parser, "--environment", "environment", metavar="MODULE:NAME", help=environment)
     parser.add_argument(
         "--resume",
@@ -111,8 +111,8 @@ def run(args: argparse.Namespace) -> int:
 def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> int:
     """Run in a folder that no other driver writes to."""
     from seer.api import Rollout
-    from seer.cli.environment_option import load_environment
     from seer.cli.prompt_file import load_prompts
+    from seer.environments.named import load_environment
     from seer.runs.identity import turns_identity
     from seer.runs.journal import Journal
     from seer.runs.results import ResultsFile

@@ -60,8 +60,8 @@ class RunConfig:
     verify: Share | None = None
     """Share of the responses to score again during the run. None: none."""
     environment: str | None = None
-    """What responses talk to after each turn, as MODULE:NAME: an async function, or a class that is made without
-    arguments. None: nothing."""
+    """What responses talk to after each turn, as MODULE:NAME or FILE.py:NAME: an async function, or a class that is
+    made without arguments. None: nothing."""
     environment_deadline_s: Seconds = 60.0
     """Of each call of the environment."""
     out: Path | None = None

@@ -13,3 +13,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     words = solution_str.split()
     wanted = WANTED.get(ground_truth, "")
     return sum(word in wanted for word in words) / max(1, len(words))
+
+
+def unused(*_: Any, **__: Any) -> float:
+    """For runs whose environment gives the rewards."""
+    return -100.0

@@ -29,7 +29,10 @@ LONG_TOKENS = 1024
 class Tokenizer:
     """The tokenizer of a model folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, template: str | None = None, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """`template` takes the place of the folder's chat template; `variables` are for every use of it."""
         path = folder / "tokenizer.json"
         if not path.exists():
             raise InputError(f"{folder} has no tokenizer.json", hint="give prompts as token ids instead")
@@ -37,7 +40,8 @@ class Tokenizer:
         settings_file = folder / "tokenizer_config.json"
         read = read_struct(settings_file, TokenizerFields) if settings_file.exists() else TokenizerFields()
         self._special = {key: _content(getattr(read, key)) for key in ("bos_token", "eos_token", "pad_token")}
-        self._template = _read_template(folder, read.chat_template)
+        self._template = _read_template(folder, read.chat_template) if template is None else template
+        self._variables = dict(variables or {})
         self._folder = folder
 
     @property
@@ -75,7 +79,7 @@ class Tokenizer:
         """The prompt for the assistant's next message, by the model's chat template."""
         try:
             own = {"messages": messages, "tools": tools, "add_generation_prompt": True}
-            return self._compiled.render({**(variables or {}), **self._special, **own})
+            return self._compiled.render({**self._variables, **(variables or {}), **self._special, **own})
         except InputError:
             raise
         except Exception as error:  # a template is a program: it can fail in any way

@@ -13,6 +13,7 @@ import ray
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from seer.integrations.verl import environment_loop  # noqa: F401 - registers it, in every agent-loop worker
 from seer.integrations.verl.client import CURRENT, Member, SeerClient
 from seer.integrations.verl.driver_name import DRIVER
 from seer.integrations.verl.verl_log import add_to_log

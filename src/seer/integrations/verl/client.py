@@ -17,7 +17,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from seer.errors import ConfigError
-from seer.integrations.verl.requests import Generated, GenerateRequest
+from seer.integrations.verl.requests import Generated, GenerateRequest, Opening
 from seer.integrations.verl.sampling import Lengths, sampling_of
 from seer.integrations.verl.versions import global_steps
 
@@ -58,17 +58,38 @@ class SeerClient(LLMServerClient):
 
         `priority` is not used: it orders the queue of a vLLM server with scheduling_policy=priority, which is refused.
         """
+        has_media = any(data is not None for data in (image_data, video_data, audio_data))
+        made = await self._ask(request_id, prompt_ids, sampling_params, None, has_media=has_media)
+        return TokenOutput(
+            token_ids=made.token_ids,
+            log_probs=made.logprobs if sampling_params.get("logprobs") else None,
+            stop_reason="aborted" if made.is_cancelled else "completed",
+            num_preempted=0,
+            extra_fields=steps_of(made),
+        )
+
+    async def converse(
+        self, prompt_ids: Any, sampling_params: dict[str, Any], opening: Opening, *, has_media: bool = False
+    ) -> Generated:
+        """One conversation with the run's environment, from the first turn to its end."""
+        return await self._ask("", prompt_ids, sampling_params, opening, has_media=has_media)
+
+    async def _ask(
+        self, request_id: str, prompt_ids: Any, params: dict[str, Any], opening: Opening | None, *, has_media: bool
+    ) -> Generated:
         try:
-            if any(data is not None for data in (image_data, video_data, audio_data)):
+            if has_media:
                 raise ConfigError("prompts with images, video or audio are not supported", hint="use rollout.name=vllm")
-            request = self._request(request_id, tuple(normalize_token_ids(prompt_ids)), sampling_params)
+            request = self._request(request_id, tuple(normalize_token_ids(prompt_ids)), params, opening)
         except ConfigError as error:  # verl would train on what is left of the group
             await self._driver.note_failure.remote(str(error))
             raise
         answer = await self._driver.generate.remote(msgspec.msgpack.encode(request))
-        return _as_verl(msgspec.msgpack.decode(answer, type=Generated), bool(sampling_params.get("logprobs")))
+        return msgspec.msgpack.decode(answer, type=Generated)
 
-    def _request(self, request_id: str, prompt: tuple[int, ...], params: dict[str, Any]) -> GenerateRequest:
+    def _request(
+        self, request_id: str, prompt: tuple[int, ...], params: dict[str, Any], opening: Opening | None
+    ) -> GenerateRequest:
         member = CURRENT.get() or Member(request_id, 1)
         return GenerateRequest(
             group=member.group,
@@ -76,15 +97,11 @@ class SeerClient(LLMServerClient):
             prompt=prompt,
             request_id=request_id,
             sampling=sampling_of(params, len(prompt), self._lengths, ignore_eos=self._ignore_eos),
+            opening=opening,
         )
 
 
-def _as_verl(made: Generated, with_logprobs: bool) -> TokenOutput:
+def steps_of(made: Generated) -> dict[str, int]:
+    """verl's names of the weights version of a response."""
     step = global_steps(made.weights_version)
-    return TokenOutput(
-        token_ids=made.token_ids,
-        log_probs=made.logprobs if with_logprobs else None,
-        stop_reason="aborted" if made.is_cancelled else "completed",
-        num_preempted=0,
-        extra_fields={"global_steps": step, "min_global_steps": step, "max_global_steps": step},
-    )
+    return {"global_steps": step, "min_global_steps": step, "max_global_steps": step}

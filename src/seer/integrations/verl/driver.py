@@ -31,6 +31,7 @@ from seer.buffer import request_seed
 from seer.config import plain_values
 from seer.errors import ConfigError, InstanceError, SeerError
 from seer.hosting.draft_server_process import LOOPBACK
+from seer.integrations.verl.conversing import ChatTemplate, Conversing, failed_at_tool, talk_of
 from seer.integrations.verl.engine_settings import KvShape
 from seer.integrations.verl.gathering import Gathering
 from seer.integrations.verl.requests import Generated, GenerateRequest
@@ -70,11 +71,12 @@ class SeerDriver:
         drafts: bool,
         seed: int = 0,
         response_tokens: int | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
         """`node` is Ray's name of the driver's machine, `address` its own; the cluster has `num_machines`.
 
         `seed` is verl's: requests get theirs from it, in the order in which they come. Responses have at most
-        `response_tokens`.
+        `response_tokens`. `chat` is for the settings' environment.
         """
         self._settings, self._num_servers, self._model = settings, num_servers, model
         self._run_dir = settings.run_dir or Path(run_dir)
@@ -85,6 +87,11 @@ class SeerDriver:
         self._session: Session | None = None
         self._is_closed = False
         self._seed, self._num_submitted, self._response_tokens = seed, 0, response_tokens
+        self._conversing: Conversing | None = None
+        if settings.environment is not None:
+            assert chat is not None, "an environment needs a template"
+            assert response_tokens is not None, "conversations have a limit"
+            self._conversing = Conversing(settings, chat, response_tokens)
         self._changing = asyncio.Lock()
         self._gathering = Gathering(self._submit)
         self._homes: dict[str, int | None] = {}
@@ -195,7 +202,7 @@ class SeerDriver:
         except asyncio.CancelledError:
             handle.cancel()
             raise
-        if response.finish_reason is FinishReason.FAILED:
+        if response.finish_reason is FinishReason.FAILED and not failed_at_tool(response):
             raise InstanceError(f"a response of group {asked.group} failed: {response.error}")
         if asked.request_id:
             self._homes[asked.request_id] = handle.last_instance
@@ -206,6 +213,7 @@ class SeerDriver:
             weights_version=response.weights_version,
             num_chunks=response.num_chunks,
             num_migrations=response.num_migrations,
+            talk=None if asked.opening is None else talk_of(response),
         )
 
     async def _replace(self, broken: Session) -> None:
@@ -232,7 +240,8 @@ class SeerDriver:
             if self._record is not None:
                 self._record.begin_session()
         await self._fleet.use_newest()
-        self._session = Session(self._fleet, _as_they_are, None, self._options())
+        codec = None if self._conversing is None else self._conversing.codec
+        self._session = Session(self._fleet, _as_they_are, codec, self._options())
         await self._session.__aenter__()
 
     def _refuse_old_weights(self, step: int, is_validation: bool) -> None:
@@ -265,15 +274,21 @@ class SeerDriver:
                 hint="raise actor_rollout_ref.rollout.max_model_len",
             )
         self._num_submitted += 1  # over all sessions: a request that is asked for again must not repeat a sibling
+        prompt, more = self._opened(asked)
         return self._session.submit(
-            EncodedPrompt(
-                Prompt(token_ids=asked.prompt, id=asked.group), asked.prompt, _capped(asked.sampling, room), n
-            ),
+            EncodedPrompt(prompt, asked.prompt, _capped(asked.sampling, room), n),
             n=n,
             seed=request_seed(self._seed, self._num_submitted),
             group=asked.group,
             home=self._homes.get(asked.request_id),
+            **more,
         )
+
+    def _opened(self, asked: GenerateRequest) -> tuple[Prompt, dict[str, Any]]:
+        if asked.opening is None:
+            return Prompt(token_ids=asked.prompt, id=asked.group), {}
+        assert self._conversing is not None, "agent loops converse where there is an environment"
+        return self._conversing.prompt(asked, asked.opening), self._conversing.arguments(asked, asked.opening)
 
     def _open_record(self, name: str, is_validation: bool) -> None:
         self._homes.clear()

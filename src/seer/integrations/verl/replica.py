@@ -33,6 +33,7 @@ from seer.integrations.verl.agent_loops import (
 )
 from seer.integrations.verl.driver import SeerDriver
 from seer.integrations.verl.driver_name import DRIVER
+from seer.integrations.verl.environment_setup import use_environment
 from seer.integrations.verl.server import SeerHttpServer
 from seer.integrations.verl.settings import VerlSettings, read_settings
 
@@ -54,6 +55,7 @@ class SeerReplica(vLLMReplica):
 
     def __init__(self, replica_rank: int, config: Any, model_config: Any, *args: Any, **kwargs: Any) -> None:
         run_dir = _use_agent_loops(config)
+        self._chat = use_environment(config, model_config)
         super().__init__(replica_rank, config, model_config, *args, **kwargs)
         if self.is_reward_model or self.is_teacher_model:
             raise ConfigError("rollout.name=seer is for the policy alone", hint="reward and teacher models: name=vllm")
@@ -117,6 +119,7 @@ class SeerReplica(vLLMReplica):
                 drafts=has_drafts,
                 seed=self.config.seed,
                 response_tokens=self.config.response_length,
+                chat=self._chat,
             )
         )
 

@@ -8,6 +8,15 @@ import msgspec
 from seer.types import Sampling
 
 
+class Opening(msgspec.Struct, frozen=True):
+    """How a conversation with the run's environment begins, packed: requests of one group are compared as a whole."""
+
+    messages: bytes
+    """Of the prompt."""
+    row: bytes
+    """The other columns of the dataset's row."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One response."""
 
@@ -20,6 +29,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     request_id: str = ""
     """verl's name of the conversation: the same for all its turns."""
+    opening: Opening | None = None
+    """The response is a whole conversation with the run's environment; None: one turn."""
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,3 +42,18 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     weights_version: int
     num_chunks: int
     num_migrations: int
+    talk: Talk | None = None
+    """With an environment."""
+
+
+class Talk(msgspec.Struct, frozen=True, kw_only=True):
+    """What a conversation was, beside its tokens."""
+
+    loss_mask: list[int]
+    """1 for what the model generated; 0 for what the environment gave, and for all of a failed one."""
+    reward: float | None
+    """None: the environment gave none, so verl's reward function is asked."""
+    num_turns: int
+    """Generated and given ones."""
+    tool_s: float
+    """In calls of the environment."""

@@ -19,6 +19,7 @@ from seer.scheduling.registry import parse_scheduler
 
 WHERE = "actor_rollout_ref.rollout.custom.seer"
 ROLLOUT = "actor_rollout_ref.rollout"
+ENVIRONMENT, TOOLS = f"+{WHERE}.environment=", f"+{WHERE}.tools="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,12 @@ class VerlSettings:
     """A replica that takes longer over one bucket of weights, or over one answer of a weight sync, is lost."""
     stall_deadline_s: Seconds = 900.0
     """The rollout fails if no replica sends anything for this long while requests wait."""
+    environment: str | None = None
+    """What responses talk to after each turn: MODULE:NAME or FILE.py:NAME. None: verl's own agent loops."""
+    environment_deadline_s: Seconds = 60.0
+    """Of each call of the environment."""
+    tools: str | None = None
+    """Schemas for the chat template, beside an environment: MODULE:NAME or FILE.py:NAME of one or of a list."""
     run_dir: Path | None = None
     """Where the run is recorded for `seer report`. None: `seer` in the folder of verl's checkpoints."""
     keep_steps: CountOrZero = 4
@@ -61,6 +68,11 @@ class VerlSettings:
             raise ConfigError(f"speculation={self.speculation!r}", hint="auto or off")
         if self.pool.ssd_dir is not None:
             raise ConfigError("pool.ssd_dir is not supported in verl", hint="leave it out")
+        if self.tools is not None and self.environment is None:
+            raise ConfigError(
+                f"tools={self.tools!r} are for an environment, and there is none",
+                hint=f"+{WHERE}.environment=MODULE:NAME; tools of verl are set in {ROLLOUT}.multi_turn",
+            )
         parse_scheduler(self.scheduler)
 
 

@@ -115,15 +115,22 @@ class StepRecord:
                 "moved_kv_tokens": float(summary.migrated_tokens),
                 "recomputed_tokens": float(summary.recomputed_tokens),
             }
+            if summary.num_turns:
+                numbers |= {
+                    "turns_mean": summary.num_turns / max(1, summary.num_requests),
+                    "tool_wait_s": summary.tool_wait_s,
+                    "tool_failures": float(summary.tool_failures),
+                }
         return numbers
 
     def replay(self, limits: Sequence[InstanceLimits], chunk_tokens: int | None) -> dict[str, float]:
         """What verl's own dispatch and the ideal schedule would have taken, by the step times that were measured.
 
-        `limits` are those of each server. Empty where there is nothing to go by: no step was measured, or a response
-        did not end by itself.
+        `limits` are those of each server. Empty where there is nothing to go by: no step was measured, a response did
+        not end by itself, or responses waited for an environment.
         """
-        if not 0 < self._counts["responses"] <= MAX_REPLAYED:
+        summary = self._summary()
+        if not 0 < self._counts["responses"] <= MAX_REPLAYED or (summary is not None and summary.num_turns):
             return {}
         found = explain(self._replayed, max_num_seqs=[one.max_num_seqs for one in limits])
         try:
