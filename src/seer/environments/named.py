@@ -20,7 +20,7 @@ from typing import Any
 from seer.environments.base import Environment, Message, check_environment
 from seer.errors import ConfigError
 
-OPTION = "--environment"
+OPTION = "--environment "
 
 
 def load_environment(name: str, option: str = OPTION) -> Environment:
@@ -51,7 +51,7 @@ def with_whole_path(name: str) -> str:
 
 
 def _load(name: str, what: str, option: str) -> Any:
-    hint = f"{option} MODULE:NAME or FILE.py:NAME, for example tools:calculator for calculator of tools.py"
+    hint = f"{option}MODULE:NAME or FILE.py:NAME, for example tools:calculator for calculator of tools.py"
     where, colon, attribute = name.partition(":")
     if not colon or not where or not attribute:
         raise ConfigError(f"{what} {name!r} names no object of a module", hint=hint)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments and schemas by name: of files here; names of modules are in tests/integration/test_verify_turns.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer.environments.named import load_environment, load_tools, with_whole_path
+from seer.errors import ConfigError
+
+CODE = """
+from helpers_beside import ANSWER
+
+async def tool(conversation):
+    return ANSWER
+
+def plain(conversation):
+    return ANSWER
+
+SCHEMA = {"type": "function"}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helpers_beside.py").write_text("ANSWER = None\n")
+    (tmp_path / "my tools.py").write_text(CODE)
+    return str(tmp_path / "my tools.py")
+
+
+def test_a_file_may_import_what_stands_beside_it_and_is_loaded_once(file: str) -> None:
+    environment: Any = load_environment(f"{file}:tool")
+    assert load_environment(f"{file}:tool") is environment
+    assert environment.__globals__["ANSWER"] is None
+
+
+def test_a_relative_file_is_found_from_another_folder(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = with_whole_path("my tools.py:tool")
+    assert name == f"{file}:tool"
+    assert with_whole_path("tools:calculator") == "tools:calculator"
+    monkeypatch.chdir("/")
+    load_environment(name)
+
+
+def test_one_schema_is_a_list_of_one(file: str) -> None:
+    assert load_tools(f"{file}:SCHEMA", "--tools") == [{"type": "function"}]
+    with pytest.raises(ConfigError, match="are a function, not schemas"):
+        load_tools(f"{file}:plain", "--tools")
+
+
+@pytest.mark.parametrize(("name", "why"), [("nothing.py:tool", "No such file"), ("nothing.py", "names no object")])
+def test_what_is_not_there_is_refused_with_an_example(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        load_environment(name, "--set environment=")
+    assert "--set environment=MODULE:NAME or FILE.py:NAME" in str(caught.value.hint)
+
+
+def test_a_name_that_a_file_lacks_and_a_plain_function_are_refused(file: str) -> None:
+    with pytest.raises(ConfigError, match="no attribute 'other'"):
+        load_environment(f"{file}:other")
+    with pytest.raises(ConfigError, match="not an async function"):
+        load_environment(f"{file}:plain")
