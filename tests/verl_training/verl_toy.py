@@ -82,6 +82,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",  # with Ray's 15 a run hardly moves beside other work
     "WANDB_MODE": "disabled",
 }
 

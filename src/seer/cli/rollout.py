@@ -82,7 +82,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_key(parser, "--out", "out", type=Path, metavar="FILE.jsonl", help="results (results.jsonl in the run's folder)")
     verify = "score this share of the responses again during the run (none)"
     add_key(parser, "--verify", "verify", type=float, metavar="P", help=verify)
-    environment = "what responses talk to after each turn, as MODULE:NAME or FILE.py:NAME; a resumed run repeats it (nothing)"
+    environment = (
+        "what responses talk to after each turn, as MODULE:NAME or FILE.py:NAME; a resumed run repeats it (nothing)"
+    )
     add_key(parser, "--environment", "environment", metavar="MODULE:NAME", help=environment)
     parser.add_argument(
         "--resume",

@@ -18,15 +18,15 @@ from chat_models import TEMPLATES, make_tokenizer
 from seer.engine.local.tokenizer import Tokenizer
 from seer.environments.given_tokens import given_tokens
 from seer.errors import ConfigError, InstanceError
-from seer.integrations.verl.conversing import ChatTemplate, opening_of
+from seer.integrations.verl.conversing import ChatTemplate, failed_at_tool, opening_of
 from seer.integrations.verl.driver import SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest, Opening, Talk
 from seer.integrations.verl.settings import VerlSettings, read_settings
-from seer.types import Sampling
+from seer.types import FinishReason, Response, Sampling, Turn
 from verl_servers import StandInServer
 
 CODE = '''
-from seer import End, FinishReason
+from seer import End, FinishReason, Reply
 
 seen, closed = [], []
 
@@ -44,6 +44,10 @@ class Tool:
 
     def close(self, key):
         closed.append(key)
+
+
+async def babbler(conversation):
+    return Reply(token_ids=[100_000])
 
 
 async def silent(conversation):
@@ -200,7 +204,28 @@ def test_a_conversation_whose_server_dies_goes_on_elsewhere(tmp_path: Path) -> N
     run(work())
 
 
-def test_an_engine_that_fails_in_a_turn_is_a_lost_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "is_tools_fault"), [("generated", False), ("given", True)])
+def test_an_engine_that_fails_in_a_turn_is_no_failed_tool(kind: Any, is_tools_fault: bool) -> None:
+    response = Response(
+        group=0,
+        prompt_id="a",
+        index=0,
+        turns=[Turn(kind, 0, 3, 0.0, 1.0)],
+        finish_reason=FinishReason.FAILED,
+        weights_version=1,
+        seed=0,
+        num_prompt_tokens=3,
+        num_tokens=3,
+        queued_s=0.0,
+        started_s=0.0,
+        finished_s=1.0,
+        num_chunks=3,
+        num_migrations=0,
+    )
+    assert failed_at_tool(response) is is_tools_fault
+
+
+def test_without_a_server_a_conversation_is_a_lost_response(tmp_path: Path) -> None:
     async def work() -> None:
         job = Job(tmp_path)
         await job.start()
@@ -233,6 +258,18 @@ def test_without_a_reward_verls_function_is_asked(tmp_path: Path) -> None:
         await job.start()
         [made] = await job.converse("a", 1)
         assert talk(made).reward is None
+        await job.driver.close()
+
+    run(work())
+
+
+def test_tokens_that_the_model_does_not_have_fail_their_response(tmp_path: Path) -> None:
+    async def work() -> None:
+        job = Job(tmp_path, "babbler")
+        await job.start()
+        made = await job.converse("a", 4)
+        assert any(not any(talk(one).loss_mask) for one in made)
+        await job.driver.check_rollout()
         await job.driver.close()
 
     run(work())

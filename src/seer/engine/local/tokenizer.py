@@ -50,6 +50,11 @@ class Tokenizer:
         return self._template is not None
 
     @cached_property
+    def vocab_size(self) -> int:
+        """Its token ids are below this; a model may have more."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+
+    @cached_property
     def max_token_chars(self) -> int:
         """Characters of the longest token as the vocabulary writes it, which is at least as long as its text."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)

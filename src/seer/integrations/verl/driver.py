@@ -260,6 +260,7 @@ class SeerDriver:
             chunk_tokens=self._settings.chunk_tokens,
             longest_response_tokens=self._response_tokens,
             events=self._on_event,
+            vocab_size=None if self._conversing is None else self._conversing.codec.vocab_size,
             stall_deadline_s=self._settings.stall_deadline_s,
         )
 
