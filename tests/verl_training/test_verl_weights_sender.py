@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import zmq
 
 from seer.errors import DeadlineExceeded, InstanceError
 from seer.integrations.verl import weights_sender
-from seer.integrations.verl.weights_sender import ServerGone, WatchedSocket
+from seer.integrations.verl.weights_sender import ServerGone, WatchedSender, WatchedSocket
 
 
 @pytest.fixture
@@ -97,3 +98,14 @@ def test_a_receiver_that_answers_is_heard(pair: tuple[zmq.Socket[bytes], str]) -
     assert watched.recv() == b"taken"
     thread.join()
     assert received == [{"bucket": 1}]
+
+
+def test_memory_that_the_dead_receiver_took_along_is_no_error(tmp_path: Path) -> None:
+    """Its process's resource tracker removes what it had open."""
+    sender = WatchedSender(
+        f"ipc://{tmp_path}/weights", 1, use_shm=True, receiver=None, is_alive=lambda: False, deadline_s=1.0
+    )
+    sender.shm = SharedMemory(create=True, size=16)
+    SharedMemory(sender.shm.name).unlink()
+    sender._cleanup()
+    assert sender.shm is None

@@ -37,10 +37,8 @@ class CpuWorker(vLLMColocateWorkerExtension):
         """Kill the server in the middle of a weight sync, where a test asks for it."""
         if "SEER_KILLS" not in os.environ:
             return
-        from verl_kills import HOST, is_due, strike
+        from verl_kills import HOST, is_due, step_of_sync, strike
 
-        # The first weights after a start are let through, so that each death is of a server that takes part.
-        is_first, self.has_weights = not getattr(self, "has_weights", False), True
-        if not is_first and is_due("sync"):
+        if is_due("sync", step_of_sync()):  # not by the first weights of a server: it knows no step before them
             strike(int(os.environ[HOST]))
             time.sleep(60)  # no answer: this process ends with the server

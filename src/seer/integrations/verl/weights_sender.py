@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl's sender of weights, with a watch on the receiver: verl's own waits for ever if that dies or raises.
 
-Invariant: every wait on the socket ends: with the receiver's answer, with its error, or after the deadline.
+Invariants
+  1. Every wait on the socket ends: with the receiver's answer, with its error, or after the deadline.
+  2. What a dead receiver took along raises nothing of its own: the error is that it is dead.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class WatchedSender(BucketedWeightSender):
     """Sends through a socket that is watched."""
 
     socket: Any
+    shm: Any
 
     def __init__(
         self,
@@ -49,6 +52,13 @@ class WatchedSender(BucketedWeightSender):
         super()._init_socket()
         self.socket.setsockopt(zmq.LINGER, 0)  # what a dead receiver did not take is dropped with the socket
         self.socket = WatchedSocket(self.socket, self._receiver, self._is_alive, self._deadline_s)
+
+    def _cleanup(self) -> None:
+        try:
+            super()._cleanup()
+        except FileNotFoundError:  # the shared memory: the resource tracker of a receiver that died has removed it
+            self.shm = None
+            super()._cleanup()
 
 
 class WatchedSocket:
