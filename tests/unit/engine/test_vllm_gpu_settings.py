@@ -193,13 +193,20 @@ def test_a_vllm_that_lacks_a_name_runs_without_drafts_and_says_why(
     assert "has no no_such_name" in record.getMessage()
 
 
-def test_a_vllm_whose_sampler_takes_other_arguments_runs_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest release has another sampler than the one that drafts were measured on."""
-    found = install.missing_names()
-    assert found is None or " takes " in found, found
-    owner = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
-    monkeypatch.setattr(install, "ARGUMENTS", ((owner, "RejectionSampler", "__call__", ("something",)),))
-    assert "__call__ takes logits" in str(install.missing_names())
+@pytest.mark.parametrize(
+    ("first", "others", "reason"),
+    [
+        (("logits", "something"), ("idx_mapping",), "gumbel_sample takes logits, "),
+        (("logits", "expanded_idx_mapping"), ("temperature",), "gumbel_sample takes logits, "),
+    ],
+    ids=["others that come first", "others that nobody has looked at"],
+)
+def test_a_vllm_whose_functions_take_other_arguments_runs_without_drafts(
+    monkeypatch: pytest.MonkeyPatch, first: tuple[str, ...], others: tuple[str, ...], reason: str
+) -> None:
+    assert install.missing_names() is None
+    monkeypatch.setattr(install, "CALLED", (("vllm.v1.worker.gpu.sample.gumbel", "gumbel_sample", first, others),))
+    assert reason in str(install.missing_names())
 
 
 def test_addresses_and_keys_of_draft_servers_are_not_in_what_vllm_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +226,6 @@ def test_the_installed_vllm_has_every_name_and_only_our_engines_are_let_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    monkeypatch.setattr(install, "ARGUMENTS", ())
     original = VllmConfig._get_v2_model_runner_unsupported_features
     monkeypatch.setattr(
         VllmConfig, install.CONFIG_CHECK, lambda self: ["ngram/ngram_gpu speculative decoding", "another"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KV pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.32.
+"""The KV pool behind vLLM's KV connector interface (v1), for vLLM 0.26 to 0.33.
 
 vLLM makes one connector in the scheduler, which decides what moves (connector_plan.py), and one in each worker, which
 moves it (connector_transfer.py); with tensor parallelism each worker moves its part (connector_parts.py). A

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of vLLM that our classes override or replace, each looked for before an engine starts.
 
-    feature      without its names, or on a vLLM that was never tested
+    feature      without its names, or on a vLLM newer than any known one
     counting     vLLM's own scheduler: steps are not counted, tokens are sent as vLLM sends them, leases are not
                  extended
     drafts       no drafts
@@ -71,7 +71,7 @@ def guarded(settings: VllmSettings) -> VllmSettings:
     version = require_vllm()
     if is_newer(version):
         log.warning(
-            "vLLM %s is newer than %d.%d, and Seer is tested with %s: it runs plain, without drafts and pool",
+            "vLLM %s is newer than %d.%d, and Seer knows %s: it runs plain, without drafts and pool",
             version,
             *NEWEST,
             SUPPORTED,

@@ -12,7 +12,7 @@ puts it there. Calls and new requests come in order on one socket, but the front
 the request. Such leases are kept until the request is added. Runs number their requests from 0, so leases name their
 run: one that came after its request had ended must not be given to a request of a later run.
 
-Used in vLLM 0.26 to 0.32: `add_request`, `Request.max_tokens` and utility calls are the same there.
+Used in vLLM 0.26 to 0.33: `add_request`, `Request.max_tokens` and utility calls are the same there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's scheduler with grouped drafts: after each step they replace what the worker proposed.
 
-Used only with speculation. The methods overridden here have the same signature in vLLM 0.26 to 0.32.
+Used only with speculation. The methods overridden here have the same signature in vLLM 0.26 to 0.33.
 """
 
 from __future__ import annotations

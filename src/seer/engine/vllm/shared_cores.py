@@ -5,7 +5,7 @@ vLLM's scheduler and its workers look for each other's messages in a busy loop. 
 have little else to do. On a CPU they compute the model, and with few of them every process that carries tokens to the
 driver and to clients waits for a core each time it wakes up (docs/log.md). So on a CPU they sleep between two looks.
 
-vLLM 0.26 to 0.32 have the function that is replaced here.
+vLLM 0.26 to 0.33 have the function that is replaced here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Log-probabilities are computed for every request, because a token without one sh
 or all excluded. Computing them costs less than counting NaN in the logits, which is vLLM's own way; carrying them to
 the front end is what costs. So where a request does not want them, they are checked in this process and left out.
 
-The methods overridden here have the same signature in vLLM 0.26 to 0.32.
+The methods overridden here have the same signature in vLLM 0.26 to 0.33.
 
 Invariants
   1. A log-probability that is not finite is never left out: the front end refuses its token.

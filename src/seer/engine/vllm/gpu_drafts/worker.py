@@ -11,14 +11,14 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from seer.engine.vllm.gpu_drafts.graphs import Shapes, capture_in
 from seer.engine.vllm.gpu_drafts.install import missing_names
-from seer.engine.vllm.gpu_drafts.sampler import coupled
+from seer.engine.vllm.gpu_drafts.sampler import couple
 from seer.engine.vllm.gpu_drafts.speculator import GroupedSpeculator
 
 logger = init_logger("vllm.seer")
 
 
 class GroupedDraftsWorker(Worker):
-    """Replaces two things while the runner is made; everything else is vLLM's."""
+    """Makes vLLM's runner with our speculator, and lets this process verify drafts by sampling; all else is vLLM's."""
 
     def init_device(self) -> None:
         """Make the runner with our speculator."""
@@ -30,15 +30,10 @@ class GroupedDraftsWorker(Worker):
             super().init_device()
         finally:
             module.init_speculator = original
+        couple()
         runner: Any = self.model_runner
         runner.speculator.bind(runner)
         logger.info("grouped drafts of %d tokens on %s", runner.speculator.num_draft_tokens, self.device)
-
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Also put the coupled sampler in place of the rejection sampler, which is made here."""
-        super().load_model(*args, **kwargs)
-        runner: Any = self.model_runner
-        runner.rejection_sampler = coupled(runner.rejection_sampler)
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         """Also choose the graphs, between the making of their manager and their capture."""
