@@ -18,17 +18,25 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
 
-from triton.language.extra import libdevice
+import triton.language as tl
 
 from vllm_engines import needs_vllm
 from vllm_names import read
 
 pytestmark = needs_vllm
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def log1p(x):  # type: ignore[no-untyped-def]
+    """CUDA's own function, which releases before 0.32 call, is not interpreted."""
+    return tl.log(1 + x)
+
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports use what PyTorch is about to drop
     triton_utils: Any = pytest.importorskip("vllm.triton_utils", reason="vLLM is not installed")
     # On a CPU vLLM puts empty modules in the place of Triton; what is imported below takes the real one.
-    triton_utils.triton, triton_utils.tl, triton_utils.tldevice = triton, triton.language, libdevice
+    triton_utils.triton, triton_utils.tl, triton_utils.tldevice = triton, tl, SimpleNamespace(log1p=log1p)
     triton_utils.HAS_TRITON = True
 
     from seer.engine.vllm.gpu_drafts.sampler import VERIFYING, couple
