@@ -11,6 +11,7 @@ One function of vLLM is replaced, `rejection_sample`: what comes before it (pena
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from typing import Any
@@ -40,6 +41,7 @@ def coupled(original: Any) -> Any:
     # From 0.29 on: the noise of the target model, which is not that of a draft model.
     as_plain = {"is_drafting": False} if "is_drafting" in inspect.signature(gumbel_sample).parameters else {}
 
+    @functools.wraps(original)  # a later engine of this process looks at its arguments again
     def rejection_sample(  # noqa: PLR0917 - vLLM's own arguments
         target_logits: torch.Tensor,
         draft_logits: torch.Tensor | None,
