@@ -11,6 +11,7 @@ from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.fleet import Fleet
 from seer.metrics.events import Ended, Event, InstanceState, Started
+from seer.request import RequestState
 from seer.rollout import RolloutLoop
 from seer.scheduling.base import Assignment, Scheduler
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
@@ -24,6 +25,7 @@ from seer.types import (
     Chunk,
     ChunkEnd,
     ChunkOutput,
+    FinishReason,
     Group,
     GroupResult,
     InstanceLimits,
@@ -64,6 +66,12 @@ def limits(
 
 def a_fleet(instances: int = 2, *, blocks: int = 100, max_num_seqs: int = 1000) -> Fleet:
     return Fleet([limits(blocks, max_num_seqs=max_num_seqs)] * instances)
+
+
+def end(request: Request, num_tokens: int) -> None:
+    """It has ended by itself at this length."""
+    request.num_generated = num_tokens
+    request.state, request.finish_reason = RequestState.FINISHED, FinishReason.STOP
 
 
 def a_context(finished: Mapping[int, int] | None = None) -> Context:

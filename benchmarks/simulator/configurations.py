@@ -5,7 +5,10 @@ Ratios are of total seconds on the same arrangement; the mean over the arrangeme
 draft as their name says (`verl` not at all); `seer-oracle` does not draft, so its share is without speculation.
 configurations.md has the recorded result.
 
-    python benchmarks/simulator/configurations.py [--seeds N] [--processes N] [--only NAME ...]
+    python benchmarks/simulator/configurations.py [--seeds N] [--processes N] [--after N] [--only NAME ...]
+
+With --after, `seer` has rolled out so many other arrangements of the configuration before, and starts with what they
+have shown of how far groups outgrow their first finish, as in the later iterations of a training run.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -22,6 +26,7 @@ from seer.machine.workers import worker_processes
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.costs import H200, MODELS, InstanceCost
 from seer.sim.workloads import PAPER, LengthModel, Workload, paper_workload
+from seer.spread import Spread
 from stamp import print_stamp
 
 LEAST = 0.99
@@ -110,10 +115,13 @@ def workload_of(name: str, seed: int) -> Workload:
 Job = tuple[str, int, str, Speculation]
 
 
-def total_s(job: Job) -> float:
+def total_s(job: Job, after: int) -> float:
     """Total seconds of one simulation."""
     name, seed, scheduler, speculation = job
-    return simulate(workload_of(name, seed), scheduler, speculation=speculation).summary.makespan_s
+    spread = Spread()
+    for earlier in range(after if scheduler == "seer" else 0):
+        simulate(workload_of(name, 1000 + after * seed + earlier), scheduler, speculation=speculation, spread=spread)
+    return simulate(workload_of(name, seed), scheduler, speculation=speculation, spread=spread).summary.makespan_s
 
 
 def jobs_of(names: list[str], num_seeds: int) -> list[Job]:
@@ -139,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8, metavar="N", help="arrangements of each (%(default)s)")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="simulations at once (%(default)s)")
+    parser.add_argument("--after", type=int, default=0, metavar="N", help="rollouts that seer has seen (%(default)s)")
     parser.add_argument("--only", nargs="+", default=list(CONFIGURATIONS), choices=CONFIGURATIONS, metavar="NAME")
     args = parser.parse_args()
     print_stamp(args)
@@ -148,7 +157,9 @@ def main() -> None:
     with worker_processes(args.processes) as pool:
         for name in args.only:
             jobs = jobs_of([name], args.seeds)
-            line, ratios = row(name, dict(zip(jobs, pool.map(total_s, jobs), strict=True)), args.seeds)
+            line, ratios = row(
+                name, dict(zip(jobs, pool.map(partial(total_s, after=args.after), jobs), strict=True)), args.seeds
+            )
             worse += any(value < LEAST for value in ratios)
             print(line, flush=True)
     print(f"\nThroughput of seer over each; {worse} of {len(args.only)} configurations have a mean below {LEAST}.")

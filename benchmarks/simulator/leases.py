@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases in the simulator: the recorded lengths on one and on four instances, with little KV memory and with plenty.
 
-    python benchmarks/simulator/leases.py [--setups one,four] [--schedulers verl-sync,seer] [--seeds 0,1,2]
+    python benchmarks/simulator/leases.py [--setups one,four] [--schedulers verl-sync,seer] [--seeds 0,1,2] [--after N]
 
 Step costs are near those of Qwen2.5-Coder-1.5B on an H200, whole or a quarter of it; a load from the pool takes 20 ms
 and 4 us a token. The groups of the recording are drawn in another order for each seed. Prints the speed against the
-first scheduler, the tail, the KV in use while any request waits, and the counts of chunks, extensions and parks.
+first scheduler, the tail, the KV in use while any request waits, and the counts of chunks, extensions and parks. With
+--after, so many other orders have been rolled out before, and the run starts with the spread that they have shown.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
 from seer.sim.costs import H200, MODELS
 from seer.sim.instance import SimulatedInstance
+from seer.spread import Spread
 from seer.transfer import TransferEstimate
 from seer.types import Group, InstanceLimits, Sampling
 from stamp import QWEN_MIX, print_stamp
@@ -67,7 +69,7 @@ def read_groups(seed: int) -> tuple[list[Group], list[int]]:
     return groups, np.clip(lengths[chosen], 1, MAX_TOKENS).ravel().tolist()
 
 
-def simulate(scheduler: str, setup: dict[str, Any], seed: int) -> tuple[Summary, list[Event]]:
+def simulate(scheduler: str, setup: dict[str, Any], seed: int, spread: Spread) -> tuple[Summary, list[Event]]:
     """One run."""
     groups, lengths = read_groups(seed)
     fit = StepFit(base_s=setup["base_s"], slope_s=setup["slope_s"], prefill_s=2e-5)
@@ -78,7 +80,7 @@ def simulate(scheduler: str, setup: dict[str, Any], seed: int) -> tuple[Summary,
         max_num_seqs=setup["slots"],
         max_model_len=1 << 15,
     )
-    context, summarizer, events = Context(), Summarizer(setup["instances"]), []
+    context, summarizer, events = Context(spread=spread), Summarizer(setup["instances"]), []
     settings = scheduler_settings(None, [limits], MAX_TOKENS, TransferEstimate(cost.transfer_costs()))
     chosen = make_scheduler(parse_scheduler(scheduler), settings, context, lambda request: lengths[request.id])
 
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--setups", default=",".join(SETUPS))
     parser.add_argument("--schedulers", default="verl-sync,verl,seer-paper,seer,seer-oracle")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--after", type=int, default=0, metavar="N", help="rollouts that seer has seen (%(default)s)")
     args = parser.parse_args()
     print_stamp(args)
     for name in args.setups.split(","):
@@ -114,7 +117,10 @@ def main() -> None:
         for scheduler in args.schedulers.split(","):
             ratios, found = [], None
             for seed in map(int, args.seeds.split(",")):
-                summary, events = simulate(scheduler, SETUPS[name], seed)
+                spread = Spread()
+                for earlier in range(args.after if scheduler == "seer" else 0):
+                    simulate(scheduler, SETUPS[name], 1000 + args.after * seed + earlier, spread)
+                summary, events = simulate(scheduler, SETUPS[name], seed, spread)
                 ratios.append(base.setdefault(seed, summary.makespan_s) / summary.makespan_s)
                 found = report_leases(events, kv_tokens=SETUPS[name]["kv_tokens"])
             print(f"{name:<10} {scheduler:<12} {np.mean(ratios):.3f}x {summary.makespan_s:.1f} s {found}", flush=True)

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from seer import context
 from seer.metrics.summary import Summary
 from seer.sim.cluster import simulate
 from seer.sim.workloads import PAPER, paper_workload
+from seer.spread import Spread
 from stamp import print_stamp
 
 SCHEDULERS = ("verl-sync", "context", "oracle", "seer", "seer-oracle")
@@ -29,21 +27,23 @@ FIXED_SPREADS = (1.0, 2.0, 4.0, 6.0, 10.0, 16.0, 1e6)
 COLUMNS = ("makespan_s", "tail_s", "group_median_s", "group_p90_s", "group_last_s")
 
 
-@contextmanager
-def fixed_spread(value: float) -> Iterator[None]:
+class FixedSpread(Spread):
     """Nothing is learned: the spread has this value from the start."""
-    learned, context.SPREADS = context.SPREADS, (value,)
-    try:
-        yield
-    finally:
-        context.SPREADS = learned
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def _look(self) -> None:
+        """Nothing."""
 
 
-def summaries(scheduler: str, args: argparse.Namespace) -> list[Summary]:
+def summaries(scheduler: str, args: argparse.Namespace, spread: Spread | None = None) -> list[Summary]:
     """One simulation for each seed."""
     seeds = [int(seed) for seed in args.seeds.split(",")]
     workloads = [paper_workload(args.workload, seed=seed, shrink=args.shrink) for seed in seeds]
-    return [simulate(workload, scheduler, speculation=args.speculation).summary for workload in workloads]
+    options = {"speculation": args.speculation, "spread": spread}
+    return [simulate(workload, scheduler, **options).summary for workload in workloads]
 
 
 def line(name: str, found: list[Summary], verl_tail_s: float) -> str:
@@ -68,9 +68,8 @@ def main() -> None:
         verl_tail_s = verl_tail_s or fmean(summary.tail_s for summary in found)
         print(line(f"`{scheduler}`", found, verl_tail_s), flush=True)
     for spread in FIXED_SPREADS:
-        with fixed_spread(spread):
-            shown = "without bound" if spread == FIXED_SPREADS[-1] else f"{spread:g}"
-            print(line(f"`seer`, spread {shown}", summaries("seer", args), verl_tail_s), flush=True)
+        shown = "without bound" if spread == FIXED_SPREADS[-1] else f"{spread:g}"
+        print(line(f"`seer`, spread {shown}", summaries("seer", args, FixedSpread(spread)), verl_tail_s), flush=True)
 
 
 if __name__ == "__main__":

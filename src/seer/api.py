@@ -52,6 +52,7 @@ from seer.runs.rewards import RewardFunction
 from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
 from seer.runs.session import Session
 from seer.runs.session_options import SessionOptions
+from seer.spread import Spread
 from seer.types import GroupResult, Response, Sampling
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Rollout:
         self._watch: WatchedRollout | None = None
         self._run: Run | None = None
         self._length_hints: dict[str, int] = {}
+        self._spread = Spread()  # learned over all runs and sessions
         self.verification: Verification | None = None
         """What verifying the newest run found; None if it was not asked to be, or nothing it chose ended."""
 
@@ -224,7 +226,8 @@ class Rollout:
         call `stop_group`.
 
         What an earlier epoch taught may be given by prompt id: `length_hints`, the longest response, and
-        `past_responses`, token ids to draft from. Neither changes a token.
+        `past_responses`, token ids to draft from. Neither changes a token. How far responses outgrow the first of
+        their group to finish is carried from run to run by itself (seer.spread).
 
         Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
         `cancel`.
@@ -264,6 +267,7 @@ class Rollout:
             reward_deadline_s=reward_deadline_s,
             events=self._watched(events),
             length_hints=self._length_hints if length_hints is None else length_hints,
+            spread=self._spread,
             past_responses=past_responses or {},
             verifier=verifier,
             calls=self._environment_calls(environment, environment_deadline_s, tools),
@@ -317,6 +321,7 @@ class Rollout:
             seed=seed,
             chunk_tokens=self.config.chunk_tokens,
             length_hints=self._length_hints if length_hints is None else length_hints,
+            spread=self._spread,
             events=self._watched(events),
             vocab_size=self.engine.vocab_size,
         )

@@ -7,7 +7,7 @@ longest finished response. A length hint (the group's estimate in an earlier epo
 one.
 
 `spread` says how far an estimate may be off: how many times as long as the first of its group to finish a response may
-be, as this iteration has shown.
+be, as this iteration and those before it have shown (seer.spread).
 
 `turns` is what conversations have shown: turns, tokens of a turn, and how long tools take (seer.turn_estimates).
 
@@ -16,48 +16,23 @@ be, as this iteration has shown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from seer.buffer import Request
+from seer.spread import Spread
 from seer.turn_estimates import TurnEstimates
 from seer.types import Group
-
-SPREADS = (6.0, 10.0, 16.0)
-"""Values of `Context.spread`: few, because requests are ranked anew when it changes."""
-SPREAD_MARGIN = 2.5
-"""The spread over what nine of ten complete groups have shown: groups with a very long response are complete last."""
-GROUPS_AT_LEAST = 16
-"""Complete groups that are needed to tell; with fewer, the spread is the widest."""
-
-
-class Spread:
-    """How much longer than the first of its group to finish a response may be, learned from complete groups."""
-
-    def __init__(self) -> None:
-        self.value = SPREADS[-1]
-        self._num_seen, self._next_look = 0, GROUPS_AT_LEAST
-        self._num_beyond = [0] * len(SPREADS)
-
-    def observe(self, ratio: float) -> None:
-        """A group is complete; `ratio`: its longest response over its first to finish."""
-        self._num_seen += 1
-        for at, spread in enumerate(SPREADS):
-            self._num_beyond[at] += ratio * SPREAD_MARGIN > spread
-        if self._num_seen >= self._next_look:
-            self._next_look = self._num_seen + self._num_seen // 4
-            few = [spread for spread, num in zip(SPREADS, self._num_beyond, strict=True) if num * 10 <= self._num_seen]
-            self.value = few[0] if few else SPREADS[-1]
 
 
 class Context:
     """Length estimate and service of each group, or of each family of groups."""
 
-    def __init__(self, length_hints: Mapping[str, int] | None = None) -> None:
+    def __init__(self, length_hints: Mapping[str, int] | None = None, spread: Spread | None = None) -> None:
         self._length_hints = length_hints or {}
         """Longest response of a prompt in an earlier epoch, by `Group.key`."""
         self._longest_finished: dict[int, int] = {}
-        self._finished: dict[int, tuple[int, int]] = {}  # group -> its finished responses, length of the first
-        self._spread = Spread()
+        self._spread = Spread() if spread is None else spread
+        self._spread.begin()
         self.turns = TurnEstimates()
         self._service: dict[int, int] = {}
 
@@ -92,16 +67,16 @@ class Context:
         """How many times as long as the first of its group to finish a response may be."""
         return self._spread.value
 
-    def observe_finished(self, request: Request) -> None:
-        """Learn the length of a request that ended by itself; cancelled and failed requests say nothing of lengths."""
+    def observe_finished(self, request: Request, members: Sequence[Request] = ()) -> None:
+        """Learn the length of a request that ended by itself; cancelled and failed requests say nothing of lengths.
+
+        `members` are all requests of its group: those that still run tell how far they have come.
+        """
         group = request.group.family
-        num, first = self._finished.get(group, (0, max(1, request.num_generated)))
-        self._finished[group] = num + 1, first
-        longest = self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
+        self._longest_finished[group] = max(self._longest_finished.get(group, 0), request.num_generated)
         if request.turns:
             self.turns.observe_finished(request)
-        if num + 1 == request.group.num_requests > 1:
-            self._spread.observe(longest / first)
+        self._spread.observe(request, members)
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """The request was given a chunk of this many tokens."""
@@ -115,7 +90,7 @@ class Context:
     def forget(self, family: int) -> None:
         """No more requests of it come."""
         self._longest_finished.pop(family, None)
-        self._finished.pop(family, None)
+        self._spread.close(family)
         self.turns.forget(family)
         self._service.pop(family, None)
 

@@ -295,7 +295,7 @@ class RolloutLoop:
             self._restored_at_tool.add(request.id)
             self._hand_over(request, now_s)
         elif past.finish_reason is not None:
-            self.context.observe_finished(request)
+            self.context.observe_finished(request, self.buffer.members(request.group.id))
             self._events(Ended(now_s, request.id, request.num_generated, past.finish_reason.value))
 
     def _renew_leases(self) -> None:
@@ -413,7 +413,7 @@ class RolloutLoop:
         self._cancelled.discard(request.id)
         self.fleet.nodes.forget(request.id)
         if request.finish_reason.is_complete:
-            self.context.observe_finished(request)
+            self.context.observe_finished(request, self.buffer.members(request.group.id))
         self._events(Ended(now_s, request.id, request.num_generated, request.finish_reason.value))
         if request.id in self._restored_at_tool:
             self._restored_at_tool.remove(request.id)

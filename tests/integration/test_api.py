@@ -264,6 +264,9 @@ def test_an_weights_version_advances_with_the_weights_and_lengths_may_be_carried
     async def scenario() -> None:
         async with a_rollout() as rollout:
             first = await rolled_out(rollout)
+            assert rollout.current is not None
+            spread = rollout.current._options.spread
+            assert spread.known.num > 0
             assert await rollout.update_weights(tmp_path, keep_context=True) == 1
             second = await rolled_out(rollout)
             assert {r.weights_version for g in first for r in g.responses} == {0}
@@ -272,6 +275,7 @@ def test_an_weights_version_advances_with_the_weights_and_lengths_may_be_carried
             longest = max(r.num_tokens for g in first if g.group == 0 for r in g.responses)
             assert rollout.current._options.length_hints is not None
             assert rollout.current._options.length_hints["0"] == longest
+            assert rollout.current._options.spread is spread  # how far groups outgrow their first finish
 
     asyncio.run(scenario())
 

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Length estimates, as the paper makes them."""
 
-import pytest
-
 from builders import a_context, a_group, requests_of
-from seer.buffer import Request
 from seer.context import Context
 
 
@@ -46,27 +43,3 @@ def test_service_adds_up_by_group() -> None:
     context.grant(second, 50)
     assert context.service_tokens(first.group) == 150
     assert context.service_tokens(a_group(9)) == 0
-
-
-@pytest.mark.parametrize(("longest", "spread"), [(110, 6.0), (300, 10.0), (450, 16.0), (9000, 16.0)])
-def test_the_spread_follows_what_complete_groups_have_shown(longest: int, spread: float) -> None:
-    context = Context()
-    for group in range(20):
-        finish(context, group, 100)
-        assert context.spread == 16.0 or group >= 16
-        finish(context, group, longest)
-    assert context.spread == spread
-
-
-def test_one_wild_group_of_twenty_does_not_change_the_spread() -> None:
-    context = Context()
-    for group in range(20):
-        for length in (100, 4000 if group == 3 else 110):
-            finish(context, group, length)
-    assert context.spread == 6.0
-
-
-def finish(context: Context, group: int, num_tokens: int) -> None:
-    request = Request(0, a_group(group, 2, max_tokens=10_000), 0, 0.0)
-    request.num_generated = num_tokens
-    context.observe_finished(request)

@@ -45,6 +45,7 @@ from seer.runs.results import complete
 from seer.runs.rewards import RewardCalls, RewardFunction
 from seer.runs.user_calls import UserCalls
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
+from seer.spread import Spread
 from seer.transfer import TransferEstimate
 from seer.types import GROUP_DRAFTS, Group, GroupResult, InstanceLimits, Response
 
@@ -86,6 +87,8 @@ class RunOptions:
     verifier: Verifier | None = None
     """Gets every response as it ends; the caller starts and finishes it."""
     length_hints: Mapping[str, int] | None = None
+    spread: Spread = field(default_factory=Spread)
+    """What earlier runs have shown, and this one learns."""
     calls: EnvironmentCalls | None = None
     """What responses talk to between their turns."""
     max_context_tokens: int | None = None
@@ -126,7 +129,7 @@ class Run:
             raise ConfigError("there are no prompts to roll out")
         self.num_groups_wanted = options.enough_groups or (len(prompts) if isinstance(prompts, Sequence) else 0)
         self._is_cancelled = False
-        self._context = Context(options.length_hints)
+        self._context = Context(options.length_hints, options.spread)
         self._summarizer = Summarizer(len(fleet.instances))
         self._queue: asyncio.Queue[GroupResult | None] = asyncio.Queue()
         self._deliveries: set[asyncio.Task[None]] = set()

@@ -279,7 +279,7 @@ class Session:
         spec = parse_scheduler(options.scheduler)
         await fleet.begin_run(secrets.token_hex(8), spec.drafts if options.speculation == "auto" else "none", {})
         self._families = Families()
-        context = Context(options.length_hints)
+        context = Context(options.length_hints, options.spread)
         transfer = fleet.pool.transfer if fleet.pool is not None else None
         most = max(one.max_model_len for one in fleet.limits)
         longest = min(options.longest_response_tokens or most, most)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seer.config.rollout import SPECULATION_MODES
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink, discard
 from seer.scheduling.registry import parse_scheduler
+from seer.spread import Spread
 
 BATCH_SCHEDULERS = ("verl-sync", "group", "streamrl-oracle", "partial")
 """Place a whole batch at once."""
@@ -29,6 +30,8 @@ class SessionOptions:
     """None: whatever an instance holds."""
     length_hints: Mapping[str, int] | None = None
     """By group name: the longest response in an earlier epoch."""
+    spread: Spread = field(default_factory=Spread)
+    """What earlier runs and sessions have shown, and this one learns."""
     events: EventSink = discard
     vocab_size: int | None = None
     """Token ids that an environment gives must be below this; None: not known."""

@@ -28,6 +28,7 @@ from seer.sim.pool_tiers import PoolTiers
 from seer.sim.speculation import PAPER_TABLE_2, AcceptanceCurve, GroupProgress, SpeculationModel
 from seer.sim.turns import WhileWaiting
 from seer.sim.workloads import Workload
+from seer.spread import Spread
 from seer.transfer import TransferEstimate
 from seer.types import GROUP_DRAFTS, BudgetRule, DraftMode
 from seer.types import budget_rule as rule_of
@@ -63,6 +64,7 @@ def simulate(
     budget_rule: BudgetRule | None = None,
     curve: AcceptanceCurve | None = None,
     length_hints: Mapping[str, int] | None = None,
+    spread: Spread | None = None,
     pool: PoolTiers | None = None,
     while_waiting: WhileWaiting = "park",
     network: NetworkShape | None = None,
@@ -76,6 +78,7 @@ def simulate(
     `while_waiting` is what happens to the KV of requests that wait for their tools.
     `network` puts the instances on nodes whose cards the transfers share; without it each has its own full bandwidth.
     `length_hints` are the groups' lengths as learned in an earlier epoch, by the group's number as text.
+    `spread` is what earlier rollouts have shown of how far groups outgrow their first finish; this one adds to it.
     """
     workload.check()
     began_s = time.perf_counter()
@@ -99,7 +102,7 @@ def simulate(
         placement=PlacementConfig(transfer=estimate if while_waiting == "park" else None),
         token_s=_token_s(workload.cost),
     )
-    context = Context(length_hints)
+    context = Context(length_hints, spread)
     flat = [length for row in workload.lengths for length in row]
     chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
 

@@ -3,7 +3,8 @@
 
 Rollouts are simulated. Training and weight update take what the paper's Table 1 says they take beside veRL's rollout,
 the same for every scheduler. Rewards are computed beside the rollout, as in the paper, and add nothing. Every iteration
-has the same prompts in another order, with new responses; length hints of the last one are carried over if asked for.
+has the same prompts in another order, with new responses. How far groups outgrow their first finish is carried over, as
+in production; length hints of the last one are if asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.paper_numbers import FIGURE_8, PHASE_SHARES
 from seer.sim.workloads import PAPER, Workload, paper_workload
+from seer.spread import Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,10 @@ def iterate(
     """Simulate iterations one after the other."""
     training_s, update_s = other_phases_s(name)
     hints: Mapping[str, int] = {}
+    spread = Spread()
     for number in range(num_iterations):
         workload = iteration_workload(name, seed, number, shrink=shrink)
-        result = simulate(workload, scheduler, speculation=speculation, length_hints=hints)
+        result = simulate(workload, scheduler, speculation=speculation, length_hints=hints, spread=spread)
         hints = result.length_hints if carry_hints else {}
         summary = result.summary
         yield Iteration(rollout_s=summary.makespan_s, tail_s=summary.tail_s, training_s=training_s, update_s=update_s)

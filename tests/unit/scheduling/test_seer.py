@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from builders import a_group
+from builders import a_group, end
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.fleet import Fleet
@@ -70,7 +70,7 @@ def test_a_group_that_looks_short_leaves_memory_to_others_but_for_a_response_tha
     finished, outgrown, fresh, unknown, *_ = requests_of(2, 3)
     context = Context()
     finished.num_generated = 100
-    context.observe_finished(finished)  # its siblings may need 1,600 tokens, or three times what they have
+    context.observe_finished(finished)  # its siblings may need 800 tokens, or three times what they have
     outgrown.num_generated, unknown.num_generated = 900, 901
     ordering = MemoryOrSlotOrdering(context)
     for request in (outgrown, unknown, fresh):
@@ -92,7 +92,7 @@ def test_the_first_to_finish_may_be_the_shortest_so_its_group_counts_as_several_
 
 
 def test_waiting_requests_are_ranked_anew_when_groups_have_shown_a_smaller_spread() -> None:
-    calm = requests_of(40, 2)
+    calm = requests_of(60, 8)
     known, sibling, begun, _ = requests_of(2, 2)
     for new_id, request in enumerate((known, sibling, begun), start=1000):
         request.id = new_id
@@ -100,14 +100,14 @@ def test_waiting_requests_are_ranked_anew_when_groups_have_shown_a_smaller_sprea
     begun.group = a_group(101, 2, max_tokens=4096)
     context = Context()
     ordering = MemoryOrSlotOrdering(context)
-    known.num_generated, begun.num_generated = 300, 1000  # may need 16 and then 6 times 300; 3,096 tokens
+    known.num_generated, begun.num_generated = 300, 2000  # may need 8 and then 4 times 300; 2,096 tokens
     context.observe_finished(known)
     for request in (sibling, begun):
         ordering.push(request)
     assert ordering.peek() is sibling
     for request in calm:
-        request.num_generated = 100
-        context.observe_finished(request)
+        end(request, 290 if request.index else 100)
+        context.observe_finished(request, [one for one in calm if one.group is request.group])
         ordering.finished(request)
     assert ordering.peek() is begun
 

@@ -47,6 +47,7 @@ from seer.runs.prompts import EncodedPrompt, Prompt
 from seer.runs.response_handle import ResponseHandle
 from seer.runs.session import PromptInput, Session
 from seer.runs.session_options import SessionOptions
+from seer.spread import Spread
 from seer.types import FinishReason, Sampling
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class SeerDriver:
         host = LOOPBACK if num_machines == 1 else address
         self._services = Services(settings, num_servers, node, host, drafts=drafts)
         self._session: Session | None = None
+        self._spread = Spread()  # learned over all sessions
         self._is_closed = False
         self._seed, self._num_submitted, self._response_tokens = seed, 0, response_tokens
         self._conversing: Conversing | None = None
@@ -259,6 +261,7 @@ class SeerDriver:
             speculation=self._settings.speculation,
             chunk_tokens=self._settings.chunk_tokens,
             longest_response_tokens=self._response_tokens,
+            spread=self._spread,
             events=self._on_event,
             vocab_size=None if self._conversing is None else self._conversing.codec.vocab_size,
             stall_deadline_s=self._settings.stall_deadline_s,
