@@ -138,8 +138,8 @@ def test_once_all_have_ended_the_table_counts_every_response_but_the_first_of_ea
     assert spread.known.ended == table.ended
     assert not any(table.running)
     ratios = [length / min(row) for row in groups for length in sorted(row)[1:]]
-    for at in SPREADS:
-        beyond = sum(ratio > at for ratio in ratios) / len(ratios)
-        assert table.seen_beyond(at) == pytest.approx(beyond)
-        assert table.share_beyond(at) >= beyond - 1e-9
+    for spread_value in SPREADS:
+        beyond = sum(ratio > spread_value for ratio in ratios) / len(ratios)
+        assert table.seen_beyond(spread_value) == pytest.approx(beyond)
+        assert table.share_beyond(spread_value) >= beyond - 1e-9
     assert chosen_spread(table) in SPREADS
