@@ -17,8 +17,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
-
-import triton.language as tl
+tl: Any = importlib.import_module("triton.language")
 
 from vllm_engines import needs_vllm
 from vllm_names import read
@@ -26,7 +25,7 @@ from vllm_names import read
 pytestmark = needs_vllm
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def log1p(x):  # type: ignore[no-untyped-def]
     """CUDA's own function, which releases before 0.32 call, is not interpreted."""
     return tl.log(1 + x)
@@ -39,6 +38,7 @@ with warnings.catch_warnings():
     triton_utils.triton, triton_utils.tl, triton_utils.tldevice = triton, tl, SimpleNamespace(log1p=log1p)
     triton_utils.HAS_TRITON = True
 
+    from seer.engine.vllm.gpu_drafts import install
     from seer.engine.vllm.gpu_drafts.sampler import VERIFYING, couple
     from seer.engine.vllm.gpu_drafts.speculator import GroupedSpeculator
 
@@ -95,7 +95,9 @@ class Verifying:
         """What vLLM samples in each place without drafts."""
         from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-        kwargs = {"is_drafting": False} if "is_drafting" in inspect.signature(gumbel_sample).parameters else {}
+        kwargs: dict[str, Any] = (
+            {"is_drafting": False} if "is_drafting" in inspect.signature(gumbel_sample).parameters else {}
+        )
         sampled = gumbel_sample(
             self.processed(self.logits),
             torch.tensor(OF_REQUEST, dtype=torch.int32),
@@ -189,6 +191,7 @@ def test_coupling_a_second_time_changes_nothing() -> None:
     before = module.rejection_sample
     couple()
     assert module.rejection_sample is before
+    assert install._unknown_arguments(*install.CALLED[0]) is None  # what the next engine of this process asks
 
 
 @pytest.mark.parametrize("release", read())

@@ -132,7 +132,7 @@ def test_log_probabilities_are_requested_flat_and_the_scheduler_is_told_who_want
     params = params_of(a_chunk(0, [1]))
     assert (params.logprobs, params.flat_logprobs) == (0, True)
     for wanted in (True, False):
-        assert request_facts(a_chunk(0, [1], logprobs=wanted), "m", "r", "none")["logprobs"] is wanted
+        assert request_facts(a_chunk(0, [1], logprobs=wanted), "m", "r", "none").logprobs is wanted
 
 
 def test_each_finish_reason_has_its_end() -> None:
