@@ -39,7 +39,8 @@ def coupled(original: Any) -> Any:
     from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
     # From 0.29 on: the noise of the target model, which is not that of a draft model.
-    as_plain: dict[str, Any] = {"is_drafting": False} if "is_drafting" in inspect.signature(gumbel_sample).parameters else {}
+    has_drafting = "is_drafting" in inspect.signature(gumbel_sample).parameters
+    as_plain: dict[str, Any] = {"is_drafting": False} if has_drafting else {}
 
     @functools.wraps(original)  # a later engine of this process looks at its arguments again
     def rejection_sample(  # noqa: PLR0917 - vLLM's own arguments
