@@ -57,6 +57,7 @@ NEEDED = (
     # Seer's own
     "msgspec",
     "pyzmq",
+    "tomli-w",
     "rich",
     "markdown-it-py",
     "mdurl",

@@ -8,10 +8,11 @@ x86_64) and writes parts of at most 55 MiB: OUT/1 ... OUT/N. Copy each part to t
 `mkdir -p ~/gpu && cp .verl/1/* ~/gpu/`. Then, once,
 
     bash ~/gpu/unpack-verl.sh                                    # makes ~/gpu/site-verl
-    export PYTHONPATH=~/gpu/site-verl:~/gpu/site-trl:~/gpu/site HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
+    export PYTHONPATH=~/gpu/site-verl:~/gpu/site-no-trl:~/gpu/site HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
     python benchmarks/verl/gpu.py --model FOLDER --out DIR
 
-The wheels of benchmarks/grpo/pack.py bring pandas, pyarrow, datasets and Seer itself. verl 0.9.1 wants transformers
+The wheels of benchmarks/grpo/pack.py, unpacked before, bring pandas, pyarrow, datasets and Seer itself. TRL is left out
+of them (site-no-trl): where verl 0.9.1 finds it, it imports a class that TRL 1.16 no longer has. verl 0.9.1 wants transformers
 below 5.11, so that is packed too and stands before the machine's own.
 """
 
@@ -42,7 +43,13 @@ NEEDED = (
 BUILT = ("antlr4-python3-runtime==4.9.3",)
 """Of Hydra; pure Python without a wheel."""
 SERVERS = "site-verl/ray/core/src/ray/gcs/gcs_server site-verl/ray/core/src/ray/raylet/raylet"
-MORE = f"chmod +x {SERVERS}  # zipfile drops modes\n"
+MORE = f"""\
+chmod +x {SERVERS}  # zipfile drops modes
+mkdir -p site-no-trl
+for part in site-trl/*; do
+  case $part in */trl|*/trl-*) ;; *) ln -sfn "$PWD/$part" site-no-trl/ ;; esac
+done
+"""
 
 
 def main() -> None:
