@@ -189,3 +189,24 @@ def make_dying_worker(id: int, settings: dict[str, Any], events: EventSink) -> A
 
     inner_open, inner._open = inner._open, break_engine
     return instance
+
+
+def make_unlike(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """Writes into its log what it must be, whatever the engine; one process stands for all ranks."""
+    given = read_settings(settings)
+    config = given.config
+    print(
+        f"ranks {config.tensor_parallel}, blocks {config.kv.blocks}, slots {config.max_num_seqs}, "
+        f"GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}, {'no pool' if given.pool is None else 'pool'}",
+        flush=True,
+    )
+    assert config.kv.blocks is not None
+    assert config.max_num_seqs is not None
+    return FakeInstance(
+        id, kv_blocks=config.kv.blocks, block_size=config.kv.block_size, max_num_seqs=config.max_num_seqs, events=events
+    )
+
+
+def make_small(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """Whatever memory it is given."""
+    return FakeInstance(id, events=events)

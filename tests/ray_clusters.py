@@ -16,13 +16,14 @@ from seer.engine.base import OutputSink
 from seer.engine.instance_wrapper import InstanceWrapper
 from seer.engine.prepare import InstanceSpec
 from seer.hosting import ProcessInstance
+from seer.hosting.devices import InstanceDevices, InstanceNeeds
 from seer.hosting.launcher import Child
 from seer.hosting.ray.hosting import RayHosting
-from seer.hosting.ray.launcher import InstanceNeeds
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 SETTLED_S = 120.0
+ON_ONE_CORE = InstanceDevices(needs=InstanceNeeds(single_thread=True))
 
 
 class TwoNodes:
@@ -69,8 +70,8 @@ class OnRay(InstanceWrapper[ProcessInstance]):
     """An instance on a node, with a hosting of its own."""
 
     def __init__(self, address: str, spec: InstanceSpec, options: HostingConfig, **settings: Any) -> None:
-        self.hosting = RayHosting(address, InstanceNeeds(single_thread=True), None, lease_s=60.0)
-        super().__init__(ProcessInstance(0, spec, options=options, launcher=self, **settings))
+        self.hosting = RayHosting(address, None, lease_s=60.0)
+        super().__init__(ProcessInstance(0, spec, options=options, devices=ON_ONE_CORE, launcher=self, **settings))
 
     async def launch(self, *arguments: Any) -> Child:
         return await self.hosting.launcher.launch(*arguments)

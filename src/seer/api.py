@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
-from seer.config import RolloutConfig, RolloutKeywords, from_keywords
+from seer.config import InstanceKeywords, RolloutConfig, RolloutKeywords, from_keywords, of_new_instances
 from seer.engine.base import Weights
-from seer.engine.prepare import PreparedEngine, prepare
+from seer.engine.prepare import PreparedEngine, prepare, prepare_beside
 from seer.environments.base import Environment
 from seer.errors import ConfigError, MissingExtra, SeerError
 from seer.hosting.fleet import HostedFleet
@@ -75,7 +75,8 @@ class Rollout:
 
         `Rollout(config)` takes a whole configuration; `Rollout("model", instances=2, ...)` makes one of its keywords.
         """
-        self.engine = prepare(as_config(model, settings))
+        self._given = as_config(model, settings)
+        self.engine = prepare(self._given)
         """The engine and the model; `engine.config` is the configuration with every default filled in."""
         refuse_what_cannot_fit(self.engine)
         self.config = config = self.engine.config
@@ -86,6 +87,7 @@ class Rollout:
             pool=_make_pool(self.engine),
             drafts=config.speculation == "auto",
         )
+        self._max_model_len = self.engine.max_model_len  # of any instance that there was
         self._is_started = False
         self._watch: WatchedRollout | None = None
         self._run: Run | None = None
@@ -155,7 +157,7 @@ class Rollout:
             self.engine.codec,
             n=n,
             sampling=sampling or Sampling(max_tokens=256),
-            max_model_len=self.engine.max_model_len,
+            max_model_len=self._max_model_len,
             vocab_size=self.engine.vocab_size,
             tools=tools,
         )
@@ -343,11 +345,19 @@ class Rollout:
             self._watch = WatchedRollout(self._fleet, f"seer rollout: {self.config.model}")
         return await self._watch.serve(port)
 
-    async def add_instances(self, num_instances: int) -> list[int]:
-        """Start more instances, also while a run or a session goes on; returns their ids once they take work."""
+    async def add_instances(self, num_instances: int, **own: Unpack[InstanceKeywords]) -> list[int]:
+        """Start more instances, also while a run or a session goes on; returns their ids once they take work.
+
+        They are as the first ones, but for the settings that are given here.
+        """
         check(num_instances, Count, "num_instances")
         self._require_started()
-        return await self._fleet.add_instances(num_instances)
+        engine = self.engine
+        if own:
+            engine = prepare_beside(engine, of_new_instances(self._given, own))
+        ids = await self._fleet.add_instances(num_instances, engine)
+        self._max_model_len = max(self._max_model_len, engine.max_model_len)
+        return ids
 
     async def remove_instances(self, ids: Sequence[int]) -> None:
         """End instances, also while a run or a session goes on: their requests are parked, and go on elsewhere."""
@@ -505,6 +515,14 @@ class SyncRollout:
     def serve_metrics(self, port: int = 0) -> str:
         """`Rollout.serve_metrics`."""
         return self._wait(self._started().serve_metrics(port))
+
+    def add_instances(self, num_instances: int, **own: Unpack[InstanceKeywords]) -> list[int]:
+        """`Rollout.add_instances`; may be called from any thread."""
+        return self._wait(self._started().add_instances(num_instances, **own))
+
+    def remove_instances(self, ids: Sequence[int]) -> None:
+        """`Rollout.remove_instances`; may be called from any thread."""
+        self._wait(self._started().remove_instances(ids))
 
     def update_weights(self, weights: Weights, *, keep_context: bool = False) -> int:
         """`Rollout.update_weights`."""

@@ -7,14 +7,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seer import HostingConfig, Rollout, Sampling
+from seer import HostingConfig, Rollout, Sampling, SyncRollout
 from seer.engine.base import OutputSink
-from seer.errors import ConfigError, InstanceError, SeerError
+from seer.errors import ConfigError, InputError, InstanceError, SeerError
 from seer.hosting import ProcessInstance
 from seer.hosting.health import Health
 from seer.hosting.resizing import start_all
@@ -211,6 +212,86 @@ def test_an_instance_that_is_not_left_in_time_is_ended_and_its_requests_go_on(mo
             assert rollout.fleet.limits == [rollout.fleet.instances[1].limits]
 
     asyncio.run(scenario())
+
+
+def test_a_program_without_an_event_loop_adds_and_removes_instances() -> None:
+    settings: dict[str, Any] = {"engine": "fake", "hosting": QUICK, "max_num_seqs": 4}
+    with SyncRollout("none", **settings) as rollout:
+        assert rollout.add_instances(2, max_num_seqs=7, kv_blocks=99) == [1, 2]
+        assert [(one.max_num_seqs, one.kv_blocks) for one in rollout.fleet.limits[1:]] == [(7, 99)] * 2
+        rollout.remove_instances([0, 1])
+        assert len(rollout.fleet.limits) == 1
+        assert len(list(rollout.run(PROMPTS, sampling=SAMPLING))) == len(PROMPTS)
+
+
+UNLIKE: list[dict[str, Any]] = [{"kv_blocks": 96, "max_num_seqs": 2}, {"kv_memory_bytes": 4 << 20, "max_num_seqs": 5}]
+
+
+def test_unlike_instances_join_and_change_no_token(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from seer.engine.local.tiny import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "tiny", seed=3)
+    settings: dict[str, Any] = {"pool_bytes": 256 << 20, "kv_blocks": 24, "max_num_seqs": 4, "chunk_tokens": 32}
+
+    async def scenario() -> None:
+        async with Rollout(folder, hosting=QUICK, **settings) as rollout:
+            fleet = rollout.fleet
+
+            async def join() -> None:
+                for own in UNLIKE:
+                    await rollout.add_instances(1, **own)
+
+            expected = await tokens_of(rollout)
+            joined = AtStart(3, join)
+            assert await tokens_of(rollout, events=joined) == expected
+            assert joined.task is not None
+            await joined.task
+            limits = fleet.limits
+            assert [(one.kv_blocks, one.max_num_seqs) for one in limits[:2]] == [(24, 4), (96, 2)]
+            assert limits[2].max_num_seqs == 5
+            assert limits[2].kv_blocks not in (24, 96)
+            long = Sampling(max_tokens=450, ignore_eos=True)
+            with pytest.raises(InputError, match="384 tokens that fit"):
+                Rollout(folder, **settings).encode([[1, 2]], sampling=long)
+            assert {len(one) for one in (await tokens_of(rollout, PROMPTS[:1], sampling=long)).values()} == {450}
+
+            os.kill(fleet.instances[1].pid or 0, signal.SIGKILL)
+            assert await tokens_of(rollout) == expected
+            await asyncio.wait_for(fleet.wait_until_up(), 60)
+            assert fleet.num_lost == 1
+            assert fleet.limits == limits, "a restarted instance keeps its own settings"
+
+    asyncio.run(scenario())
+
+
+def test_what_an_instance_without_the_pool_computed_is_computed_again_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where its KV blocks are larger than the pool's, with fewer ranks than the first instances have."""
+    pytest.importorskip("torch")
+    from seer.engine.local.tiny import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "tiny", seed=3)
+    sampling = Sampling(max_tokens=200, ignore_eos=True)
+
+    async def scenario() -> Leaving:
+        async with Rollout(folder, instances=1, pool_bytes=256 << 20, hosting=QUICK, chunk_tokens=64) as rollout:
+            assert rollout.fleet.pool is not None
+            rollout.fleet.pool.transfer = MovingIsFree()
+            engine = rollout.engine
+            larger = replace(engine, block_bytes=2 * (engine.block_bytes or 0))
+            assert await rollout.fleet.add_instances(1, larger) == [1]
+            expected = await tokens_of(rollout, sampling=sampling)
+            left = Leaving([1], rollout.remove_instances)
+            assert await tokens_of(rollout, sampling=sampling, events=left) == expected
+            assert left.task is not None, "nobody left"
+            await left.task
+            return left
+
+    left = asyncio.run(scenario())
+    assert (left.num_recomputed >= 128, left.num_loaded) == (True, 0), "each of its requests had 32 tokens or more"
+    assert "are computed again" in caplog.text
 
 
 class Leaving:

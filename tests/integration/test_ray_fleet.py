@@ -129,7 +129,8 @@ def test_tokens_are_those_of_one_machine_through_deaths_new_weights_and_nodes_an
             pids.extend(one.pid or 0 for one in fleet.instances)
 
             await rollout.remove_instances([0])  # its node has the only place for another
-            assert await rollout.add_instances(1) == [2]
+            assert await rollout.add_instances(1, max_num_seqs=3) == [2]
+            assert [one.max_num_seqs for one in fleet.limits] == [8, 3]
             assert [status.health for status in fleet.view()] == [Health.RETIRED, Health.HEALTHY, Health.HEALTHY]
             assert await tokens_of(rollout) == expected[1]
             pids.append(fleet.instances[2].pid or 0)

@@ -215,6 +215,15 @@ RESIZING: dict[str, tuple[str, Any, str]] = {
     "one as text": ("remove_instances", ["0"], "cannot be removed"),
 }
 
+OWN_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "another type": ({"dtype": "bfloat16"}, "'dtype' is no setting of single instances"),
+    "other blocks": ({"block_size": 32}, "'block_size' is no setting of single instances"),
+    "ranks where there is one device": ({"tensor_parallel": 2}, "engine 'fake' runs on one device"),
+    "no KV": ({"kv_blocks": 0}, "blocks=0"),
+    "requests as text": ({"max_num_seqs": "4"}, "max_num_seqs='4'"),
+    "GPUs on a CPU": ({"gpus": "0"}, "device='cpu'"),
+}
+
 
 def test_what_a_session_cannot_take_is_refused_by_name_and_changes_nothing() -> None:
     async def scenario() -> list[int]:
@@ -228,6 +237,9 @@ def test_what_a_session_cannot_take_is_refused_by_name_and_changes_nothing() -> 
                     asked: dict[str, Any] = {"prompt": [1, 2], "sampling": S} | settings
                     with pytest.raises(SeerError, match=why):
                         session.submit(**asked)
+                for own, why in OWN_SETTINGS.values():
+                    with pytest.raises(SeerError, match=why):
+                        await rollout.add_instances(1, **own)
                 for call, argument, why in RESIZING.values():
                     with pytest.raises(SeerError, match=why):
                         await getattr(rollout, call)(argument)

@@ -9,7 +9,7 @@ import pytest
 
 from seer.errors import ConfigError
 from seer.machine.cores import assign_cores, numa_nodes
-from seer.machine.gpus import assign_gpus, parse_gpus, refuse_invisible, visible_value
+from seer.machine.gpus import assign_gpus, assign_more_gpus, parse_gpus, refuse_invisible, visible_value
 
 TWO_NODES = [[0, 1, 2, 3, 8, 9], [4, 5, 6, 7, 10, 11]]
 
@@ -82,3 +82,11 @@ def test_nodes_are_read_as_the_kernel_lists_them(tmp_path: Path) -> None:
         (tmp_path / f"node{number}" / "cpulist").write_text(text)
     assert numa_nodes(tmp_path) == TWO_NODES
     assert numa_nodes(tmp_path / "none") == []
+
+
+def test_instances_that_join_get_free_gpus_or_share_the_least_used() -> None:
+    assert assign_more_gpus({0: 1, 2: 1}, range(8), 2, 2) == [(1, 3), (4, 5)]
+    assert assign_more_gpus({0: 2, 1: 1}, range(3), 4, share=True) == [(2,), (1,), (0,), (2,)]
+    with pytest.raises(ConfigError, match=r"2 more instances need 4 GPU\(s\), 3 of 4 are free \(0, 2, 3\)") as few:
+        assign_more_gpus({1: 1}, range(4), 2, 2)
+    assert "remove_instances" in str(few.value.hint)

@@ -17,7 +17,7 @@ Invariants
   3. A configuration written as TOML and read again is equal to the first.
 """
 
-from seer.config.build import build, build_run, from_keywords
+from seer.config.build import build, build_run, from_keywords, of_new_instances
 from seer.config.engines import (
     EngineConfig,
     FakeEngineConfig,
@@ -26,7 +26,7 @@ from seer.config.engines import (
     VllmEngineConfig,
     VllmSpeculation,
 )
-from seer.config.keywords import RolloutKeywords
+from seer.config.keywords import InstanceKeywords, RolloutKeywords
 from seer.config.presets import PRESETS, Preset, preset
 from seer.config.rollout import HostingConfig, KvConfig, PoolConfig, RolloutConfig
 from seer.config.run import CompareConfig, RunConfig
@@ -38,6 +38,7 @@ __all__ = [
     "EngineConfig",
     "FakeEngineConfig",
     "HostingConfig",
+    "InstanceKeywords",
     "KvConfig",
     "LocalEngineConfig",
     "PoolConfig",
@@ -51,6 +52,7 @@ __all__ = [
     "build",
     "build_run",
     "from_keywords",
+    "of_new_instances",
     "plain_values",
     "preset",
     "read_config_file",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from seer.config.engines import ENGINE_CONFIGS, ENGINES
-from seer.config.keywords import SHORT_NAMES
+from seer.config.keywords import SHORT_NAMES, InstanceKeywords
 from seer.config.nearest import nearest
 from seer.config.rollout import RolloutConfig
 from seer.config.run import RunConfig
@@ -86,6 +86,25 @@ def from_keywords(model: str | Path, keywords: Values) -> RolloutConfig:
         elif dataclasses.is_dataclass(whole):
             values[section] = dataclasses.replace(cast(Any, whole), **short)
     return build(RolloutConfig, values)
+
+
+def of_new_instances(config: RolloutConfig, keywords: Values) -> RolloutConfig:
+    """The configuration of instances that join a rollout with settings of their own."""
+    known = list(InstanceKeywords.__annotations__)
+    unknown = next((key for key in keywords if key not in known), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"{unknown!r} is no setting of single instances", hint=f"they may differ in {', '.join(known)}"
+        )
+    given = {key: value for key, value in keywords.items() if value is not None}
+    kv = {SHORT_NAMES[key][1]: given.pop(key) for key in ("kv_memory_bytes", "kv_blocks") if key in given}
+    if len(kv) > 1:
+        raise ConfigError(f"kv_memory_bytes={kv['memory_bytes']!r} and kv_blocks={kv['blocks']!r}", hint="give one")
+    if kv:
+        given["kv"] = {"memory_bytes": None, "blocks": None} | kv
+    if "gpus" in given and not config.on_cpu and config.hosting.ray is None:
+        given["device"] = "cuda"  # the rollout may have one that is `cuda:N`
+    return build(RolloutConfig, given, base=config)
 
 
 def _section(kind: type, key: str, hint: Any, values: Values, base: Any) -> type | None:

@@ -24,6 +24,16 @@ SHORT_NAMES = {
 """Short name -> section and field."""
 
 
+class InstanceKeywords(TypedDict, total=False):
+    """What instances that join a rollout may have of their own; see `RolloutConfig`. None: as the rollout has it."""
+
+    tensor_parallel: int | None
+    kv_memory_bytes: int | None
+    kv_blocks: int | None
+    max_num_seqs: int | None
+    gpus: Sequence[int] | str | None
+
+
 class RolloutKeywords(TypedDict, total=False):
     """See `RolloutConfig` for meanings and defaults."""
 

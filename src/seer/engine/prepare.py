@@ -71,7 +71,16 @@ class PreparedEngine:
 
 def prepare(config: RolloutConfig) -> PreparedEngine:
     """Find the model, read its configuration and its tokenizer; no weights."""
-    fitted = config.fitted()
+    engine = _prepare(config.fitted())
+    return engine if engine.model_dir is None else replace(engine, codec=_read_codec(engine.model_dir))
+
+
+def prepare_beside(engine: PreparedEngine, config: RolloutConfig) -> PreparedEngine:
+    """The same model on instances that are set otherwise; its tokenizer, which takes long to read, is kept."""
+    return replace(_prepare(replace(config, model=engine.config.model).fitted()), codec=engine.codec)
+
+
+def _prepare(fitted: RolloutConfig) -> PreparedEngine:
     if isinstance(fitted.engine_settings, LocalEngineConfig):
         return _prepare_local(fitted, fitted.engine_settings)
     if isinstance(fitted.engine_settings, VllmEngineConfig):
@@ -96,7 +105,7 @@ def _prepare_local(config: RolloutConfig, engine: LocalEngineConfig) -> Prepared
     return PreparedEngine(
         factory="seer.engine.local.hosted:make_local",
         config=replace(config, model=str(folder), max_model_len=context, dtype=dtype, engine_settings=engine),
-        codec=_read_codec(folder),
+        codec=None,
         max_model_len=_fits(context, config),
         model_dir=folder,
         block_bytes=2 * model.num_layers * model.num_kv_heads * model.head_dim * config.kv.block_size * value_bytes,
@@ -126,7 +135,7 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
     return PreparedEngine(
         factory="seer.engine.vllm.hosted:make_vllm",
         config=resolved,
-        codec=_read_codec(folder.path),
+        codec=None,
         max_model_len=_fits(resolved.max_model_len, resolved),
         model_dir=folder.path,
         block_bytes=folder.block_bytes(resolved.kv.block_size, value_bytes, config.tensor_parallel),

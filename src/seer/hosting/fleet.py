@@ -38,12 +38,13 @@ from seer.engine.staged_weights import (
 )
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
-from seer.hosting.devices import InstanceDevices, assign_devices
+from seer.hosting.devices import InstanceDevices, assign_devices, devices_on_nodes
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.health import InstanceStatus
 from seer.hosting.hostings import make_hosting
 from seer.hosting.loop_slot import InstanceListener, LoopSlot
+from seer.hosting.memory_limits import refuse_more_than_fit
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
 from seer.hosting.resizing import refuse_lost, refuse_removal, start_all
 from seer.metrics.events import EventSink
@@ -91,6 +92,7 @@ class HostedFleet:
         self.instances: list[ProcessInstance] = []
         self.devices: list[InstanceDevices] = []
         """Of each instance; known once the fleet starts."""
+        self._engines = [engine] * num_instances
         self._retired: set[int] = set()
         self._resizing = asyncio.Lock()
         self._configuring = asyncio.Lock()
@@ -112,7 +114,7 @@ class HostedFleet:
 
     async def _start(self) -> None:
         is_local = self._hosting.is_local
-        self.devices = self._devices_of_all(self._num_instances)
+        self.devices = self._new_devices(self._engine, self._num_instances)
         await self._hosting.start()
         if self.pool is not None:
             self.pool.start()
@@ -127,7 +129,7 @@ class HostedFleet:
             await self.draft_servers.start()
         if is_local and self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
             self._matrices = make_shared_folder("seer-matrices", 0)
-        spec = self._spec()
+        spec = self._spec(self._engine)
         self.instances = [self._new_instance(i, spec, devices) for i, devices in enumerate(self.devices)]
         self._supervisor.watch(self.instances)
         await start_all(self.instances, self._take_output)
@@ -144,14 +146,17 @@ class HostedFleet:
             on_fatal=self._give_up,
         )
 
-    async def add_instances(self, num_instances: int) -> list[int]:
+    async def add_instances(self, num_instances: int, engine: PreparedEngine | None = None) -> list[int]:
         """Start more instances while a loop may run; returns their ids. All take work once the last one is ready.
 
-        If one of them fails to start, or is lost before the last one is ready, none is added.
+        If one of them fails to start, or is lost before the last one is ready, none is added. `engine` is the fleet's
+        model, set otherwise for these instances.
         """
+        engine = engine or self._engine
         async with self._resizing:
-            first, spec = len(self.instances), self._spec()
-            devices = self._devices_of_all(first + num_instances)[first:]
+            refuse_more_than_fit(engine, num_instances, beside=[self._engines[id] for id in self._present()])
+            devices = self._new_devices(engine, num_instances)
+            first, spec = len(self.instances), self._spec(engine)
             new = [self._new_instance(first + i, spec, own) for i, own in enumerate(devices)]
             try:
                 await start_all(new, self._take_output)
@@ -160,6 +165,7 @@ class HostedFleet:
                     refuse_lost(new)
                     self.instances += new
                     self.devices += devices
+                    self._engines += [engine] * num_instances
             except BaseException:
                 await asyncio.gather(*(one.close() for one in new))
                 raise
@@ -171,7 +177,7 @@ class HostedFleet:
     async def remove_instances(self, ids: Sequence[int]) -> None:
         """End instances while a loop may run: their requests are parked and go on elsewhere. Ids are not used again."""
         async with self._resizing:
-            refuse_removal(ids, [one.id for one in self.instances if one.id not in self._retired])
+            refuse_removal(ids, self._present())
             self._retired.update(ids)
             for id in ids:
                 self._supervisor.release(id)
@@ -185,10 +191,14 @@ class HostedFleet:
             finally:  # also if the caller has given up: these are not used again
                 await asyncio.gather(*(one.close() for one in leaving))
 
-    def _devices_of_all(self, num_instances: int) -> list[InstanceDevices]:
+    def _present(self) -> list[int]:
+        return [one.id for one in self.instances if one.id not in self._retired]
+
+    def _new_devices(self, engine: PreparedEngine, num_instances: int) -> list[InstanceDevices]:
         if not self._hosting.is_local:
-            return [InstanceDevices()] * num_instances
-        return assign_devices(replace(self._engine.config, instances=num_instances, hosting=self._options))
+            return [devices_on_nodes(engine.config)] * num_instances
+        config = replace(engine.config, instances=num_instances, hosting=self._options)
+        return assign_devices(config, [self.devices[id] for id in self._present()])
 
     @property
     def limits(self) -> list[InstanceLimits]:
@@ -323,19 +333,32 @@ class HostedFleet:
         if self.pool is not None:
             self.pool.close()
 
-    def _spec(self) -> InstanceSpec:
-        servers, config = self.draft_servers, self._engine.config
+    def _spec(self, engine: PreparedEngine) -> InstanceSpec:
+        servers, config = self.draft_servers, engine.config
         profile = find_profile(config) if servers is not None and self._hosting.is_local else None
         settings = InstanceSettings(
             # An instance's process sees its own GPUs alone, so its first is `cuda`.
             config=config if config.on_cpu else replace(config, device="cuda"),
-            pool=self.pool.settings if self.pool is not None else None,
+            pool=self.pool.settings if self.pool is not None and self._fits_pool(engine) else None,
             draft_servers=servers.addresses if servers is not None else None,
             draft_keys=servers.client_keys if servers is not None else None,
             step_profile=str(profile) if profile is not None else None,
             matrices_dir=str(self._matrices) if self._matrices is not None else None,
         )
         return InstanceSpec(factory=self._engine.factory, settings=settings)
+
+    def _fits_pool(self, engine: PreparedEngine) -> bool:
+        """Whether the pool, which was made for the first instances, takes the blocks of these."""
+        most, own = self._engine.block_bytes or 0, engine.block_bytes or 0
+        if own > most:
+            log.warning(
+                "instances with tensor_parallel=%d have KV blocks of %d bytes, the pool takes %d: requests that come "
+                "from them or go to them are computed again",
+                engine.config.tensor_parallel,
+                own,
+                most,
+            )
+        return own <= most
 
     async def _configure(self, command: Command) -> None:
         """Send a command to every instance: now if it is up, otherwise after its restart."""

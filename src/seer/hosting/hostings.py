@@ -60,12 +60,6 @@ def make_hosting(config: RolloutConfig, pool: FleetPool | None) -> Hosting:
     if config.hosting.ray is None:
         return LocalHosting()
     from seer.hosting.ray.hosting import RayHosting
-    from seer.hosting.ray.launcher import InstanceNeeds
 
-    needs = InstanceNeeds(
-        num_gpus=0 if config.on_cpu else config.tensor_parallel,
-        num_cpus=config.tensor_parallel if config.on_cpu else 1,
-        single_thread=config.on_cpu,
-    )
     between = pool.between_nodes if pool is not None else None
-    return RayHosting(config.hosting.ray, needs, between, lease_s=config.hosting.lease_deadline_s)
+    return RayHosting(config.hosting.ray, between, lease_s=config.hosting.lease_deadline_s)

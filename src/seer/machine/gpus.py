@@ -9,7 +9,7 @@ Invariant: two instances have a GPU in common only where sharing was asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from seer.errors import ConfigError
 
@@ -44,6 +44,23 @@ def assign_gpus(
     if not groups or (len(groups) < num_instances and not share):
         raise ConfigError(_too_few(gpus, num_instances, gpus_each), hint=_way_out(len(groups), gpus_each))
     return [groups[instance % len(groups)] for instance in range(num_instances)]
+
+
+def assign_more_gpus(
+    used: Mapping[int, int], gpus: Sequence[int], num_instances: int, gpus_each: int = 1, *, share: bool = False
+) -> list[tuple[int, ...]]:
+    """The GPUs of instances that join others, which `used` counts by GPU: free ones, or those with the fewest."""
+    if share:
+        return assign_gpus(sorted(gpus, key=lambda gpu: used.get(gpu, 0)), num_instances, gpus_each, share=True)
+    free = [gpu for gpu in gpus if not used.get(gpu)]
+    if len(free) < num_instances * gpus_each:
+        names = f" ({', '.join(map(str, free))})" if free else ""
+        more = "1 more instance needs" if num_instances == 1 else f"{num_instances} more instances need"
+        raise ConfigError(
+            f"{more} {num_instances * gpus_each} GPU(s), {len(free)} of {len(gpus)} are free{names}",
+            hint="remove_instances gives GPUs back, gpus=[...] names others, and share_gpus lets instances share one",
+        )
+    return assign_gpus(free, num_instances, gpus_each)
 
 
 def _too_few(gpus: Sequence[int], num_instances: int, gpus_each: int) -> str:

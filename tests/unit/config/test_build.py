@@ -22,8 +22,9 @@ from seer.config import (
     VllmSpeculation,
     build_run,
     from_keywords,
+    of_new_instances,
 )
-from seer.config.keywords import SHORT_NAMES
+from seer.config.keywords import SHORT_NAMES, InstanceKeywords
 from seer.errors import ConfigError
 
 
@@ -129,6 +130,49 @@ def test_settings_of_another_engine_are_refused() -> None:
 def test_the_typed_keywords_are_the_fields_and_the_short_names() -> None:
     fields = {field.name for field in dataclasses.fields(RolloutConfig)} - {"model"}
     assert set(RolloutKeywords.__annotations__) == fields | set(SHORT_NAMES)
+
+
+ON_A_GPU = RolloutConfig(model="m", engine="vllm", device="cuda:1", kv=KvConfig(memory_bytes=9, block_size=32))
+
+
+def test_new_instances_have_settings_of_their_own_and_the_rest_of_the_rollout() -> None:
+    own = of_new_instances(ON_A_GPU, {"tensor_parallel": 2, "kv_blocks": 7, "max_num_seqs": 3, "gpus": "0,2"})
+    assert own == dataclasses.replace(
+        ON_A_GPU, tensor_parallel=2, kv=KvConfig(blocks=7, block_size=32), max_num_seqs=3, gpus=(0, 2), device="cuda"
+    )
+    assert of_new_instances(own, {"kv_memory_bytes": "1GiB"}).kv == KvConfig(memory_bytes=1 << 30, block_size=32)
+    assert of_new_instances(own, dict.fromkeys(InstanceKeywords.__annotations__)) == own
+
+
+@pytest.mark.parametrize(
+    ("config", "keywords", "why", "hint"),
+    [
+        (ON_A_GPU, {"dtype": "bfloat16"}, "'dtype' is no setting of single instances", "tensor_parallel, "),
+        (ON_A_GPU, {"tensor_paralel": 2}, "'tensor_paralel' is no setting", "tensor_parallel, "),
+        (ON_A_GPU, {"tensor_parallel": 0}, "tensor_parallel=0 is out of range", "use 1 to "),
+        (ON_A_GPU, {"tensor_parallel": "2"}, "tensor_parallel='2'", "use 1 to "),
+        (ON_A_GPU, {"kv_blocks": -1}, "blocks=-1 is out of range", "use 1 to "),
+        (ON_A_GPU, {"kv_blocks": 7, "kv_memory_bytes": 7}, "kv_memory_bytes=7 and kv_blocks=7", "give one"),
+        (ON_A_GPU, {"max_num_seqs": 1.5}, "max_num_seqs=1.5", "use 1 to "),
+        (ON_A_GPU, {"gpus": [0, 0]}, "gpus='0,0'", "each GPU once"),
+        (RolloutConfig(model="m"), {"tensor_parallel": 2}, "engine 'local' runs on one device", "engine='vllm'"),
+        (RolloutConfig(model="m"), {"gpus": [0]}, "device='cpu'", "device='cuda'"),
+        (RolloutConfig(model="m", hosting=HostingConfig(ray="auto")), {"gpus": [0]}, "gpus", "device='cuda'"),
+        (
+            RolloutConfig(model="m", device="cuda", hosting=HostingConfig(ray="auto")),
+            {"gpus": [0]},
+            "gpus is of one machine",
+            "Ray places each instance",
+        ),
+    ],
+)
+def test_settings_that_new_instances_cannot_have_are_refused(
+    config: RolloutConfig, keywords: dict[str, Any], why: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        of_new_instances(config, keywords)
+    assert why in str(refused.value)
+    assert hint in str(refused.value.hint)
 
 
 def test_the_configuration_is_light() -> None:

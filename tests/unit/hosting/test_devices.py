@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +132,19 @@ def test_ranks_have_a_core_each_of_one_node(monkeypatch: pytest.MonkeyPatch) -> 
     config = RolloutConfig(model="m", engine="vllm", instances=2, tensor_parallel=2).fitted()
     assert [own.cores for own in assign_devices(config)] == [(0, 1), (3, 4)]
     assert all(not own.environment for own in assign_devices(config))
+
+
+def test_cores_of_instances_that_join_are_free_ones_of_the_emptiest_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "numa_nodes", lambda: [[0, 1, 2, 3], [4, 5, 6, 7]])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    config = RolloutConfig(model="m", engine="vllm", instances=1).fitted()
+    first = assign_devices(config)
+    second = assign_devices(replace(config, tensor_parallel=2), first)
+    assert [own.cores for own in (*first, *second)] == [(0,), (4, 5)]
+    third = assign_devices(replace(config, tensor_parallel=4), [*first, *second])
+    assert [own.cores for own in third] == [(1, 2, 3, 6)], "no node has four free ones"
+    fourth = assign_devices(config, [*first, *second, *third, InstanceDevices(cores=(7,))])
+    assert len(fourth[0].cores or ()) == 1, "they take turns where none is free"
 
 
 def test_gpus_are_set_on_the_command_line_in_a_file_and_in_python(tmp_path: Path) -> None:

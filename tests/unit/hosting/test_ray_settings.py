@@ -21,13 +21,13 @@ from seer.config import HostingConfig, PoolConfig, RolloutConfig, from_keywords
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
 from seer.errors import ConfigError, InstanceError, PoolError
+from seer.hosting.devices import InstanceNeeds, devices_on_nodes
 from seer.hosting.draft_server_process import DraftServerProcess
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.hostings import LocalHosting, make_hosting
 from seer.hosting.memory_plan import node_pool_bytes, plan_memory, pool_bytes
 from seer.hosting.messages import BeginRun, UpdateWeights
 from seer.hosting.ray.host_actor import plain_error
-from seer.hosting.ray.launcher import InstanceNeeds
 from seer.hosting.ray.log_copy import LogCopy
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
 from seer.hosting.ray.nodes import Node
@@ -106,6 +106,10 @@ def test_the_memory_of_other_machines_is_not_planned_by_this_ones() -> None:
 def test_an_instance_asks_for_its_ranks() -> None:
     assert InstanceNeeds(num_gpus=2).bundle() == {"CPU": 1.0, "GPU": 2.0}
     assert InstanceNeeds(num_cpus=3).bundle() == {"CPU": 3.0}
+    on_gpus = RolloutConfig(model="m", engine="vllm", device="cuda", tensor_parallel=4)
+    assert devices_on_nodes(on_gpus).needs == InstanceNeeds(num_gpus=4)
+    on_cores = RolloutConfig(model="m", engine="vllm", tensor_parallel=2)
+    assert devices_on_nodes(on_cores).needs == InstanceNeeds(num_cpus=2, single_thread=True)
     assert isinstance(make_hosting(RolloutConfig(model="m"), None), LocalHosting)
 
 

@@ -14,9 +14,9 @@ import pytest
 from seer.config import HostingConfig
 from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError
-from seer.hosting.devices import InstanceDevices
+from seer.hosting.devices import InstanceDevices, InstanceNeeds
 from seer.hosting.ray.cluster import RayCluster
-from seer.hosting.ray.launcher import InstanceNeeds, RayLauncher
+from seer.hosting.ray.launcher import RayLauncher
 from seer.hosting.ray.placement import Place, Placer
 from seer.hosting.ray.pool import NodesPool
 
@@ -33,8 +33,10 @@ class Groups(Placer):
         self.may_reserve = threading.Event()
         self.may_reserve.set()
         self.is_reserving = threading.Event()
+        self.bundles: list[dict[str, float]] = []
 
     def _reserve(self, name: str, bundle: dict[str, float], avoid: list[str]) -> Any:
+        self.bundles.append(bundle)
         self.threads.add(threading.get_ident())
         self.is_reserving.set()
         self.may_reserve.wait()
@@ -88,12 +90,14 @@ def test_a_log_that_cannot_be_written_leaves_no_actor(tmp_path: Path, monkeypatc
             calls.append("released")
 
     monkeypatch.setattr("seer.hosting.ray.launcher.HostActor", Actor)
-    launcher = RayLauncher(cast(Any, None), cast(Any, None), cast(Any, None), InstanceNeeds())
-    launcher._placer = Groups()
+    launcher = RayLauncher(cast(Any, None), cast(Any, None), cast(Any, None))
+    launcher._placer = groups = Groups()
+    devices = InstanceDevices(needs=InstanceNeeds(num_gpus=4))
     options = HostingConfig(log_dir=tmp_path / "taken")
     with pytest.raises(InstanceError, match=r"instance-3 cannot be started on its node: .*File exists"):
-        asyncio.run(launcher.launch(3, InstanceSpec(factory="f", settings={}), InstanceDevices(), options))
+        asyncio.run(launcher.launch(3, InstanceSpec(factory="f", settings={}), devices, options))
     assert calls == ["made", "released"]
+    assert groups.bundles == [{"CPU": 1.0, "GPU": 4.0}], "its place is asked for by its own needs"
 
 
 class Keeper:

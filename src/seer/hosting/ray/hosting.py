@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from seer.hosting.ray.cluster import RayCluster
-from seer.hosting.ray.launcher import InstanceNeeds, RayLauncher
+from seer.hosting.ray.launcher import RayLauncher
 from seer.hosting.ray.nodes import Nodes
 from seer.hosting.ray.pool import NodesPool
 from seer.hosting.remote.listener import Listener
@@ -17,9 +17,8 @@ class RayHosting:
 
     is_local = False
 
-    def __init__(self, address: str, needs: InstanceNeeds, pool: NodesPool | None, *, lease_s: float) -> None:
+    def __init__(self, address: str, pool: NodesPool | None, *, lease_s: float) -> None:
         self._cluster = RayCluster(address)
-        self._needs = needs
         self._pool = pool
         self._lease_s = lease_s
         self._listener: Listener | None = None
@@ -45,7 +44,7 @@ class RayHosting:
         if self._pool is not None:
             await asyncio.to_thread(self._pool.start, self._cluster.host)
         self._nodes = Nodes(self._cluster, self._pool, lease_s=self._lease_s)
-        self._launcher = RayLauncher(self._cluster, self._listener, self._nodes, self._needs)
+        self._launcher = RayLauncher(self._cluster, self._listener, self._nodes)
 
     async def tidy(self) -> None:
         """Let the nodes free what ended before now."""

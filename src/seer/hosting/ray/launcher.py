@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from seer.config import HostingConfig
 from seer.engine.prepare import InstanceSpec
@@ -33,33 +32,18 @@ LOG_DEADLINE_S = 5.0
 """For the last lines of a log, from a node that may be gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceNeeds:
-    """What an instance needs of its node."""
-
-    num_gpus: int = 0
-    num_cpus: float = 1.0
-    single_thread: bool = False
-    """Whether its process has no use for more than one thread."""
-
-    def bundle(self) -> dict[str, float]:
-        """As Ray counts resources."""
-        return {"CPU": self.num_cpus} | ({"GPU": float(self.num_gpus)} if self.num_gpus else {})
-
-
 class RayLauncher:
     """Places an instance, has its process started there, and waits until it dials in."""
 
-    def __init__(self, cluster: RayCluster, listener: Listener, nodes: Nodes, needs: InstanceNeeds) -> None:
+    def __init__(self, cluster: RayCluster, listener: Listener, nodes: Nodes) -> None:
         self._cluster = cluster
         self._listener = listener
         self._nodes = nodes
-        self._needs = needs
         self._placer = Placer(cluster)
 
     async def launch(self, id: int, spec: InstanceSpec, devices: InstanceDevices, options: HostingConfig) -> Child:
         """A process on whatever node has a place."""
-        name, bundle = f"instance-{id}", self._needs.bundle()
+        name, bundle = f"instance-{id}", devices.needs.bundle()
         place = await self._placer.place(name, bundle, options.start_deadline_s)
         actor, log = HostActor(self._cluster, self._placer, place, name, bundle), None
         try:
@@ -67,7 +51,7 @@ class RayLauncher:
             async with asyncio.timeout(options.start_deadline_s):
                 node = await self._nodes.get(place.node)
                 fitted = node.fitted(spec)
-                connection, pid = await self._start(name, actor, fitted)
+                connection, pid = await self._start(name, actor, fitted, devices.needs.single_thread)
         except BaseException as error:
             if log is not None:
                 await log.finish(0.0)
@@ -81,10 +65,12 @@ class RayLauncher:
         suspect = functools.partial(self._suspect, node.id)
         return RayChild(actor, node, self._nodes, connection, fitted, pid=pid, log=log, suspect=suspect)
 
-    async def _start(self, name: str, actor: HostActor, spec: InstanceSpec) -> tuple[Connection, int]:
+    async def _start(
+        self, name: str, actor: HostActor, spec: InstanceSpec, single_thread: bool
+    ) -> tuple[Connection, int]:
         dial, come = self._listener.expect()
         try:
-            pid = await actor.start(dial, spec.factory.partition(":")[0], self._needs.single_thread)
+            pid = await actor.start(dial, spec.factory.partition(":")[0], single_thread)
             waits: set[asyncio.Future[object]] = {come, actor.ended}  # type: ignore[arg-type]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not come.done():
