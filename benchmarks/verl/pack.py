@@ -12,8 +12,8 @@ x86_64) and writes parts of at most 55 MiB: OUT/1 ... OUT/N. Copy each part to t
     python benchmarks/verl/gpu.py --model FOLDER --out DIR
 
 The wheels of benchmarks/grpo/pack.py, unpacked before, bring pandas, pyarrow, datasets and Seer itself. TRL is left out
-of them (site-no-trl): where verl 0.9.1 finds it, it imports a class that TRL 1.16 no longer has. verl 0.9.1 wants transformers
-below 5.11, so that is packed too and stands before the machine's own.
+of them (site-no-trl): where verl 0.9.1 finds it, it imports a class that TRL 1.16 no longer has. verl 0.9.1 wants
+transformers below 5.11, so that is packed too and stands before the machine's own.
 """
 
 from __future__ import annotations
