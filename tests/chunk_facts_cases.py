@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "drafts": "grouped",
     "ended_groups": [],
     "lease": 64,
+    "logprobs": True,
 }
 HINTS = typing.get_type_hints(ChunkFacts, include_extras=True)
 REQUIRED = tuple(one.name for one in msgspec.structs.fields(ChunkFacts) if one.required)

@@ -226,10 +226,18 @@ def serve_bodies(data: bytes, folder: Path) -> None:
     from seer.serve.weight_endpoints import InitRequest, UpdateRequest
 
     uses: dict[type[Any], Callable[[Any], object]] = {
-        CompletionRequest: lambda asked: (asked.check(), asked.sampling(3, 512), asked.stop_strings),
-        ChatRequest: lambda asked: (asked.check_supported(), plain_messages(asked.messages), asked.sampling(3, 512)),
-        GenerateRequest: lambda asked: (asked.check(), asked.sampling_params.sampling(3, 512)),
-        SglangRequest: lambda asked: (asked.check(), asked.sampling_params.sampling(3, 512)),
+        CompletionRequest: lambda asked: (
+            asked.check(),
+            asked.sampling(3, 512, with_logprobs=True),
+            asked.stop_strings,
+        ),
+        ChatRequest: lambda asked: (
+            asked.check_supported(),
+            plain_messages(asked.messages),
+            asked.sampling(3, 512, with_logprobs=True),
+        ),
+        GenerateRequest: lambda asked: (asked.check(), asked.sampling_params.sampling(3, 512, with_logprobs=True)),
+        SglangRequest: lambda asked: (asked.check(), asked.sampling_params.sampling(3, 512, with_logprobs=True)),
         UpdateRequest: lambda asked: (
             asked.update_info is None or [one.num_bytes() for one in asked.update_info.tensors()]
         ),
@@ -246,8 +254,12 @@ def trl_bodies(data: bytes, folder: Path) -> None:
     from seer.serve.weight_group import Meeting, TensorInfo
 
     uses: dict[type[Any], Callable[[Any], object]] = {
-        TrlGenerate: lambda asked: (asked.settle(), asked.sampling(3, 512)),
-        TrlChat: lambda asked: (list(map(plain_messages, asked.messages)), asked.settle(), asked.sampling(3, 512)),
+        TrlGenerate: lambda asked: (asked.settle(), asked.sampling(3, 512, with_logprobs=True)),
+        TrlChat: lambda asked: (
+            list(map(plain_messages, asked.messages)),
+            asked.settle(),
+            asked.sampling(3, 512, with_logprobs=True),
+        ),
         InitCommunicator: lambda asked: Meeting(host=asked.host, port=asked.port, rank=0),
         NamedParam: lambda asked: TensorInfo(asked.name, asked.dtype, tuple(asked.shape)).num_bytes(),
     }

@@ -84,14 +84,15 @@ def test_what_came_after_its_request_had_ended_is_not_for_a_later_run(scheduler:
 
 
 def test_the_engine_finds_the_call_and_this_vllm_has_the_names(scheduler: Any) -> None:
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     from seer.engine.vllm.guards import COUNTING, missing_name
     from seer.engine.vllm.leased_scheduler import RENEW
 
     request = a_request(lease=8)
     scheduler.add_request(request)
-    getattr(EngineCore, RENEW)(SimpleNamespace(scheduler=scheduler), RUN, [[0, 1, 20]], [])
+    renew = getattr(EngineCore, RENEW).__get__(SimpleNamespace(scheduler=scheduler))
+    renew(*EngineCoreProc._convert_msgspec_args(renew, (RUN, [[0, 1, 20]], [])))  # as vLLM calls it
     assert request.max_tokens == 20
     assert missing_name(COUNTING) is None
 

@@ -92,8 +92,8 @@ class LeasedScheduler(Scheduler):
 def install() -> None:
     """Let this process's engine find the utility call."""
 
-    def renew(engine: Any, *arguments: Any) -> None:
+    def renew(engine: Any, run: Any, leases: Any, parked: Any) -> None:  # vLLM counts the parameters
         # What is refused fails the call, and not the engine.
-        engine.scheduler.renew_leases(*msgspec.convert(arguments, _Renewal))
+        engine.scheduler.renew_leases(*msgspec.convert((run, leases, parked), _Renewal))
 
     setattr(EngineCore, RENEW, renew)
