@@ -196,7 +196,9 @@ def test_without_log_probabilities_tokens_are_verified_alone_and_none_of_them_wh
         replace(
             one,
             sampling=replace(one.sampling, logprobs=False),
-            response=msgspec.structs.replace(one.response, logprobs=[], raw_logprobs=None),
+            response=msgspec.structs.replace(
+                one.response, token_ids=one.response.token_ids.copy(), logprobs=[], raw_logprobs=None
+            ),
         )
         for one in scored
     ]
