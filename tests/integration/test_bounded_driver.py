@@ -10,13 +10,13 @@ import asyncio
 import ctypes
 import gc
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from held_memory import C, grown_since, held, malloc_bytes, may_grow
 from seer import HostingConfig, Rollout, Sampling
 from seer.buffer import Request
 from seer.environments.base import Answer, Conversation, End, Reply
@@ -28,40 +28,6 @@ PROMPTS = [[3 + i, 7, 11] for i in range(10)]
 SAMPLES = 4
 NUM_ROLLOUTS = 30
 NUM_REQUESTS = NUM_ROLLOUTS * len(PROMPTS) * SAMPLES
-C = ctypes.CDLL(None)
-MAY_GROW = {
-    "objects": NUM_REQUESTS // 2,
-    "blocks": NUM_REQUESTS // 2,
-    "bytes": NUM_REQUESTS * 256,
-    "descriptors": 4,
-    "threads": 4,
-}
-"""Over NUM_ROLLOUTS rollouts: caches fill now and then, and what is kept of every request shows."""
-
-
-class _MallocCounts(ctypes.Structure):
-    _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
-
-
-def malloc_bytes() -> int:
-    """In use in this process, by the C library."""
-    if not hasattr(C, "mallinfo2"):
-        return 0
-    C.mallinfo2.restype = _MallocCounts
-    counts = C.mallinfo2()
-    return int(counts.field_4 + counts.field_7)  # in blocks of their own, and in arenas
-
-
-def held() -> dict[str, int]:
-    """What this process holds, garbage apart."""
-    gc.collect()
-    return {
-        "objects": len(gc.get_objects()),
-        "blocks": sys.getallocatedblocks(),
-        "bytes": malloc_bytes(),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-    }
 
 
 async def roll_out(rollout: Rollout, num_rollouts: int) -> None:
@@ -74,8 +40,7 @@ async def grown(rollout: Rollout) -> dict[str, int]:
     """What NUM_ROLLOUTS rollouts leave behind."""
     before = held()
     await roll_out(rollout, NUM_ROLLOUTS)
-    after = held()
-    return {name: after[name] - before[name] for name in MAY_GROW}
+    return grown_since(before)
 
 
 def a_rollout() -> Rollout:
@@ -83,7 +48,7 @@ def a_rollout() -> Rollout:
 
 
 def too_much(growth: dict[str, int]) -> set[str]:
-    return {name for name, most in MAY_GROW.items() if growth[name] > most}
+    return {name for name, most in may_grow(NUM_REQUESTS).items() if growth[name] > most}
 
 
 def test_rollouts_that_are_over_leave_nothing_behind() -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from seer.drafting.curve_keys import ClientKeys
-from seer.drafting.ids import Name, mix, number_of
+from seer.drafting.ids import MAX_KEPT, Name, mix, number_of
 from seer.drafting.index import LINEAR, DraftIndex, DraftOptions
 from seer.drafting.index_session import DraftBatch, IndexSession
 from seer.drafting.link import Link
@@ -248,7 +248,7 @@ class DraftClient:
                 self.index.drop(over)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=MAX_KEPT)
 def shard_of(group: int, num_servers: int) -> int:
     """Return which server holds a group; spread evenly whatever the numbers look like."""
     return mix(group) % num_servers

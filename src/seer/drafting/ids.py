@@ -15,8 +15,12 @@ Name = int | str
 
 _MASK = (1 << 64) - 1
 
+MAX_KEPT = 4096
+"""Names whose numbers are kept: those of the requests and groups that run on an instance. Names carry their run, so
+what is kept beyond that is never asked for again."""
 
-@lru_cache(maxsize=65_536)
+
+@lru_cache(maxsize=MAX_KEPT)
 def number_of(name: Name) -> int:
     """Return the 64-bit number of a name; an integer within range is its own number."""
     if isinstance(name, int):

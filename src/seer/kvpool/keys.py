@@ -100,7 +100,7 @@ class Namespace:
             raise ConfigError(f"weights_version={self.weights_version} must fit in 64 unsigned bits")
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=16)
 def namespace_digest(namespace: Namespace) -> bytes:
     """The 16-byte digest of a namespace; it is also the parent of every first block."""
     layout = dataclasses.astuple(namespace.layout)

@@ -63,12 +63,14 @@ def disown(path: Path) -> None:
 def _remove_segments(path: Path) -> None:
     """Remove the shared memory and semaphores that are named after a folder."""
     owner = path.name.rpartition("-")[2]
-    for pattern in (f"psm_{owner}_*", f"sem.mp-{owner}-*"):
-        for segment in SHARED_MEMORY.glob(pattern):
-            with contextlib.suppress(OSError):
-                status = segment.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                    segment.unlink()
+    prefixes = f"psm_{owner}_", f"sem.mp-{owner}-"  # not patterns: Python keeps the last 512 of those
+    for segment in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
+        if not segment.name.startswith(prefixes):
+            continue
+        with contextlib.suppress(OSError):
+            status = segment.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                segment.unlink()
 
 
 def remove_folder(path: Path) -> None:

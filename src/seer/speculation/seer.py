@@ -16,10 +16,11 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from seer.speculation.paper import paper
 from seer.speculation.throughput import (
@@ -30,6 +31,25 @@ from seer.speculation.throughput import (
     StepCost,
     step_with_drafts_s,
 )
+
+T = TypeVar("T")
+Rule = Callable[[Acceptance, DraftLimits], T]
+
+
+def _kept_with_acceptance(compute: Rule[T]) -> Rule[T]:
+    """Keep what `compute` returns as long as there is the acceptance: engines measure another one every few steps."""
+    kept: WeakKeyDictionary[Acceptance, dict[DraftLimits, T]] = WeakKeyDictionary()
+
+    @wraps(compute)
+    def known(acceptance: Acceptance, limits: DraftLimits) -> T:
+        by_limits = kept.get(acceptance)
+        if by_limits is None:
+            by_limits = kept[acceptance] = {}
+        if limits not in by_limits:
+            by_limits[limits] = compute(acceptance, limits)
+        return by_limits[limits]
+
+    return known
 
 
 class Option(NamedTuple):
@@ -75,7 +95,7 @@ def _steps(one: BatchClass, limits: DraftLimits) -> Sequence[tuple[float, Option
     return _concave(one.acceptance, limits) if one.num_requests else ()
 
 
-@lru_cache(maxsize=1024)
+@_kept_with_acceptance
 def _options(acceptance: Acceptance, limits: DraftLimits) -> list[Option]:
     """For each choice of tokens, the number of paths that gains most: the fewest of equals."""
     known = [paths for paths in sorted(acceptance.by_paths) if paths <= limits.max_paths]
@@ -87,7 +107,7 @@ def _options(acceptance: Acceptance, limits: DraftLimits) -> list[Option]:
     return [best(tokens) for tokens in limits.choices]
 
 
-@lru_cache(maxsize=1024)
+@_kept_with_acceptance
 def _concave(acceptance: Acceptance, limits: DraftLimits) -> list[tuple[float, Option]]:
     """The options on the concave hull of gain over tokens, each with the gain per token since the one before."""
     hull: list[Option] = []

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from seer.speculation.budget import allot
@@ -135,3 +137,13 @@ def test_fixed_limits_depend_on_the_size_of_the_batch_only() -> None:
         return allot("threshold", Cost(1), batch, LINES, thresholds=Thresholds(6, 64))[1].tokens
 
     assert [depth(num_requests) for num_requests in (1, 10, 11, 32, 64, 65)] == [6, 6, 5, 2, 1, 0]
+
+
+def test_what_was_computed_from_an_acceptance_goes_with_it() -> None:
+    """An engine measures another one every few steps, for as long as it runs."""
+    classes = a_batch(2, 6)
+    acceptance = weakref.ref(classes[0].acceptance)
+    allot("seer", Cost(free_tokens=64), classes, LINES)
+    assert acceptance() is not None
+    classes.clear()
+    assert acceptance() is None

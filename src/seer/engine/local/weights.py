@@ -31,10 +31,11 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name; each is read on access."""
+    """The tensors of safetensors files by name; each is read on access, and once: the library leaks with every read."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._file_of: dict[str, Path] = {}
+        self._read: dict[str, torch.Tensor] = {}
         self._open: dict[Path, Any] = {}
         for path in paths:
             try:
@@ -45,8 +46,12 @@ class TensorFiles(Mapping[str, torch.Tensor]):
                 self._file_of[name] = path
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._open[self._file_of[name]].get_tensor(name)
-        return tensor
+        if name not in self._read:
+            self._read[name] = self._open[self._file_of[name]].get_tensor(name)
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file_of
 
     @property
     def paths(self) -> list[Path]:

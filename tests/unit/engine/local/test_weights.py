@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file
 
 from engines import an_engine
+from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model
-from seer.engine.local.weights import check_finite
+from seer.engine.local.weights import TensorFiles, check, check_finite, fingerprint, open_weights
 from seer.errors import InputError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2]
@@ -57,3 +58,27 @@ def test_weights_that_overflow_in_the_dtype_are_refused_with_a_hint(tmp_path: Pa
     with pytest.raises(InputError, match=r"lm_head\.weight has .* in float16") as refused:
         an_engine(folder, dtype=torch.float16)
     assert "a dtype with a larger range" in str(refused.value.hint)
+
+
+def test_a_tensor_is_read_from_its_file_once_and_not_to_be_found(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    tensors = open_weights(folder)
+    assert isinstance(tensors, TensorFiles)
+    reads: list[str] = []
+
+    class Counting:
+        def __init__(self, handle: Any) -> None:
+            self._handle = handle
+
+        def get_tensor(self, name: str) -> Any:
+            reads.append(name)
+            return self._handle.get_tensor(name)
+
+    tensors._open = {path: Counting(handle) for path, handle in tensors._open.items()}
+    check(read_config(folder), tensors)
+    assert not reads
+    assert "lm_head.bias" not in tensors
+    for name in tensors:
+        assert tensors[name] is tensors[name]
+    fingerprint(tensors)
+    assert sorted(reads) == sorted(tensors)
