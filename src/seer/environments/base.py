@@ -122,3 +122,13 @@ def check_environment(environment: Any) -> None:
             f"environment is a {type(environment).__name__}, not an async function",
             hint="async def environment(conversation): ... ; plain functions: await seer.in_thread(function, ...)",
         )
+    try:
+        inspect.signature(environment).bind(None)
+    except ValueError:  # made without a signature
+        return
+    except TypeError as error:
+        name = getattr(environment, "__name__", type(environment).__name__)
+        raise ConfigError(
+            f"environment {name} cannot be called with a conversation: {error}",
+            hint="it takes one argument: async def environment(conversation): ...",
+        ) from None

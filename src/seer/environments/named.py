@@ -13,12 +13,14 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from seer.environments.base import Environment, Message, check_environment
-from seer.errors import ConfigError
+from seer.errors import ConfigError, SeerError
+from seer.machine.given_files import SETTINGS_BYTES, check_given
 
 OPTION = "--environment "
 
@@ -47,7 +49,7 @@ def load_tools(name: str, option: str) -> Sequence[Message]:
 def with_whole_path(name: str) -> str:
     """The same name for processes with another working folder."""
     where, colon, attribute = name.partition(":")
-    return f"{Path(where).resolve()}{colon}{attribute}" if where.endswith(".py") else name
+    return f"{Path(where).absolute()}{colon}{attribute}" if where.endswith(".py") else name
 
 
 def _load(name: str, what: str, option: str) -> Any:
@@ -57,8 +59,8 @@ def _load(name: str, what: str, option: str) -> Any:
         raise ConfigError(f"{what} {name!r} names no object of a module", hint=hint)
     try:
         return getattr(_from_file(Path(where)) if where.endswith(".py") else _from_path(where), attribute)
-    except (ImportError, AttributeError, OSError) as error:
-        raise ConfigError(f"{what} {name!r} cannot be imported: {error}", hint=hint) from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise ConfigError(f"{what} {name!r} cannot be imported: {_said(error)}", hint=hint) from error
 
 
 def _from_path(module: str) -> ModuleType:
@@ -69,18 +71,18 @@ def _from_path(module: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     """The module in a file, loaded once: two names in one file see the same objects."""
-    path = path.resolve()
+    path = check_given(path.resolve(), limit_bytes=SETTINGS_BYTES)
     name = f"seer_file_{path.stem}_{abs(hash(path)):x}"
     if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "a name that ends in .py has a loader"
-    assert spec.loader is not None, "a name that ends in .py has a loader"
+    loader = SourceFileLoader(name, str(path))  # a link may lead to a file of another ending
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None, "the loader was given"
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -90,6 +92,14 @@ def _from_file(path: Path) -> ModuleType:
 def _made(name: str, kind: type) -> object:
     try:
         return kind()
-    except TypeError as error:
+    except (Exception, SystemExit) as error:
         hint = "make the object in the module, and name that"
-        raise ConfigError(f"environment {name!r} cannot be made without arguments: {error}", hint=hint) from error
+        raise ConfigError(
+            f"environment {name!r} cannot be made without arguments: {_said(error)}", hint=hint
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    """What an error of the user's code says, with its kind where the words alone do not tell."""
+    plain = (ImportError, AttributeError, OSError, SeerError, TypeError)
+    return str(error) if isinstance(error, plain) else f"{type(error).__name__}: {error}"

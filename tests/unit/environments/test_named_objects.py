@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,49 @@ def test_what_is_not_there_is_refused_with_an_example(name: str, why: str) -> No
     with pytest.raises(ConfigError, match=why) as caught:
         load_environment(name, "--set environment=")
     assert "--set environment=MODULE:NAME or FILE.py:NAME" in str(caught.value.hint)
+
+
+BAD_FILES = {
+    "raises": (b"raise ValueError('no key')", "ValueError: no key"),
+    "is no Python": (b"def f(:", "SyntaxError: invalid syntax"),
+    "is no text": (b"\x00\xff", "SyntaxError: "),
+    "ends the process": (b"import sys\nsys.exit(0)", "SystemExit: 0"),
+    "never returns": (b"def tool(): tool()\ntool()", "RecursionError: "),
+    "refuses names": (b"def __getattr__(name): raise KeyError(name)", "KeyError: 'tool'"),
+    "cannot be made": (b"class tool:\n    def __init__(self): raise ValueError('no key')", "ValueError: no key"),
+    "ends when made": (b"class tool:\n    def __init__(self): raise SystemExit(0)", "SystemExit: 0"),
+    "takes two": (b"async def tool(one, two): ...", "missing a required argument: 'two'"),
+    "takes none": (b"async def tool(): ...", "too many positional arguments"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_whatever_the_code_of_a_user_does_is_one_error(kind: str, tmp_path: Path) -> None:
+    content, why = BAD_FILES[kind]
+    (tmp_path / "bad.py").write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load_environment(f"{tmp_path / 'bad.py'}:tool")
+
+
+@pytest.mark.parametrize("name", [".:tool", ".tools:tool", "tools\0.py:tool", "tools\0:tool", "x" * 5000 + ".py:tool"])
+def test_names_that_no_module_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        load_environment(name)
+
+
+def test_a_file_that_would_be_read_for_ever_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "zeros.py").symlink_to("/dev/zero")
+    for name in ("pipe.py", "zeros.py"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            load_environment(f"{tmp_path / name}:tool")
+
+
+def test_a_link_to_a_file_of_another_ending_is_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools-2").write_text("async def tool(conversation): ...\n")
+    (tmp_path / "tools.py").symlink_to("tools-2")
+    monkeypatch.chdir(tmp_path)
+    assert callable(load_environment(with_whole_path("tools.py:tool")))
 
 
 def test_a_name_that_a_file_lacks_and_a_plain_function_are_refused(file: str) -> None:
