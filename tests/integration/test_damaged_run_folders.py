@@ -126,6 +126,7 @@ def one_changed_weight(run: RecordedRun) -> None:
 
 REFUSED = 2
 NOT_CLEAN = 1
+LIMITS = ("kv_blocks", "block_size", "max_num_seqs", "max_model_len")
 STARTED = '{"kind":"started","t_s":1.0,"request":0,"instance":%s,"max_tokens":1,"moved_from":null,"load_kv":false}'
 READERS = {"resume": REFUSED, "verify": REFUSED, "report": REFUSED, "replay": REFUSED}
 DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
@@ -146,6 +147,7 @@ DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
     "its configuration is a list": (manifest(config=[1]), READERS),
     "its configuration has an unknown key": (manifest(config={"nn": 3}), {"resume": REFUSED, "verify": REFUSED}),
     "its limits are text": (manifest(limits={"kv_blocks": "8"}), READERS),
+    "its limits have 400 digits": (manifest(limits=dict.fromkeys(LIMITS, int("9" * 400))), READERS),
     "its limits are missing": (manifest(limits=None), {"report": REFUSED, "replay": REFUSED}),
     "its command is a number": (manifest(command=3), READERS),
     "its command is unknown": (manifest(command="bake"), READERS),

@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from seer.ranges import INT64_MAX
 from seer.types import InstanceLimits
 
 MAX_INSTANCES = 100_000
 """Readers keep a list per instance; no cluster has so many."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
 Number = int | float | None
 SCHEDULER_NAME = re.compile(r"[a-z0-9][a-z0-9+-]*")
 """Of a scheduler whose run is a folder of that name inside a comparison's."""
