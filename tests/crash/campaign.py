@@ -5,7 +5,7 @@
 
 Each process runs the tests of one part with a seed of its own, again and again until the time is over. A part is a test
 of this folder: PARTS. The report folder gets report.jsonl (the counts) and failures.log (the end of what failing tests
-wrote, with the seed that replays them). The exit code is 1 if anything failed.
+wrote, with the seed that replays them). The exit code is 1 if anything failed, or a part did not get through a round.
 
 `--sum folder...` adds up the reports of earlier campaigns instead.
 """
@@ -76,6 +76,7 @@ class Worker:
         self.part, self.seed, self.end_s, self.report, self.log = part, seed, end_s, report, log
         self.num_failed = 0
         self.num_started = 0
+        self.seeds: set[int] = set()
         self.before = private()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -97,6 +98,7 @@ class Worker:
     def _start(self, left_s: float) -> None:
         self.seed += 1_000
         self.num_started += 1
+        self.seeds.add(self.seed)
         variables = environment(self.seed, left_s, self.report)
         if self.before:
             temporary = self.log.with_suffix(f".{self.num_started}")  # short: sockets of Ray and vLLM are made in it
@@ -115,7 +117,7 @@ class Worker:
 
 
 def run(parts: list[str], num_processes: int, seconds: float, report: Path, seed: int) -> int:
-    """Returns how many tests failed."""
+    """Returns how many tests failed, and parts without a round."""
     report.mkdir(parents=True, exist_ok=True)
     logs = Path(os.environ.get("TMPDIR", "/tmp")) / f"seer-campaign-{os.getpid()}"
     logs.mkdir()
@@ -125,15 +127,31 @@ def run(parts: list[str], num_processes: int, seconds: float, report: Path, seed
     while busy:
         busy = [worker for worker in busy if worker.step()]
         time.sleep(0.2)
-    return sum(worker.num_failed for worker in workers)
+    empty = without_a_round(workers, report)
+    for part in empty:
+        print(f"{part} did not get through a round: is it skipped here, or too slow for the time?")
+    return sum(worker.num_failed for worker in workers) + len(empty)
+
+
+def without_a_round(workers: list[Worker], report: Path) -> list[str]:
+    """Parts that were to run, and whose tests were skipped or never came to compare anything."""
+    rounds = Counter({worker.part: 0 for worker in workers})
+    for counts in _lines(report):
+        rounds.update({worker.part: counts["rounds"] for worker in workers if counts["seed"] in worker.seeds})
+    return [part for part, number in rounds.items() if not number]
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """What tests have reported; nothing where none came to it."""
+    file = folder / "report.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def added_up(folders: list[Path]) -> dict[str, dict[str, Any]]:
     """The last line of every test, summed by part."""
     last: dict[tuple[str, str, int], dict[str, Any]] = {}
     for folder in folders:
-        for line in (folder / "report.jsonl").read_text().splitlines():
-            counts = json.loads(line)
+        for counts in _lines(folder):
             last[str(folder), counts["test"], counts["seed"]] = counts
     sums: dict[str, dict[str, Any]] = {}
     for counts in last.values():
@@ -169,7 +187,7 @@ def _print_rows(corner: str, heads: tuple[str, ...], rows: dict[str, list[int]])
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, help="at least one for each part (as many as parts)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seed", type=int, default=0, help="the first one; random if it is not given")
     parser.add_argument("--report", type=Path, default=Path("build/faults"))
@@ -178,11 +196,14 @@ def main() -> int:
     if options.sum:
         print_table(added_up(options.sum))
         return 0
+    num_processes = len(options.parts) if options.processes is None else options.processes
+    if num_processes < len(options.parts):
+        parser.error(f"{num_processes} processes for {len(options.parts)} parts: some would not run (--parts)")
     seed = options.seed or secrets.randbelow(10**9)
     print(f"--seed {seed} strikes in the same way again", flush=True)
-    num_failed = run(options.parts, options.processes, options.seconds, options.report, seed)
+    num_failed = run(options.parts, num_processes, options.seconds, options.report, seed)
     print_table(added_up([options.report]))
-    print(f"{num_failed} tests failed")
+    print(f"{num_failed} tests or parts failed")
     return 1 if num_failed else 0
 
 
