@@ -238,3 +238,11 @@ def test_the_installed_vllm_has_every_name_and_only_our_engines_are_let_through(
     assert check(ours) == ["another"]
     assert check(others) == ["ngram/ngram_gpu speculative decoding", "another"]
     assert original is not check
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096])
+def test_kv_memory_without_room_for_one_block_is_refused_before_vllm_starts(tmp_path: Path, num_bytes: int) -> None:
+    folder = read_folder(make_tiny_model(tmp_path / "tiny"))
+    given = replace(settings(), device="cpu", speculation=None, kv_blocks=None, kv_memory_bytes=num_bytes)
+    with pytest.raises(ConfigError, match=f"no room for a single KV block of .* kv_memory_bytes={num_bytes}"):
+        fitting.fit_to_model(given, folder)

@@ -17,6 +17,7 @@ from seer.engine.vllm.settings import (
     VllmSettings,
 )
 from seer.engine.vllm.version import minor_version
+from seer.errors import ConfigError
 
 DRAFTED = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 """Models that drafts on the GPU have run with; others need to be asked for."""
@@ -52,6 +53,11 @@ def _fit_to_cpu(settings: VllmSettings, folder: ModelFolder) -> VllmSettings:
     value_bytes = CPU_VALUE_BYTES.get(settings.dtype, 4)
     block_bytes = folder.block_bytes(tokens, value_bytes, settings.tensor_parallel)
     blocks = settings.kv_blocks or (settings.kv_memory_bytes or DEFAULT_CPU_KV_BYTES) // block_bytes
+    if blocks < 1:
+        raise ConfigError(
+            f"no room for a single KV block of {block_bytes:,} bytes in kv_memory_bytes={settings.kv_memory_bytes}",
+            hint="raise kv_memory_bytes or lower block_size",
+        )
     engine = CPU_LATENT_ARGUMENTS | settings.engine if folder.latent_dim is not None else settings.engine
     return replace(
         settings, block_size=tokens, kv_blocks=blocks, kv_memory_bytes=(blocks + 1) * block_bytes, engine=engine
