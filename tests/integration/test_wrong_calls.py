@@ -197,7 +197,7 @@ SUBMITTING: dict[str, tuple[dict[str, Any], str]] = {
     "on_tokens of one argument": ({"on_tokens": lambda handle: None}, "on_tokens cannot be called"),
     "an environment that is a number": ({"environment": 5}, "environment is a int"),
     "an environment that is not async": ({"environment": lambda conversation: None}, "not an async function"),
-    "an environment without a conversation": ({"environment": never}, "environment cannot be called"),
+    "an environment without a conversation": ({"environment": never}, "environment never cannot be called"),
     "an environment with no time": ({"environment_deadline_s": 0}, "environment_deadline_s=0"),
     "a deadline of NaN": ({"environment_deadline_s": math.nan}, "environment_deadline_s=nan"),
     "tools that are text": ({"tools": "python"}, "tools is no list"),

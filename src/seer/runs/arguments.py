@@ -90,7 +90,6 @@ def check_environment_calls(environment: Any, deadline_s: Any, tools: Any, max_c
     """Refuse an environment that cannot be called, and settings of it that are of a wrong kind."""
     if environment is not None:
         check_environment(environment)
-        _check_callable(environment, "environment", 1, "environment(conversation)")
     check(deadline_s, Seconds, "environment_deadline_s")
     if max_context_tokens is not None:
         check(max_context_tokens, Count, "max_context_tokens")
