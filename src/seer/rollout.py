@@ -130,7 +130,7 @@ class RolloutLoop:
         self._wake.set()
 
     def let_go(self) -> None:
-        """Call nobody any more: it has ended. Else its maker and it hold each other, and all tokens, until Python's
+        """Make no more calls: it has ended. Else its maker and it hold each other, and all tokens, until Python's
         collector looks.
         """
         self._events, self._on_tokens, self._on_turn = discard, None, None

@@ -70,8 +70,8 @@ def refuse_impossible(
     """Raise if a token is outside the vocabulary or has no probability; the first of them is at `position`.
 
     NaN, infinite or all-excluded logits show in the sampled token: its id or its log-probability is impossible. So the
-    logits need no check of their own. Without log-probabilities only the ids are checked: whoever left the others
-    out has checked them.
+    logits need no check of their own. Without log-probabilities only the ids are checked: the others were
+    checked where they were left out.
     """
     if not ids:
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each step of vLLM computed and when it was done, counted by the scheduler; and log-probabilities that nobody
-wants, checked and left out here.
+"""What each step of vLLM computed and when it was done, counted by the scheduler; and log-probabilities that were
+not asked for, checked and left out here.
 
 vLLM's own statistics count a whole context when its first token is sampled, cached parts included, leave out what a
 preempted request computes again, and are timed when the front end reads them. The scheduler knows the batched tokens

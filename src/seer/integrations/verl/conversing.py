@@ -102,7 +102,7 @@ class Conversing:
 
 
 def talk_of(response: Response) -> Talk:
-    """What verl is told of a conversation that has ended, or whose environment failed."""
+    """What verl gets of a conversation that has ended, or whose environment failed."""
     has_failed = failed_at_tool(response)
     if has_failed:
         log.warning("response %d of group %s is masked: %s", response.index, response.prompt_id, response.error)
