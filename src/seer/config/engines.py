@@ -77,6 +77,8 @@ class TransferOptions:
     """Pinned buffers for loading."""
     load_threads: Threads = 8
     """Threads that read the pool at once: one thread checks and copies no more than a few GB/s."""
+    save_threads: Threads = 8
+    """Threads that write to the pool at once; memory of the pool that is used for the first time costs them most."""
     load_async: bool = False
     """Let other requests compute while a request's blocks are loaded. It costs the request three more steps, and made
     no difference to a rollout on four GPU engines (docs/log.md)."""

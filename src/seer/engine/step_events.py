@@ -64,4 +64,5 @@ def add_up(now_s: float, instance: int, steps: list[StepReport]) -> Stepped:
         far_load_s=sum(step.far_load_s for step in steps),
         far_loaded_bytes=sum(step.far_loaded_bytes for step in steps),
         num_preempted=sum(step.num_preempted for step in steps),
+        num_unsaved_blocks=sum(step.num_unsaved_blocks for step in steps),
     )

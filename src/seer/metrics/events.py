@@ -173,6 +173,8 @@ class Stepped(_Event, frozen=True, gc=False):
     """Of these bytes, from other nodes."""
     num_preempted: int = 0
     """For engines that count preemptions without naming the request; others emit `Preempted`."""
+    num_unsaved_blocks: int = 0
+    """KV blocks that were not saved to the pool, because saving took longer than the engine may wait."""
 
 
 class PoolErrors(_Event, frozen=True, gc=False):

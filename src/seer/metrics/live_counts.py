@@ -191,6 +191,7 @@ class LiveCounts:
         sums["preemptions"][event.instance] += event.num_preempted
         sums["loaded_bytes"][event.instance] += event.loaded_bytes
         sums["far_loaded_bytes"][event.instance] += event.far_loaded_bytes
+        sums["unsaved_blocks"][event.instance] += event.num_unsaved_blocks
         if event.num_steps:
             self.step_s[event.instance].observe(event.duration_s / event.num_steps, event.num_steps)
 

@@ -27,6 +27,7 @@ SUMS = {
     "loaded_tokens": "Tokens whose KV came from the pool.",
     "loaded_bytes": "Bytes of KV from the pool.",
     "far_loaded_bytes": "Of these, bytes from other nodes.",
+    "unsaved_blocks": "KV blocks that were not saved to the pool: it took longer than an engine may wait.",
     "batched_tokens": "Tokens that steps computed: prompts, one per decoding request, and drafts.",
     "steps": "Steps of the instance.",
     "preemptions": "Requests whose KV the instance dropped for lack of memory.",

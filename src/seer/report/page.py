@@ -188,6 +188,9 @@ def _pool(run: RunData) -> str:
     recomputed = sum(one.num_recomputed for one in run.pool_errors)
     moved = f"{run.num_loaded_tokens:,} tokens' KV loaded, {run.num_recomputed_tokens:,} tokens computed again"
     moved += _nodes(run) + _ssd(run)
+    unsaved = sum(step.num_unsaved_blocks for steps in run.steps for step in steps)
+    if unsaved:
+        moved += f"; {unsaved:,} blocks were not saved, because the pool was slower than the engine may wait"
     if not run.pool_errors:
         return f'<p class="soft">{moved}; the pool never failed.</p>'
     return (

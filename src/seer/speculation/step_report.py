@@ -37,6 +37,8 @@ class StepReport:
     """A CUDA graph was captured during the step, so its duration does not represent other steps."""
     num_preempted: int = 0
     """Requests that were preempted since the last report: their KV was dropped."""
+    num_unsaved_blocks: int = 0
+    """KV blocks that were not saved to the pool since the last report: it took longer than the engine may wait."""
 
 
 StepObserver = Callable[[StepReport], None]

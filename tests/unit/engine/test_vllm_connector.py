@@ -312,9 +312,48 @@ def test_saves_are_dropped_when_the_pool_is_too_slow() -> None:
     transfer.save([jobs([b"a" * 32], [1])[0]], [])
     transfer.save([jobs([b"b" * 32], [2])[0]], [])
     assert transfer.counts()["dropped_blocks"] == 1
+    assert transfer.take_stats() == {"seer_unsaved_blocks": 1}
+    assert transfer.take_stats() == {}
     release.set()
     transfer.settle()
     assert transfer.counts()["saved_blocks"] == 1
+    transfer.close()
+
+
+def test_several_threads_write_a_buffer_at_once_and_it_is_used_again_when_all_are_done() -> None:
+    """One thread is no match for a GPU that computes prompts: what it cannot save in time is computed again."""
+    together = threading.Barrier(4, timeout=30)
+
+    class OneByOne(MemoryPool):
+        def put_now(self, keys: Any, buffers: Any, owners: Any = None) -> list[bool]:
+            together.wait()
+            assert len(keys) == len(owners) == len(buffers) == 2
+            return super().put_now(keys, buffers, owners)
+
+    pool, memory = OneByOne(), kv_memory()
+    transfer = a_transfer(pool, memory, num_save_buffers=1, save_wait_s=30.0, save_threads=4)
+    keys = [bytes([i]) * 32 for i in range(16)]
+    transfer.save([jobs(keys[:8], list(range(8)))[0]], [])
+    transfer.save([jobs(keys[8:], list(range(8, 16)))[0]], ["7"])
+    transfer.settle()
+    assert (transfer.counts()["saved_blocks"], pool.freed) == (16, ["7"])
+    transfer.load([jobs(keys, list(range(20, 36)))[1]])
+    assert all(torch.equal(layer[:16], layer[20:36]) for layer in memory)
+    transfer.close()
+
+
+def test_a_writer_that_fails_counts_as_an_error_and_gives_the_buffer_back() -> None:
+    class Failing(MemoryPool):
+        def put_now(self, keys: Any, buffers: Any, owners: Any = None) -> list[bool]:
+            if keys[0] == b"b" * 32:
+                raise OSError("no space left")
+            return super().put_now(keys, buffers, owners)
+
+    transfer = a_transfer(Failing(), kv_memory(), num_save_buffers=1, save_wait_s=30.0, save_threads=2)
+    for _ in range(2):
+        transfer.save([jobs([b"a" * 32, b"b" * 32], [1, 2])[0]], [])
+        transfer.settle()
+    assert transfer.counts()["save_errors"] == 2
     transfer.close()
 
 

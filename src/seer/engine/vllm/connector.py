@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from seer.config import TransferOptions
 from seer.engine.vllm.connector_parts import WholeBlocks, kv_layout, kv_parts
 from seer.engine.vllm.connector_plan import Plan, PoolMetadata, pool_salt
-from seer.engine.vllm.connector_stats import LoadStats
+from seer.engine.vllm.connector_stats import MoveStats
 from seer.engine.vllm.connector_transfer import BlockTransfer
 from seer.errors import ConfigError, PoolError
 from seer.kvpool.open_pool import join_pool
@@ -147,15 +147,15 @@ class SeerPoolConnector(KVConnectorBase_V1):
         """Blocks that could not be loaded and must be computed."""
         return self._moving().take_failed()
 
-    def get_kv_connector_stats(self) -> LoadStats | None:
-        """What was loaded since the last step; None on the scheduler's side."""
-        loads = self._transfer.take_loads() if self._transfer is not None else None
-        return LoadStats(loads) if loads else None
+    def get_kv_connector_stats(self) -> MoveStats | None:
+        """What moved since the last step; None on the scheduler's side."""
+        stats = self._transfer.take_stats() if self._transfer is not None else None
+        return MoveStats(stats) if stats else None
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> LoadStats:
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> MoveStats:
         """The statistics as vLLM's front end rebuilds them."""
-        return LoadStats(data or {})
+        return MoveStats(data or {})
 
     def shutdown(self) -> None:
         """Close the pool."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of vLLM loaded from the pool, counted by the worker and sent with the step's output to telemetry.py."""
+"""What a step of vLLM moved to and from the pool, counted by the worker and sent to telemetry.py with its output."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S = "seer_loaded_bytes", "seer_load_s", "s
 """Names of the counts: bytes loaded, seconds a step waited for them, seconds of loads while steps ran."""
 FAR_BYTES, FAR_S = "seer_far_loaded_bytes", "seer_far_load_s"
 """Of these, from other nodes."""
+UNSAVED_BLOCKS = "seer_unsaved_blocks"
+"""Blocks that were not saved, because all buffers for it were in use."""
 
 
 @dataclass
-class LoadStats(KVConnectorStats):
+class MoveStats(KVConnectorStats):
     """Sums by name."""
 
     def reset(self) -> None:
         """Start from zero."""
         self.data = {}
 
-    def aggregate(self, other: KVConnectorStats) -> LoadStats:
+    def aggregate(self, other: KVConnectorStats) -> MoveStats:
         """Add other counts to these."""
         for name, value in other.data.items():
             self.data[name] = self.data.get(name, 0) + value

@@ -2,12 +2,12 @@
 """Moves KV blocks between a worker's memory and the pool, many at once.
 
     save   gather all layers of all blocks on the device, one copy to pinned host memory on a stream of its own;
-           a thread hands them to the pool when the copy is complete
+           threads write them to the pool when the copy is complete, each a part of it
     load   threads fill pinned memory from the pool, each a part of it; it is copied and scattered when all is there
 
 A block in the pool is its layers' bytes in order; with tensor parallelism, those of this worker's part. Host memory is
 `num_save_buffers` and `num_load_buffers` fixed buffers. When all save buffers are busy for `save_wait_s`, the blocks
-are not saved; they are computed again if needed.
+are not saved, which is counted; they are computed again if needed.
 
 Invariants
   1. After `save` has returned, work launched on the device may overwrite the blocks.
@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,14 @@ import torch
 
 from seer.config import TransferOptions
 from seer.engine.vllm.connector_parts import KVParts
-from seer.engine.vllm.connector_stats import FAR_BYTES, FAR_S, LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
+from seer.engine.vllm.connector_stats import (
+    FAR_BYTES,
+    FAR_S,
+    LOAD_S,
+    LOADED_BYTES,
+    OVERLAPPED_LOAD_S,
+    UNSAVED_BLOCKS,
+)
 from seer.errors import ConfigError
 from seer.kvpool.base import Pool
 from seer.kvpool.keys import keys_of_part
@@ -64,7 +71,8 @@ class BlockTransfer:
         self._buffer_blocks = 0
         self._save_buffers: queue.SimpleQueue[_HostBuffer] = queue.SimpleQueue()
         self._load_buffers: queue.SimpleQueue[_HostBuffer] = queue.SimpleQueue()
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-save")
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-save")  # one, which keeps the order
+        self._writers = ThreadPoolExecutor(options.save_threads, thread_name_prefix="seer-kv-write")
         self._readers = ThreadPoolExecutor(options.load_threads, thread_name_prefix="seer-kv-read")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="seer-kv-load")
         self._lock = threading.Lock()
@@ -72,7 +80,7 @@ class BlockTransfer:
         self._failed: set[int] = set()
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._loads: defaultdict[str, float] = defaultdict(float)  # not reported yet
+        self._stats: defaultdict[str, float] = defaultdict(float)  # not reported yet
         self._device = torch.device("cpu")
         self._streams: tuple[Any, Any] | None = None
 
@@ -113,6 +121,9 @@ class BlockTransfer:
             buffer = self._save_buffers.get(timeout=self._options.save_wait_s)
         except queue.Empty:
             self._counts["dropped_blocks"] += len(blocks)
+            if self._part == 0:  # vLLM adds the ranks' counts, and a block is one block to all of them
+                with self._lock:
+                    self._stats[UNSAVED_BLOCKS] += len(blocks)
             return
         host = buffer.host[: len(blocks)]
         index = torch.tensor(blocks, dtype=torch.int64)
@@ -137,7 +148,7 @@ class BlockTransfer:
             start = end
 
     def _put(self, buffer: _HostBuffer, owners: Sequence[tuple[str, bytes]]) -> None:
-        """In the saver's thread: put a buffer's blocks to the pool in one call.
+        """In the saver's thread: put a buffer's blocks to the pool with all writers.
 
         One call per request would hold the interpreter lock for as long as several steps take to schedule.
         """
@@ -146,7 +157,10 @@ class BlockTransfer:
                 buffer.ready.synchronize()
             rows = buffer.host.numpy()
             requests, keys = zip(*owners, strict=True)
-            held = self._pool.put_now(keys, rows[: len(keys)], requests)
+            spans = self._spans(len(keys), self._options.save_threads)
+            puts = [self._writers.submit(self._pool.put_now, keys[one], rows[one], requests[one]) for one in spans]
+            wait(puts)  # the buffer is free only when the last of them is done
+            held = [is_held for put in puts for is_held in put.result()]
             self._counts["saved_blocks"] += sum(held)
             self._counts["refused_blocks"] += len(held) - sum(held)
         except Exception:  # the edge: a pool that fails must not end the engine
@@ -201,11 +215,11 @@ class BlockTransfer:
         far = take_far_reads(self._pool)
         with self._lock:
             if far.num_bytes:
-                self._loads[FAR_BYTES] += far.num_bytes
-                self._loads[FAR_S] += min(far.seconds, seconds) / self._num_ranks  # readers overlap
+                self._stats[FAR_BYTES] += far.num_bytes
+                self._stats[FAR_S] += min(far.seconds, seconds) / self._num_ranks  # readers overlap
             self._seconds["load_s"] += seconds
-            self._loads[kind] += seconds / self._num_ranks  # vLLM adds the ranks' counts, which load at the same time
-            self._loads[LOADED_BYTES] += self.block_bytes * sum(len(job.blocks) for job in jobs)
+            self._stats[kind] += seconds / self._num_ranks  # vLLM adds the ranks' counts, which load at the same time
+            self._stats[LOADED_BYTES] += self.block_bytes * sum(len(job.blocks) for job in jobs)
 
     def _fill(self, jobs: Sequence[LoadJob]) -> None:
         blocks = [block for job in jobs for block in job.blocks]
@@ -227,11 +241,14 @@ class BlockTransfer:
             buffer.ready.synchronize()
             buffer.ready = None
         rows = buffer.host.numpy()
-        size = -(-len(keys) // self._options.load_threads)
-        return [
-            self._readers.submit(self._read, keys[start : start + size], rows[start : start + size])
-            for start in range(0, len(keys), size)
-        ]
+        spans = self._spans(len(keys), self._options.load_threads)
+        return [self._readers.submit(self._read, keys[one], rows[one]) for one in spans]
+
+    @staticmethod
+    def _spans(num_keys: int, num_threads: int) -> list[slice]:
+        """Equal parts, one for each thread."""
+        size = -(-num_keys // num_threads)
+        return [slice(start, min(start + size, num_keys)) for start in range(0, num_keys, size)]
 
     def _read(self, keys: list[bytes], rows: Any) -> list[bool]:
         """In a reader's thread."""
@@ -279,13 +296,13 @@ class BlockTransfer:
             failed, self._failed = self._failed, set()
         return failed
 
-    def take_loads(self) -> dict[str, float]:
-        """Bytes loaded since the last call, and the seconds it took with and without a step waiting."""
-        if not self._loads:
+    def take_stats(self) -> dict[str, float]:
+        """What was loaded since the last call and how long it took, and what was not saved (`connector_stats.py`)."""
+        if not self._stats:
             return {}
         with self._lock:
-            loads, self._loads = self._loads, defaultdict(float)
-        return dict(loads)
+            stats, self._stats = self._stats, defaultdict(float)
+        return dict(stats)
 
     def counts(self) -> dict[str, float]:
         """Blocks moved, missed and dropped; seconds the worker spent on it."""
@@ -296,6 +313,7 @@ class BlockTransfer:
         self._loader.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._saver.shutdown(wait=True)
+        self._writers.shutdown(wait=True)
 
     def _new_buffer(self) -> _HostBuffer:
         shape = (self._buffer_blocks, self.block_bytes)

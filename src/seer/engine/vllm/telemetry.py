@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import PerEngineStatLoggerAdapter, StatLoggerBase
 
-from seer.engine.vllm.connector_stats import FAR_BYTES, FAR_S, LOAD_S, LOADED_BYTES, OVERLAPPED_LOAD_S
+from seer.engine.vllm.connector_stats import (
+    FAR_BYTES,
+    FAR_S,
+    LOAD_S,
+    LOADED_BYTES,
+    OVERLAPPED_LOAD_S,
+    UNSAVED_BLOCKS,
+)
 from seer.engine.vllm.step_counting import BATCHED_TOKENS, DONE_S, EMITTED, PREFILL_TOKENS
 from seer.speculation.step_report import StepReport
 
@@ -41,7 +48,7 @@ class StepCounts:
     on_step: StepListener | None = field(default=None, repr=False)
     _done_s: float = 0.0  # when the last step that computed anything was done
     _num_preempted: int = 0  # since the last report
-    _loads: dict[str, float] = field(default_factory=dict, repr=False)  # since the last report
+    _moved: dict[str, float] = field(default_factory=dict, repr=False)  # since the last report
 
     def take(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
         """Add one step."""
@@ -61,8 +68,8 @@ class StepCounts:
             self.num_drafted += drafted
             self.num_accepted += accepted
         if self.on_step is not None:
-            for name in (LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S, FAR_BYTES, FAR_S):
-                self._loads[name] = self._loads.get(name, 0.0) + stats.get(name, 0.0)
+            for name in (LOADED_BYTES, LOAD_S, OVERLAPPED_LOAD_S, FAR_BYTES, FAR_S, UNSAVED_BLOCKS):
+                self._moved[name] = self._moved.get(name, 0.0) + stats.get(name, 0.0)
         if iteration is not None:
             self.num_preemptions += iteration.num_preempted_reqs
             self._num_preempted += iteration.num_preempted_reqs
@@ -72,10 +79,10 @@ class StepCounts:
         # The start of a step after an idle time is not known here; only consecutive steps are timed.
         if self.on_step is not None and was_running:
             num_preempted, self._num_preempted = self._num_preempted, 0
-            loads, self._loads = self._loads, {}
+            moved, self._moved = self._moved, {}
             self.on_step(
                 StepReport(
-                    duration_s=max(0.0, done_s - self._done_s - loads[LOAD_S]),
+                    duration_s=max(0.0, done_s - self._done_s - moved[LOAD_S]),
                     num_steps=1,
                     num_running=was_running,
                     num_batched_tokens=stats[BATCHED_TOKENS],
@@ -84,12 +91,13 @@ class StepCounts:
                     num_emitted=stats[EMITTED],
                     num_drafted=drafted,
                     num_accepted=accepted,
-                    load_s=loads[LOAD_S],
-                    overlapped_load_s=loads[OVERLAPPED_LOAD_S],
-                    loaded_bytes=int(loads[LOADED_BYTES]),
-                    far_load_s=loads[FAR_S],
-                    far_loaded_bytes=int(loads[FAR_BYTES]),
+                    load_s=moved[LOAD_S],
+                    overlapped_load_s=moved[OVERLAPPED_LOAD_S],
+                    loaded_bytes=int(moved[LOADED_BYTES]),
+                    far_load_s=moved[FAR_S],
+                    far_loaded_bytes=int(moved[FAR_BYTES]),
                     num_preempted=num_preempted,
+                    num_unsaved_blocks=int(moved[UNSAVED_BLOCKS]),
                 )
             )
         self._done_s = done_s
