@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance of a Ray cluster that is stopped, as by a debugger, does not outlive its killed actor."""
+"""A process of Seer that is stopped, as by a debugger, does not outlive the process that started it and was killed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,35 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 DEADLINE_S = 60.0
 PARENT = """
 import sys, time
 from seer.hosting.launch import ChildProcess
-child = ChildProcess("child", None, module="seer.hosting.child", single_thread=True, arguments=("dial",))
+child = ChildProcess("child", None, module=sys.argv[1], single_thread=True, arguments=sys.argv[2:])
 print(child.pid, flush=True)
 time.sleep(600)
 """
 
 
 def is_serving(pid: int) -> bool:
-    """It waits for its dial: the kernel knows by then whose end is its own."""
+    """It waits for its first message: the kernel knows by then whose end is its own."""
     return "unix" in Path(f"/proc/{pid}/wchan").read_text()
 
 
-def test_a_stopped_instance_ends_with_its_actor() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["seer.hosting.child"],
+        ["seer.hosting.child", "dial"],  # by a Ray actor
+        ["seer.hosting.draft_server_process"],
+        ["seer.verification.verifier_process"],
+    ],
+    ids=["instance", "dialled instance", "draft server", "verifier"],
+)
+def test_a_stopped_process_ends_with_its_parent(command: list[str]) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *command], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     ended = os.pidfd_open(pid)

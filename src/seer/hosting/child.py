@@ -5,9 +5,10 @@
     python -m seer.hosting.child FD dial      the other end is a launcher's; its first message is the `Dial` of a driver
 
 It ends on `Close`, or when the process at the other end of the pair ends for any reason: a thread watches the socket,
-so even a process whose event loop hangs does not outlive it. With a driver on another machine it also ends when that
-connection does, or the driver's lease (lease.py). And it ends, with the traceback in its log, when a thread, a callback
-or a task of Seer fails: a process that only looks alive would keep its chunks until a deadline.
+so even a process whose event loop hangs does not outlive it, and the kernel ends one that is stopped. With a driver on
+another machine it also ends when that connection does, or the driver's lease (lease.py). And it ends, with the
+traceback in its log, when a thread, a callback or a task of Seer fails: a process that only looks alive would keep its
+chunks until a deadline.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     exit_with_driver(sock)
     if sys.argv[2:] == ["dial"]:
-        end_with_parent()  # a Ray actor, which starts it in the thread of its event loop
         asyncio.run(_run(_serve_dialled(receive_blocking(sock, _dial_decoder))))
     else:
         setup = receive_blocking(sock, DECODER)
@@ -88,7 +88,10 @@ def _importing(factory: str) -> Any:
 
 
 def exit_with_driver(sock: socket.socket) -> None:
-    """End this process when the other end of the socket closes, even if the event loop hangs."""
+    """End this process when the other end of the socket closes, even if the event loop hangs; and with the process that
+    started it, in the thread of its own event loop, even while this one is stopped.
+    """
+    end_with_parent()
 
     def watch() -> None:
         try:
