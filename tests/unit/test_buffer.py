@@ -88,6 +88,13 @@ def test_a_response_without_raw_log_probabilities_for_every_token_has_none() -> 
     assert response.raw_logprobs is None
 
 
+def test_an_instance_that_leaves_out_log_probabilities_that_were_asked_for_is_refused() -> None:
+    buffer = a_buffer(a_group(0, 1, max_tokens=9))
+    chunk = buffer.start(buffer[0], 0, 9, False, 0.0)
+    with pytest.raises(AssertionError, match="2 tokens with 0 log-probabilities"):
+        buffer.apply(ChunkOutput(chunk.request, chunk.attempt, 0, 2, TokenSpan([3, 4], [], 0)), 1.0)
+
+
 def test_a_response_whose_sampling_asks_for_no_log_probabilities_has_none_and_takes_none() -> None:
     plain = a_group(0, 1, max_tokens=9)
     buffer = a_buffer(replace(plain, sampling=replace(plain.sampling, logprobs=False)))
