@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seer.api import Rollout, SyncRollout, rollout_sync
+    from seer.api import Rollout
     from seer.config import HostingConfig, KvConfig, PoolConfig, RolloutConfig, RunConfig
     from seer.context import Context
     from seer.environments.base import Conversation, End, Reply
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from seer.runs.response_handle import ResponseHandle
     from seer.runs.session import Session
     from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
+    from seer.sync_api import SyncRollout, rollout_sync
     from seer.types import FinishReason, Group, GroupResult, Response, Sampling, TokenSpan, Turn
 
 __all__ = [
@@ -81,8 +82,8 @@ __all__ = [
 
 _HOMES = {
     "Rollout": "seer.api",
-    "SyncRollout": "seer.api",
-    "rollout_sync": "seer.api",
+    "SyncRollout": "seer.sync_api",
+    "rollout_sync": "seer.sync_api",
     "Context": "seer.context",
     "Conversation": "seer.environments.base",
     "End": "seer.environments.base",

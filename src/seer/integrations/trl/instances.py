@@ -11,11 +11,11 @@ import atexit
 from pathlib import Path
 from typing import Any
 
-from seer.api import SyncRollout
 from seer.config import HostingConfig, from_keywords
 from seer.engine.staged_weights import remove_shared_folder
 from seer.errors import ConfigError
 from seer.integrations.trl.trainer_weights import stamp_of, tensors_of, write_model_folder
+from seer.sync_api import SyncRollout
 
 GPU_HOSTING = HostingConfig(progress_deadline_s=300.0)
 """On a GPU the first steps compile kernels, which takes minutes at worst."""

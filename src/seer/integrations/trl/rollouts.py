@@ -23,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from seer.api import SyncRollout
 from seer.environments.base import Environment, Message, check_environment
 from seer.errors import ConfigError, InstanceError
 from seer.integrations.trl.early_rewards import REWARDS, EarlyReward, RewardsByRow
@@ -41,6 +40,7 @@ from seer.metrics.events import EventSink, discard
 from seer.metrics.jsonl import EventLog
 from seer.runs.prompts import Prompt
 from seer.runs.run_folder import RunFolder
+from seer.sync_api import SyncRollout
 from seer.types import FinishReason, GroupResult, Response
 
 log = logging.getLogger(__name__)
