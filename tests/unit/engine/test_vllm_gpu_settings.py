@@ -108,6 +108,8 @@ def test_on_a_cpu_a_small_model_has_no_drafts_by_default(tmp_path: Path) -> None
 
 
 def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) -> Any:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     from seer.engine.vllm.gpu_drafts.scheduler import GroupedDraftsScheduler
     from seer.engine.vllm.step_counting import CountingAsyncScheduler
 
@@ -119,7 +121,8 @@ def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) 
         self.running = list(range(max_num_seqs))
 
     monkeypatch.setattr(CountingAsyncScheduler, "__init__", begin)
-    monkeypatch.setattr(CountingAsyncScheduler, "add_request", lambda self, request: None)
+    monkeypatch.setattr(CountingAsyncScheduler, "enter", lambda self, request, facts: None)
+    monkeypatch.setattr(Scheduler, "add_request", lambda self, request: None)
     monkeypatch.setattr(CountingAsyncScheduler, "schedule", lambda self: SimpleNamespace())
     monkeypatch.setattr(CountingAsyncScheduler, "update_from_output", lambda self, *outputs: {})
     return GroupedDraftsScheduler()

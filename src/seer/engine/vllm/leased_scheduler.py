@@ -24,7 +24,7 @@ import msgspec
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from seer.engine.vllm.chunk_facts import NameOrNone, read_facts
+from seer.engine.vllm.chunk_facts import ChunkFacts, NameOrNone, read_facts
 from seer.engine.vllm.shared_cores import share_cores
 from seer.ranges import Count, CountOrZero, Seed
 
@@ -54,8 +54,12 @@ class LeasedScheduler(Scheduler):
         share_cores()
 
     def add_request(self, request: Request) -> None:
-        """Also set its first lease."""
-        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        """Also read what it carries for Seer, once for this class and those that extend it."""
+        self.enter(request, read_facts(request.sampling_params, request.num_tokens, name=request.request_id))
+        super().add_request(request)
+
+    def enter(self, request: Request, facts: ChunkFacts | None) -> None:
+        """A request comes; without facts it is no chunk of ours. Set its first lease."""
         if facts is not None and facts.lease is not None:
             key = (facts.run, facts.request, facts.attempt)
             early = self._early.pop(key, None)
@@ -64,7 +68,6 @@ class LeasedScheduler(Scheduler):
             self._leased[key] = request
             if len(self._leased) > 2 * len(self.requests) + 64:
                 self._leased = {key: one for key, one in self._leased.items() if not one.is_finished()}
-        super().add_request(request)
 
     def renew_leases(self, run: str, leases: Iterable[_Lease], parked: Iterable[_Attempt]) -> None:
         """Extend leases of a run, and end others with their block."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.outputs import DraftTokenIds
 
-from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.draft_link import read_link
 from seer.engine.vllm.step_counting import CountingScheduler
 from seer.engine.vllm.step_drafting import StepDrafting
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+    from seer.engine.vllm.chunk_facts import ChunkFacts
 
 HOST_STATS = "seer"
 """Key of our numbers in `SchedulerStats.kv_connector_stats`, the only field of it that takes any value."""
@@ -45,10 +46,9 @@ class SeerScheduler(CountingScheduler):
             fixed_tokens=own["fixed_tokens"],
         )
 
-    def add_request(self, request: Request) -> None:
+    def enter(self, request: Request, facts: ChunkFacts | None) -> None:
         """Also track it."""
-        super().add_request(request)
-        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        super().enter(request, facts)
         if facts is not None:
             self._seer.track(request, facts)
 

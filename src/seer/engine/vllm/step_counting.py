@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.leased_scheduler import LeasedScheduler
 from seer.engine.vllm.output_holding import OutputHolding
 
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+    from seer.engine.vllm.chunk_facts import ChunkFacts
 
 BATCHED_TOKENS, PREFILL_TOKENS = "seer_batched_tokens", "seer_prefill_tokens"
 """Tokens the step computed; of them, prefill: context tokens except the last one of each request, from which a token is
@@ -60,12 +61,11 @@ class CountingScheduler(LeasedScheduler):
         self._holding = OutputHolding(self.scheduler_config.stream_interval)
         self._without_logprobs: set[str] = set()
 
-    def add_request(self, request: Request) -> None:
+    def enter(self, request: Request, facts: ChunkFacts | None) -> None:
         """Also note whether it wants log-probabilities."""
-        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        super().enter(request, facts)
         if facts is not None and not facts.logprobs:
             self._without_logprobs.add(request.request_id)
-        super().add_request(request)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

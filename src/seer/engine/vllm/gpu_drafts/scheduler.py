@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from seer.engine.vllm.chunk_facts import read_facts
 from seer.engine.vllm.draft_link import read_link
 from seer.engine.vllm.gpu_drafts.depth import DepthBudget
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+    from seer.engine.vllm.chunk_facts import ChunkFacts
 
 SCHEDULED_S = "seer_scheduled_s"
 """Attribute of a scheduler output: when it was made."""
@@ -49,11 +50,10 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         self._wants_drafts = False
         self._done_s = 0.0
 
-    def add_request(self, request: Request) -> None:
+    def enter(self, request: Request, facts: ChunkFacts | None) -> None:
         """All requests of a run want drafts, or none does."""
-        facts = read_facts(request.sampling_params, request.num_tokens, name=request.request_id)
+        super().enter(request, facts)
         self._wants_drafts = facts is not None and facts.drafts != "none"
-        super().add_request(request)
         if self._siblings is not None and facts is not None and facts.drafts == "grouped":
             self._siblings.track(request, facts)
 
