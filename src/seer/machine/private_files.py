@@ -107,7 +107,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
     try:
         descriptor = os.open(path, flags | _FLAGS, 0o600)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO or a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link; a FIFO or a socket; a folder
             raise InputError(f"{path} is not a regular file", hint="remove it") from None
         raise
     try:

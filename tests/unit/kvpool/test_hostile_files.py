@@ -119,7 +119,7 @@ def test_a_file_of_another_user_stops_nothing(tmp_path: Path, suffix: str, capsy
     assert all(path.exists() for path in planted), "what another user made stays"
 
 
-@pytest.mark.parametrize("kind", ["ill-named", "FIFO", "link"])
+@pytest.mark.parametrize("kind", ["ill-named", "FIFO", "link", "folder"])
 @pytest.mark.parametrize("suffix", ["json", "arena", "lock", "owner", "state"])
 def test_a_file_that_is_none_of_ours_stops_and_delays_nothing(
     tmp_path: Path, kind: str, suffix: str, capsys: pytest.CaptureFixture[str]
@@ -131,6 +131,8 @@ def test_a_file_that_is_none_of_ours_stops_and_delays_nothing(
             os.mkfifo(path, 0o600)
         elif kind == "link":
             path.symlink_to(victim)
+        elif kind == "folder":
+            path.mkdir(0o700)
         else:
             path.touch(0o600)
     with LocalPool(a_config(tmp_path, "new")) as pool:
