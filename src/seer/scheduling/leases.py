@@ -4,12 +4,14 @@
 A request takes memory as it grows. The memory up to the end of its lease is reserved, so a lease is short while memory
 is scarce. It is extended when it runs low, ahead of time, so a request that stays never stops. When an instance
 cannot extend all, the requests of most value are extended first, and the one of least value is parked until the rest
-can stay. When no request waits, requests move from crowded instances to emptier ones.
+can stay. When no request waits, requests move from crowded instances to emptier ones. While sequence slots are scarce,
+a request of a group that has turned out short makes place for one that may become far longer.
 
 Invariants
   1. What is granted to an instance never exceeds its free blocks.
   2. A request is asked to leave once; nothing is granted to it from then on.
   3. The last request of an instance is never parked for memory: alone, it has all of it.
+  4. A request leaves its slot only to one that its instance can hold then, and one request at a time.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ RESERVE_TOKENS = 8
 """Free memory per running request that a new one must leave: otherwise it would push out one that just started."""
 UNEVEN_SHARE, UNEVEN_REQUESTS = 0.25, 3
 """An instance is crowded if it has this share, and this many requests, more than the emptiest one."""
+YIELD_RATIO = 2.0
+"""A request leaves its slot to one that is expected to need more than this many times as many tokens. Results depend
+little on it from 1.5 to 4; at 1 requests of like needs would take turns."""
 
 
 class RankedOrdering(Ordering, Protocol):
@@ -94,15 +99,27 @@ class LeaseRenewal:
         *,
         ordering: RankedOrdering,
         more_tokens: Callable[[Sequence[Request], Fleet], list[int]],
+        remaining_tokens: Callable[[Request], float],
         may_park: bool,
     ) -> None:
-        """`ordering` orders requests by value, most first; `more_tokens` is what each request that stays is given."""
+        """`ordering` orders requests by value, most first; `more_tokens` is what each request that stays is given;
+        `remaining_tokens` estimates what a request still needs.
+        """
         self._tenants, self._ordering, self._more_tokens, self._may_park = tenants, ordering, more_tokens, may_park
+        self._remaining_tokens = remaining_tokens
+        self._yielding: Request | None = None
 
-    def renew(self, low: Sequence[Request], fleet: Fleet, *, may_move: bool) -> Renewal:
-        """Move, extend what fits, the most valued first, and park where it does not fit."""
+    def renew(
+        self, low: Sequence[Request], fleet: Fleet, *, may_move: bool, for_a_slot: Request | None = None
+    ) -> Renewal:
+        """Move, extend what fits, the most valued first, and park where it does not fit.
+
+        `for_a_slot` waits for a sequence slot; a request that needs far less may leave it one.
+        """
         extended: list[Extension] = []
         parked = self._move(low, fleet) if may_move and self._may_park else []
+        if for_a_slot is not None and self._may_park:
+            parked += self._yield_slot(low, for_a_slot, fleet)
         by_instance: dict[int, list[Request]] = {}
         for request in low:
             if request.instance is not None and not self._tenants.is_leaving(request):
@@ -166,6 +183,34 @@ class LeaseRenewal:
             if num_blocks <= 0:
                 break
         return leaving
+
+    def _yield_slot(self, low: Sequence[Request], longer: Request, fleet: Fleet) -> list[Request]:
+        """Of the requests whose leases run low, the one that needs least, if it needs far less than the longer one."""
+        emptiest = fleet.least_loaded()
+        if emptiest is None or fleet.in_flight[emptiest] < fleet.limits[emptiest].max_num_seqs:
+            return []  # one that has just ended has left a slot
+        if self._yielding is not None and self._tenants.is_leaving(self._yielding):
+            return []  # a slot is on its way
+        self._yielding = None
+        few = self._remaining_tokens(longer) / YIELD_RATIO
+        for request in low:
+            needs = self._remaining_tokens(request)
+            if needs < few and not self._tenants.is_leaving(request) and self._fits_instead(longer, request, fleet):
+                self._yielding, few = request, needs
+        if self._yielding is None:
+            return []
+        self._tenants.ask_to_leave(self._yielding)
+        return [self._yielding]
+
+    @staticmethod
+    def _fits_instead(longer: Request, request: Request, fleet: Fleet) -> bool:
+        """Whether the request's instance can hold the longer one's first lease once it has left."""
+        home = request.instance
+        if home is None:
+            return False
+        num_tokens = longer.num_tokens + LEASE_TOKENS
+        free = fleet.free_blocks[home] + fleet.own_blocks(request)
+        return num_tokens <= fleet.limits[home].max_model_len and fleet.blocks(num_tokens) <= free
 
     def _move(self, low: Sequence[Request], fleet: Fleet) -> list[Request]:
         """Requests that would be faster on the emptiest instance; one of each crowded instance at a time."""

@@ -85,7 +85,11 @@ class EarliestFinishPlacement(Divided):
         self._num_active = 0
         self._tenants = Tenants()
         self._renewal = LeaseRenewal(
-            self._tenants, ordering=ordering, more_tokens=self._more_tokens, may_park=self._has_pool
+            self._tenants,
+            ordering=ordering,
+            more_tokens=self._more_tokens,
+            remaining_tokens=remaining_tokens,
+            may_park=self._has_pool,
         )
         self._longest: dict[int, list[tuple[float, int, int]]] = {}  # instance -> heap of (-remaining, request, turn)
         self._turn: dict[int, int] = {}  # request -> number of its running chunk; absent while it waits
@@ -266,6 +270,12 @@ class Seer(EarliestFinishPlacement):
             placement=placement,
             whole_blocks=whole_blocks,
         )
+
+    def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
+        """Also leave a slot to a request that is expected to need far more, where slots are scarce."""
+        first = self._first_waiting() if low else None
+        for_a_slot = None if self._scarcity.memory_is_scarce else first
+        return self._renewal.renew(low, fleet, may_move=bool(low) and first is None, for_a_slot=for_a_slot)
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The first request, by what is scarce now."""
