@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from seer.request import Request
 
-NARROW_SPREADS, FIRST_SPREAD, WIDE_SPREAD = (4.0, 6.0), 8.0, 16.0
+NARROW_SPREADS, FIRST_SPREAD, WIDE_SPREAD = (3.0, 4.0, 6.0), 8.0, 16.0
 SPREADS = (*NARROW_SPREADS, FIRST_SPREAD, WIDE_SPREAD)
 """Values of `Spread.value`: few, because requests are ranked anew when it changes."""
 NARROW_SHARE = 0.002

@@ -27,7 +27,9 @@ def finish(spread: Spread, members: Sequence[Request], lengths: Sequence[int]) -
         spread.observe(member, members)
 
 
-@pytest.mark.parametrize(("longest", "value"), [(290, 4.0), (550, 6.0), (750, 8.0), (1500, 8.0), (1700, 16.0)])
+@pytest.mark.parametrize(
+    ("longest", "value"), [(290, 3.0), (390, 4.0), (550, 6.0), (750, 8.0), (1500, 8.0), (1700, 16.0)]
+)
 def test_the_spread_follows_what_groups_have_shown(longest: int, value: float) -> None:
     spread = Spread()
     for members in groups_of(60, 8):
@@ -66,14 +68,14 @@ def test_responses_that_still_run_do_not_narrow_it() -> None:
 def test_the_next_rollout_starts_with_what_this_one_has_shown() -> None:
     spread = Spread()
     for members in groups_of(100, 8):
-        finish(spread, members, (FIRST, *[290] * 7))
+        finish(spread, members, (FIRST, *[390] * 7))
     assert Context(spread=spread).spread == 4.0
     assert Context().spread == FIRST_SPREAD
 
 
 def test_a_change_of_lengths_is_followed_within_one_rollout_upwards_and_within_a_few_downwards() -> None:
     spread, seen = Spread(), []
-    for length in (290, 2000, *[290] * 9):
+    for length in (390, 2000, *[390] * 9):
         spread.begin()
         for members in groups_of(60, 8):
             finish(spread, members, (FIRST, *[length] * 7))
