@@ -13,7 +13,7 @@ that its model gives no probability, `on_fatal` is called instead of `on_lost`: 
 Waits for                                    unblocked by
   ready, after launch                          the child's `Ready` or `StartFailed`, its death, start_deadline_s
   the answer to a call                         the child, its death, call_deadline_s
-  news (the reader task)                       the child, its death, silence_deadline_s, progress_deadline_s
+  news (the reader task)                       the child, its death, the deadlines of signs_of_life.py
   its exit, after close                        the child, close_deadline_s (then it is killed)
 """
 
@@ -63,13 +63,11 @@ from seer.hosting.messages import (
     UpdateWeights,
     revive_error,
 )
+from seer.hosting.signs_of_life import SignsOfLife
+from seer.hosting.standing_commands import StandingCommands
 from seer.hosting.state_events import StateSampler
 from seer.metrics.events import Event, EventSink, discard
 from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
-
-FORGIVEN_SHARE = 0.9
-"""Of a time in which a process got no core. One that hangs in a loop on a busy machine is found after ten times the
-deadline at the latest."""
 
 CHUNKS_PER_FRAME = 64
 """At a run's start hundreds are submitted: the instance begins with the first while the others are being placed."""
@@ -136,13 +134,15 @@ class ProcessInstance:
         self._groups: set[int] = set()  # that it ran members of and may draft for
         self._open_calls: dict[int, asyncio.Future[None]] = {}
         self._num_calls = 0
-        self._configuration: dict[type[Command], Command] = {}  # the newest of each kind; a restart repeats them
+        self._standing = StandingCommands()
         self._staged = StagedWeights(Path())
         self._is_paused = False
         self._is_restarting = False
         self._num_lost = 0
-        self._last_message_s = 0.0
-        self._last_step_s = 0.0
+        self._signs = SignsOfLife(
+            silence_deadline_s=self._options.silence_deadline_s or CPU_SILENCE_S,
+            progress_deadline_s=self._options.progress_deadline_s,
+        )
 
     # The protocol
 
@@ -168,9 +168,9 @@ class ProcessInstance:
         if self._state is not State.UP or self._channel is None:
             raise InstanceError(f"instance {self._id} is {self._state.value}")
         if not self._in_flight:
-            self._last_step_s = self._now_s()  # it was idle until now, which is no lack of progress
+            self._signs.stepped(self._now_s())  # it was idle until now, which is no lack of progress
         self._in_flight[chunk.request] = chunk.attempt
-        if BeginRun in self._configuration:
+        if self._standing.newest(BeginRun) is not None:
             self._groups.add(chunk.group)
         self._known_tokens[chunk.request] = chunk.num_context_tokens
         if not self._unsent:
@@ -243,7 +243,7 @@ class ProcessInstance:
     async def resume(self) -> None:
         """Step again."""
         await self.call(Resume())
-        self._last_step_s = self._now_s()
+        self._signs.stepped(self._now_s())
         self._is_paused = False
 
     async def close(self) -> None:
@@ -301,7 +301,7 @@ class ProcessInstance:
         )
 
     def _silent_s(self) -> float:
-        return self._now_s() - self._last_message_s if self._state is State.UP else 0.0
+        return self._signs.silent_s(self._now_s()) if self._state is State.UP else 0.0
 
     @property
     def num_in_flight(self) -> int:
@@ -328,8 +328,8 @@ class ProcessInstance:
 
         Most instances of a large fleet never run a member of the group.
         """
-        begun = self._configuration.get(BeginRun)
-        has_past = isinstance(begun, BeginRun) and group in begun.past
+        begun = self._standing.newest(BeginRun)
+        has_past = begun is not None and group in begun.past
         if group not in self._groups and not has_past:
             return
         self._groups.discard(group)
@@ -363,7 +363,7 @@ class ProcessInstance:
     async def configure(self, command: Command) -> None:
         """`call` now, and again after every restart until a newer command of its kind replaces it."""
         await self.call(command)
-        self._configuration[type(command)] = command
+        self._standing.keep(command)
         if isinstance(command, UpdateWeights | BeginRun):  # a run counts its requests from 0
             self._known_tokens.clear()
 
@@ -383,27 +383,15 @@ class ProcessInstance:
 
     def configure_after_restart(self, command: Command) -> None:
         """`configure` for an instance that is down or restarting: the command is sent once it is up."""
-        self._configuration[type(command)] = command
+        self._standing.keep(command)
 
     async def take_configuration_of(self, other: ProcessInstance) -> None:
         """Carry out the newest commands of each kind that another instance was given."""
-        self._configuration = dict(other._configuration)
+        self._standing.take_over(other._standing)
         await self._repeat_configuration()
 
     async def _repeat_configuration(self) -> None:
-        done: dict[type[Command], Command] = {}
-        while done != self._configuration:  # it may change during the calls
-            for kind in list(self._configuration):
-                command = self._configuration[kind]
-                if done.get(kind) == command:
-                    continue
-                try:
-                    await self.call(command)
-                except InstanceError:
-                    if self._state is not State.UP or self._configuration[kind] == command:
-                        raise
-                    continue  # a newer one of its kind has taken its place
-                done[kind] = command
+        await self._standing.repeat(self.call, lambda: self._state is State.UP)
 
     # The child
 
@@ -428,7 +416,7 @@ class ProcessInstance:
             await self._clean_up()
             raise
         self._limits, self._view, self._vocab_size = first.limits, first.view, first.vocab_size
-        self._last_message_s = self._last_step_s = self._now_s()
+        self._signs.begin(self._now_s())
         self._is_paused = False
         self._state = State.UP
         self._sampler.reset()
@@ -445,7 +433,8 @@ class ProcessInstance:
 
     def _setup(self, child: Child) -> Setup:
         options = self._options
-        silence_s = options.silence_deadline_s or CPU_SILENCE_S
+        # Longer than our own patience: what it serves until then is not wanted any more.
+        lease_s = max(options.lease_deadline_s, 2 * self._signs.silence_deadline_s)
         return Setup(
             id=self._id,
             factory=child.spec.factory,
@@ -454,8 +443,7 @@ class ProcessInstance:
             flush_s=options.flush_s,
             flush_tokens=options.flush_tokens,
             heartbeat_s=options.heartbeat_s,
-            # Longer than our own patience: what it serves until then is not wanted any more.
-            lease_s=max(options.lease_deadline_s, 2 * silence_s) if child.node is not None else None,
+            lease_s=lease_s if child.node is not None else None,
         )
 
     async def _read(self, channel: Channel[Up]) -> None:
@@ -466,9 +454,10 @@ class ProcessInstance:
 
     async def _take_messages(self, channel: Channel[Up]) -> None:
         while (message := await channel.receive()) is not None:
-            self._last_message_s = self._now_s()
+            now_s = self._now_s()
+            self._signs.spoke(now_s)
             if isinstance(message, News):
-                self._take_news(message)
+                self._take_news(message, now_s)
             elif isinstance(message, Broken):
                 error = revive_error(f"instance {self._id}: {message.error}", message.kind, message.hint)
                 self._lose(f"its engine failed: {message.error}", error if isinstance(error, NoProbability) else None)
@@ -487,13 +476,13 @@ class ProcessInstance:
             await child.wait(self._options.close_deadline_s)
             self._lose(f"its process ended: {await child.exit_cause()}")
 
-    def _take_news(self, news: News) -> None:
+    def _take_news(self, news: News, now_s: float) -> None:
         if news.view.num_steps != self._view.num_steps or not self._in_flight:
-            self._last_step_s = self._last_message_s
+            self._signs.stepped(now_s)
         self._view = news.view
         for event in news.events:
             self._events(self._on_our_clock(event))
-        self._sampler.sample(news.view, self._last_message_s, self._limits)
+        self._sampler.sample(news.view, now_s, self._limits)
         assert self._sink is not None, "news before start"
         for output in news.outputs:
             try:
@@ -522,33 +511,23 @@ class ProcessInstance:
             )
 
     async def _watch(self) -> None:
-        """Declare a process lost that is silent, or that does not step although it has chunks."""
-        options = self._options
-        silence_s = options.silence_deadline_s or CPU_SILENCE_S
+        """Send heartbeats, and declare a process lost that gives no sign of life."""
+        heartbeat_s = self._options.heartbeat_s
         assert self._child is not None, "there is a process to watch"
         child = self._child
         child.look_after(0.0)  # waits for a core count from now on
         while True:
             before_s = self._now_s()
-            await asyncio.sleep(options.heartbeat_s)
+            await asyncio.sleep(heartbeat_s)
             now_s = self._now_s()
-            late_s = now_s - before_s - options.heartbeat_s
             if self._channel is not None:
                 self._channel.send(Ping())
-            # If this loop itself was delayed, news may be unread: that silence was not the child's. Neither is the
-            # time in which the child got no core; but a child that hangs in a loop waits for one too, so only a part
-            # is forgiven.
-            waited_s = child.look_after(now_s - self._last_message_s)
-            forgiven_s = max(0.0, late_s, FORGIVEN_SHARE * waited_s)
-            self._last_message_s += forgiven_s
-            self._last_step_s += forgiven_s
-            if now_s - self._last_message_s > silence_s:
-                return self._lose(f"no message from its process for {silence_s:g} s")
-            is_stuck = bool(self._in_flight) and not self._is_paused
-            if is_stuck and now_s - self._last_step_s > options.progress_deadline_s:
-                return self._lose(
-                    f"{len(self._in_flight)} chunks in flight, no step for {options.progress_deadline_s:g} s"
-                )
+            # Where this loop itself was delayed, news may be unread.
+            late_s = now_s - before_s - heartbeat_s
+            self._signs.forgive(late_s=late_s, waited_s=child.look_after(self._signs.silent_s(now_s)))
+            num_chunks = 0 if self._is_paused else len(self._in_flight)
+            if (reason := self._signs.why_lost(now_s, num_chunks=num_chunks)) is not None:
+                return self._lose(reason)
 
     def _lose(self, reason: str, fatal: SeerError | None = None) -> None:
         if self._state is not State.UP:
