@@ -79,7 +79,7 @@ class SharedEngine:
     """One engine process; `instance` gives it to a new `VllmInstance`, whose close leaves it running."""
 
     def __init__(self, folder: Path, thread: LoopThread, **settings: Any) -> None:
-        from seer.engine.vllm.instance import start_engine
+        from seer.engine.vllm.engine_start import start_engine
         from seer.engine.vllm.telemetry import StepCounts
 
         self.folder, self.thread = folder, thread

@@ -213,7 +213,7 @@ async def run(args: argparse.Namespace) -> None:
     began_s = time.monotonic()
     await bench.instance.start(bench.take)
     if not bench.is_local:
-        from seer.engine.vllm.instance import settle_process
+        from seer.engine.vllm.engine_start import settle_process
 
         settle_process()  # as the process that hosts an instance does
     out: dict[str, Any] = {"mode": args.mode, "stamp": print_stamp(args), "start_s": time.monotonic() - began_s}

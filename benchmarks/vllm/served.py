@@ -71,7 +71,7 @@ class Plain(Served):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from seer.engine.vllm.instance import settle_process
+        from seer.engine.vllm.engine_start import settle_process
         from seer.engine.vllm.telemetry import stat_logger
 
         args = AsyncEngineArgs(**self._arguments)
@@ -118,7 +118,7 @@ class Seer(Served):
         self._attempts = 0
 
     async def start(self) -> None:
-        from seer.engine.vllm.instance import settle_process
+        from seer.engine.vllm.engine_start import settle_process
 
         await self.instance.start(self._take)
         settle_process()

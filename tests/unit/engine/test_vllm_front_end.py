@@ -33,16 +33,16 @@ def test_our_stat_logger_is_the_only_one_that_records(monkeypatch: pytest.Monkey
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerManager
 
-    from seer.engine.vllm import instance
+    from seer.engine.vllm import engine_start
     from seer.engine.vllm.telemetry import StepCounts
 
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(instance, "AsyncEngineArgs", lambda **_: None)
+    monkeypatch.setattr(engine_start, "AsyncEngineArgs", lambda **_: None)
     monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda _, stat_loggers: asked.update(made=stat_loggers))
     counts = StepCounts()
     taken: list[Any] = []
     monkeypatch.setattr(counts, "take", lambda *stats: taken.append(stats), raising=False)
-    instance.start_engine({}, counts)
+    engine_start.start_engine({}, counts)
     # vLLM's own Prometheus logger could not even be made from this configuration.
     manager = StatLoggerManager(
         SimpleNamespace(),  # type: ignore[arg-type]

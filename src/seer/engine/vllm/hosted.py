@@ -20,7 +20,8 @@ from seer.engine.base import OutputSink
 from seer.engine.instance_settings import read_settings
 from seer.engine.instance_wrapper import ModelInstanceWrapper
 from seer.engine.step_events import StepTally
-from seer.engine.vllm.instance import ContextReady, MakeEngine, VllmInstance, settle_process, start_engine
+from seer.engine.vllm.engine_start import MakeEngine, settle_process, start_engine
+from seer.engine.vllm.instance import ContextReady, VllmInstance
 from seer.engine.vllm.leftovers import place_files
 from seer.engine.vllm.settings import VllmSettings
 from seer.machine.owned_folders import remove_folder

@@ -26,27 +26,23 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm import SamplingParams
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.envs import enable_envs_cache
 from vllm.inputs import tokens_input
-from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from seer.engine.admission import refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.gpu_handles import SUFFIX
 from seer.engine.staged_weights import stage
-from seer.engine.stop_strings import StopStrings
-from seer.engine.vllm.chunks import chunk_end, request_facts, sampling_params, token_span
+from seer.engine.vllm.active_chunk import ActiveChunk
+from seer.engine.vllm.chunks import request_facts, sampling_params
 from seer.engine.vllm.draft_link import DraftLink, publish
 from seer.engine.vllm.engine_arguments import engine_arguments
+from seer.engine.vllm.engine_start import MakeEngine, start_engine
 from seer.engine.vllm.fitting import fit_to_model
 from seer.engine.vllm.gpu_drafts.install import ready
 from seer.engine.vllm.guards import guarded
@@ -55,10 +51,10 @@ from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.new_weights import identify
 from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.shared_cores import worker_threads
-from seer.engine.vllm.telemetry import StepCounts, stat_logger
+from seer.engine.vllm.telemetry import StepCounts
 from seer.engine.vllm.version import require_vllm
 from seer.errors import InputError, InstanceError, NoProbability, SeerError
-from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, DraftMode, Lease, TokenSpan
+from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, DraftMode, Lease
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -68,57 +64,6 @@ log = logging.getLogger(__name__)
 ABORT_DEADLINE_S = 5.0
 """How long an aborted chunk may take to send its last output. vLLM sends it with the step in progress; an abort that
 overtook its request gets none."""
-MakeEngine = Callable[[dict[str, Any], StepCounts], AsyncLLM]
-
-
-def start_engine(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
-    """Start an engine process; blocks until it serves."""
-    loggers = [stat_logger(counts), _NoPrometheus]
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers)
-
-
-def settle_process() -> None:
-    """Tune a process that serves one engine and nothing else, after its start; vLLM's own processes do the same."""
-    enable_envs_cache()  # vLLM reads one of its environment variables with every token
-    freeze_gc_heap()  # the collector need not walk vLLM's and PyTorch's objects again
-
-
-class _NoPrometheus(PrometheusStatLogger):
-    """Replaces vLLM's Prometheus logger, which would observe every token for metrics that are not read here."""
-
-    def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
-        """No metrics are made."""
-
-    def record(self, *_: Any, **__: Any) -> None:
-        """Nothing is recorded."""
-
-    def record_admission_rejection(self, reason: str) -> None:
-        """Nothing is recorded."""
-
-    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Nothing is recorded."""
-
-    def log_engine_initialized(self) -> None:
-        """Nothing is logged."""
-
-
-@dataclass(slots=True)
-class _Active:
-    chunk: Chunk
-    name: str
-    """Its request id in vLLM."""
-    task: asyncio.Task[None] | None = None
-    max_tokens: int = 0
-    """Its lease."""
-    num_reported: int = 0
-    is_parked: bool = False
-    is_aborted: bool = False
-    is_begun: bool = False
-    stops: StopStrings | None = None
-    is_stopped: bool = False
-    """Whether a stop string has ended it: what vLLM still sends is dropped."""
-    turn: list[int] = field(default_factory=list)
-    """Tokens of the present turn, where stop strings are looked for."""
 
 
 class ContextReady(NamedTuple):
@@ -154,7 +99,7 @@ class VllmInstance:
         self._limits: InstanceLimits | None = None
         self._llm: AsyncLLM | None = None
         self._sink: OutputSink | None = None
-        self._active: dict[int, _Active] = {}
+        self._active: dict[int, ActiveChunk] = {}
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this engine has computed
         self._identity = ""
         self._noise_by_position = False
@@ -217,12 +162,7 @@ class VllmInstance:
     def submit(self, chunk: Chunk) -> None:
         """Start a chunk; refuses one that it could not finish."""
         self._refuse(chunk)
-        active = _Active(chunk, f"{chunk.request}.{chunk.attempt}", max_tokens=chunk.max_tokens)
-        if chunk.sampling.stop:
-            from seer.engine.local.tokenizer import decoder
-
-            active.stops = StopStrings(decoder(self.folder.path), chunk.sampling.stop)
-            active.turn = chunk.token_ids()[chunk.num_prompt_tokens + chunk.num_given_tokens + chunk.turn_start :]
+        active = ActiveChunk.of(chunk, self.folder.path)
         self._active[chunk.request] = active
         active.task = asyncio.create_task(self._generate(active))
 
@@ -257,7 +197,7 @@ class VllmInstance:
         if parked:
             self._in_background(self._renew(self._run, [], parked))
 
-    def _running(self, request: int, attempt: int) -> _Active | None:
+    def _running(self, request: int, attempt: int) -> ActiveChunk | None:
         """A chunk that neither ends nor was asked to."""
         active = self._active.get(request)
         is_here = active is not None and active.chunk.attempt == attempt and not active.is_parked
@@ -410,7 +350,7 @@ class VllmInstance:
                 hint="set speculation off, or min_p=0",
             )
 
-    async def _generate(self, active: _Active) -> None:
+    async def _generate(self, active: ActiveChunk) -> None:
         """Pass on one chunk's outputs, from the first to the last."""
         if active.is_aborted:
             self._end(active, ChunkEnd.ABORTED)
@@ -440,29 +380,19 @@ class VllmInstance:
             log.exception("instance %d: request %d failed", self._id, chunk.request)
             self._end(active, ChunkEnd.FAILED, error=f"{type(error).__name__}: {error}")
 
-    def _take(self, active: _Active, output: RequestOutput) -> None:
+    def _take(self, active: ActiveChunk, output: RequestOutput) -> None:
         chunk, (completion,) = active.chunk, output.outputs
-        span = token_span(chunk, active.num_reported, completion, self.vocab_size)
-        end, stop, error = chunk_end(completion)
-        if active.stops is not None and span is not None:
-            span = _until_stop(active, active.stops, span)
-            if active.is_stopped:
-                end, stop, error = ChunkEnd.STOP, None, None
-        num_tokens = len(span.ids) if span is not None else 0
-        if end is ChunkEnd.LIMIT and active.is_parked and active.num_reported + num_tokens < active.max_tokens:
-            end = ChunkEnd.PARKED
-        if not active.num_reported and span is not None:
+        is_first = not active.num_reported
+        report = active.take(completion, instance=self._id, vocab_size=self.vocab_size)
+        if is_first and active.num_reported:
             self._begin_decoding(chunk, output.num_cached_tokens or 0)
-        active.num_reported += num_tokens
         self._known_tokens[chunk.request] = chunk.num_context_tokens + active.num_reported - 1
-        if end is not None:
-            self._active.pop(chunk.request, None)
-        elif not num_tokens:
+        if report is None:
             return
+        if report.end is not None:
+            self._active.pop(chunk.request, None)
         assert self._sink is not None, "outputs come after start"
-        self._sink(
-            ChunkOutput(chunk.request, chunk.attempt, self._id, num_tokens, span, end, error=error, stop_token=stop)
-        )
+        self._sink(report)
 
     def _begin_decoding(self, chunk: Chunk, num_cached: int) -> None:
         """The chunk's first token has arrived, so its context has KV."""
@@ -473,13 +403,13 @@ class VllmInstance:
         if self._on_context_ready is not None:
             self._on_context_ready(ContextReady(chunk, num_cached, self._known_tokens.get(chunk.request, 0)))
 
-    def _end(self, active: _Active, end: ChunkEnd, *, error: str | None = None) -> None:
+    def _end(self, active: ActiveChunk, end: ChunkEnd, *, error: str | None = None) -> None:
         if self._active.pop(active.chunk.request, None) is None:
             return
         assert self._sink is not None, "chunks come after start"
         self._sink(ChunkOutput(active.chunk.request, active.chunk.attempt, self._id, 0, end=end, error=error))
 
-    async def _abort(self, active: _Active) -> None:
+    async def _abort(self, active: ActiveChunk) -> None:
         with contextlib.suppress(EngineDeadError):
             await self._started().abort(active.name)
         assert active.task is not None, "a chunk that has begun has a task"
@@ -547,19 +477,6 @@ class VllmInstance:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _until_stop(active: _Active, stops: StopStrings, span: TokenSpan) -> TokenSpan:
-    """The tokens up to the end of a stop string, if they complete one."""
-    active.turn.extend(span.ids)
-    num_before = active.chunk.num_generated_tokens + active.num_reported
-    num_free = max(0, active.chunk.sampling.min_tokens - num_before)
-    until = stops.find(active.turn, len(span.ids), num_free)
-    if until is None:
-        return span
-    active.is_stopped = True
-    raw = span.raw_logprobs[:until] if span.raw_logprobs is not None else None
-    return TokenSpan(span.ids[:until], span.logprobs[:until], span.weights_version, raw)
 
 
 def _refuse_bad_weights(answers: list[str | None]) -> None:

@@ -27,10 +27,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from seer.engine.base import OutputSink
 from seer.engine.instance_wrapper import ModelInstanceWrapper
 from seer.engine.vllm.draft_link import DraftLink, publish
+from seer.engine.vllm.engine_start import MakeEngine
 from seer.engine.vllm.gpu_drafts.install import ready
 from seer.engine.vllm.guards import guarded
 from seer.engine.vllm.hosted import HostedVllm
-from seer.engine.vllm.instance import MakeEngine
 from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.telemetry import StepCounts, attach
 from seer.hosting.remote.dial import Dial
