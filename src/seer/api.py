@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from seer.config import InstanceKeywords, RolloutConfig, RolloutKeywords, from_keywords, of_new_instances
 from seer.engine.base import Weights
-from seer.engine.prepare import PreparedEngine, prepare, prepare_beside
+from seer.engine.prepare import prepare, prepare_beside
 from seer.environments.base import Environment
 from seer.errors import ConfigError, MissingExtra, SeerError
 from seer.hosting.fleet import HostedFleet
-from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.memory_limits import refuse_what_cannot_fit
-from seer.hosting.memory_plan import node_pool_bytes, pool_bytes, pool_ssd
+from seer.hosting.pool_choice import choose_pool
 from seer.metrics.events import Event, EventSink, discard
 from seer.metrics.summary import Summary
 from seer.ranges import Count, Port, check
@@ -58,8 +56,6 @@ if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
     from seer.verification.verify import Verification
 
-log = logging.getLogger(__name__)
-
 PromptInput = str | Messages | Sequence[int] | Prompt
 IDLE_DEADLINE_S = 60.0
 
@@ -81,7 +77,7 @@ class Rollout:
             self.engine,
             config.instances,
             options=config.hosting,
-            pool=_make_pool(self.engine),
+            pool=choose_pool(self.engine),
             drafts=config.speculation == "auto",
         )
         self._max_model_len = self.engine.max_model_len  # of any instance that there was
@@ -446,32 +442,3 @@ def as_config(model: str | Path | RolloutConfig, settings: RolloutKeywords) -> R
             hint="dataclasses.replace(config, ...) changes a configuration",
         )
     return model
-
-
-def _make_pool(engine: PreparedEngine) -> FleetPool | None:
-    num_bytes, config = pool_bytes(engine), engine.config
-    if num_bytes == 0 or engine.block_bytes is None:
-        if config.hosting.ray is not None and config.instances > 1 and config.pool.backend == "local":
-            log.warning(
-                "nodes of a Ray cluster share no KV pool: a request that moves is computed again (pool='mooncake')"
-            )
-        return None
-    block_bytes, block_size, num_ranks = engine.block_bytes, config.kv.block_size, config.tensor_parallel
-    if num_bytes is None and config.hosting.ray is not None:
-        node_bytes = node_pool_bytes(engine)
-        return FleetPool.between(
-            node_bytes,
-            block_bytes=block_bytes,
-            block_size=block_size,
-            num_ranks=num_ranks,
-            protocol=config.pool.protocol,
-        )
-    if num_bytes is None:
-        return FleetPool.mooncake(config.pool.name, block_bytes=block_bytes, block_size=block_size, num_ranks=num_ranks)
-    return FleetPool.local(
-        block_bytes=block_bytes,
-        block_size=block_size,
-        num_ranks=num_ranks,
-        dram_bytes=num_bytes,
-        ssd=pool_ssd(engine),
-    )

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pools import needs_mooncake
-from seer.api import _make_pool
 from seer.config import HostingConfig, PoolConfig, RolloutConfig, from_keywords
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.prepare import InstanceSpec, PreparedEngine
@@ -27,6 +26,7 @@ from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.hostings import LocalHosting, make_hosting
 from seer.hosting.memory_plan import node_pool_bytes, plan_memory, pool_bytes
 from seer.hosting.messages import BeginRun, UpdateWeights
+from seer.hosting.pool_choice import choose_pool
 from seer.hosting.ray.host_actor import plain_error
 from seer.hosting.ray.log_copy import LogCopy
 from seer.hosting.ray.node_agent import FileMark, NodeAgent
@@ -77,16 +77,16 @@ def test_settings_of_one_machine_are_refused_on_a_cluster(changes: dict[str, Any
 def test_nodes_share_no_local_pool_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     assert pool_bytes(an_engine()) == 0
-    assert _make_pool(an_engine()) is None
+    assert choose_pool(an_engine()) is None
     assert "share no KV pool" in caplog.text
     caplog.clear()
-    assert _make_pool(an_engine(pool=PoolConfig(backend="none"))) is None
+    assert choose_pool(an_engine(pool=PoolConfig(backend="none"))) is None
     assert caplog.text == ""
 
 
 def test_a_pool_between_nodes_is_mooncake_with_memory_of_each_node() -> None:
     asked = an_engine(pool=PoolConfig(backend="mooncake", memory_bytes=5 << 20, protocol="tcp"))
-    pool = _make_pool(asked)
+    pool = choose_pool(asked)
     assert pool is not None
     assert pool.between_nodes is not None
     assert (pool.between_nodes.node_bytes, pool.settings["backend"]) == (5 << 20, "mooncake")
