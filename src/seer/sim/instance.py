@@ -8,8 +8,9 @@ with speculation. When KV memory runs out, the request that was admitted last is
 computed again later.
 
 decode_batch.py computes the time of many steps at once, so the instance jumps from one change of the batch to the next.
-prefill_queue.py holds the requests whose context is being computed, kv_memory.py shared prompts and resting KV. Memory
-is counted in tokens, not blocks. draft_depths.py chooses draft depths; engines use another budget.
+prefill_queue.py holds the requests whose context is being computed, pool_moves.py those whose KV comes from the pool,
+kv_memory.py shared prompts and resting KV. Memory is counted in tokens, not blocks. draft_depths.py chooses draft
+depths; engines use another budget.
 
 Invariants
   1. KV of running requests never exceeds the capacity: preemption comes first.
@@ -20,7 +21,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,6 +34,7 @@ from seer.sim.decode_batch import ChunkRun, DecodeBatch
 from seer.sim.draft_depths import DraftDepths
 from seer.sim.kv_memory import KVMemory
 from seer.sim.network import ClusterNetwork
+from seer.sim.pool_moves import PoolMoves
 from seer.sim.pool_tiers import PoolTiers
 from seer.sim.prefill_queue import PrefillQueue
 from seer.sim.speculation import GroupProgress, SpeculationModel
@@ -65,16 +66,13 @@ class SimulatedInstance:
         network: ClusterNetwork | None = None,
         turn_end: Callable[[Chunk], int] | None = None,
     ) -> None:
-        """Without `pool`, the pool's DRAM holds everything. Without `network`, every transfer has the bandwidth of the
-        instance's own cards. `turn_end` says how many tokens a request with turns has
-        generated at the end of the present one.
+        """`pool` and `network` are those of the fleet (pool_moves.py). `turn_end` says how many tokens a request with
+        turns has generated at the end of the present one.
         """
         self._id = id
         self._cost = cost
         self._limits = limits
         self._true_length = true_length
-        self._pool = pool
-        self._network = network
         self._turn_end = turn_end
         self._progress = progress or GroupProgress()
         self._events = events
@@ -86,7 +84,7 @@ class SimulatedInstance:
         self._is_paused = False
         self._in_flight: set[int] = set()  # requests
         self._waiting: deque[ChunkRun] = deque()
-        self._loading: list[tuple[float, int, ChunkRun]] = []  # heap by the time their KV arrives; others overtake
+        self._moves = PoolMoves(id, cost, pool, network)
         self._prefills = PrefillQueue()
         self._batch = DecodeBatch()
 
@@ -114,7 +112,7 @@ class SimulatedInstance:
     @property
     def node_name(self) -> str | None:
         """Its node, where there is a network between them."""
-        return self._network.node_name(self._id) if self._network is not None else None
+        return self._moves.node_name
 
     async def start(self, sink: OutputSink) -> None:
         """Outputs go to `sink` from now on."""
@@ -136,16 +134,10 @@ class SimulatedInstance:
         assert run.target >= 1, f"request {chunk.request} has nothing left to generate"
         self._in_flight.add(chunk.request)
         self._progress.started(chunk.group)
-        from_ssd_s = self._from_ssd_s(chunk)
-        if chunk.load_kv and from_ssd_s is not None:
-            held = self.cached_prefix_tokens(chunk)
-            missing = max(0, chunk.num_context_tokens - chunk.num_fresh_tokens - held)
-            run.ready_s = self._loop.time() + from_ssd_s + self._cost.transfer_s(missing)
-            if self._network is not None:
-                run.ready_s = math.inf
-                run.num_loading = self._network.load(chunk, self._id, held, missing, lambda: self._arrived(run))
-            heapq.heappush(self._loading, (run.ready_s, chunk.request, run))
-        else:
+        rests = self._memory.resting(chunk.request) > 0
+        num_held = self.cached_prefix_tokens(chunk)
+        now_s = self._loop.time()
+        if not self._moves.load(run, now_s, num_held=num_held, rests=rests, on_arrival=self._replan_soon):
             self._waiting.append(run)
         self._replan_soon()
 
@@ -174,32 +166,14 @@ class SimulatedInstance:
                 produced = self._remove(run)
                 if is_decoding:
                     self._memory.rest(request, run.chunk.num_context_tokens + produced)
-                    self._save(run, produced)
+                    self._moves.save(run, produced)
                 self._emit(run, produced, ChunkEnd.PARKED)
                 self._replan_soon()
 
     def prefetch(self, chunk: Chunk) -> None:
         """The pool reads the request's KV from its SSD, unless it rests here."""
-        if self._pool is not None and self._loop is not None and not self._memory.resting(chunk.request):
-            self._pool.prefetch(chunk.request, self._loop.time())
-
-    def _arrived(self, run: ChunkRun) -> None:
-        """Its KV has come over the network; nothing happens if it was removed since."""
-        loading = [entry for entry in self._loading if entry[2] is not run]
-        if len(loading) == len(self._loading):
-            return
-        assert self._loop is not None, "KV arrives after start"
-        run.ready_s = self._loop.time()
-        self._loading = [*loading, (run.ready_s, run.chunk.request, run)]
-        heapq.heapify(self._loading)
-        self._replan_soon()
-
-    def _from_ssd_s(self, chunk: Chunk) -> float | None:
-        """Seconds until the KV that this instance lacks is in the pool's DRAM; None if the pool has dropped it."""
-        assert self._loop is not None, "chunks come after start"
-        if self._pool is None or not chunk.load_kv or self._memory.resting(chunk.request):
-            return 0.0
-        return self._pool.load_s(chunk.request, self._loop.time())
+        if self._loop is not None and not self._memory.resting(chunk.request):
+            self._moves.prefetch(chunk.request, self._loop.time())
 
     def abort(self, request: int) -> None:
         """End the request's chunk with what it has generated."""
@@ -225,8 +199,7 @@ class SimulatedInstance:
         elif run in self._waiting:
             self._waiting.remove(run)
         else:
-            self._loading = [entry for entry in self._loading if entry[2] is not run]
-            heapq.heapify(self._loading)
+            self._moves.remove(run)
         return max(run.reported, int(produced))
 
     def _left(self, chunk: Chunk) -> int:
@@ -238,7 +211,7 @@ class SimulatedInstance:
         """Current counters."""
         return InstanceView(
             num_running=len(self._batch) + len(self._prefills),
-            num_waiting=len(self._waiting) + len(self._loading),
+            num_waiting=len(self._waiting) + len(self._moves),
             used_kv_blocks=int(self._used_tokens()) // self._limits.block_size,
             cached_kv_blocks=self._memory.resting_tokens // self._limits.block_size,
             num_preemptions=self._num_preemptions,
@@ -285,7 +258,7 @@ class SimulatedInstance:
             self._timer.cancel()
 
     def _not_decoding(self) -> list[ChunkRun]:
-        return [*self._waiting, *self._prefills.queue, *(entry[2] for entry in self._loading)]
+        return [*self._waiting, *self._prefills.queue, *self._moves.runs()]
 
     def _used_tokens(self) -> float:
         return self._batch.context_tokens + self._prefills.context_tokens - self._memory.shared_tokens
@@ -307,8 +280,7 @@ class SimulatedInstance:
 
     def _admit_waiting(self) -> None:
         """Admit waiting requests in order while their context fits."""
-        while self._loading and self._loading[0][0] <= self._at_s:
-            self._waiting.append(heapq.heappop(self._loading)[2])
+        self._waiting.extend(self._moves.take_arrived(self._at_s))
         memory = self._memory
         while self._waiting and len(self._batch) + len(self._prefills) < self._limits.max_num_seqs:
             run = self._waiting[0]
@@ -331,16 +303,11 @@ class SimulatedInstance:
         chunk = run.chunk
         missing = max(0, int(run.context) - num_cached)
         fresh = min(missing, chunk.num_fresh_tokens) if not run.produced else 0
-        loaded = 0
-        if run.ready_s:
-            loaded = missing - fresh
-            if run.num_loading is not None:
-                loaded = min(loaded, run.num_loading)
-            missing -= loaded
-            run.ready_s = 0.0  # if it is preempted later, its KV is computed, not loaded
+        loaded = self._moves.take_loaded(run, missing - fresh)
+        missing -= loaded
         run.prefill = missing
-        if missing and self._network is not None:
-            self._network.computed(int(run.context) - missing, missing)
+        if missing:
+            self._moves.computed(int(run.context) - missing, missing)
         begun = chunk.num_generated_tokens > 0 or run.produced > 0
         recomputed = missing - fresh if begun else 0
         self._events(Prefilling(self._at_s, chunk.request, self._id, missing, recomputed, loaded))
@@ -413,25 +380,10 @@ class SimulatedInstance:
             self._memory.drop_member(run.chunk)
             if not run.is_last or run.chunk.has_turns:
                 self._memory.rest(run.chunk.request, run.chunk.num_context_tokens + run.target)
-                self._save(run, run.target)
+                self._moves.save(run, run.target)
             else:
-                self._free(run, run.target)
+                self._moves.free(run, run.target)
             self._emit(run, run.target, ChunkEnd.STOP if run.is_last else ChunkEnd.LIMIT)
-
-    def _save(self, run: ChunkRun, produced: int) -> None:
-        """The chunk has ended and its request goes on: the pool holds its KV."""
-        request, num_tokens = run.chunk.request, run.chunk.num_context_tokens + produced
-        if self._pool is not None:
-            self._pool.save(request, num_tokens)
-        if self._network is not None:
-            self._network.save(request, self._id, num_tokens, produced, run.began_s)
-
-    def _free(self, run: ChunkRun, produced: int) -> None:
-        """The request has ended with this chunk."""
-        if self._pool is not None:
-            self._pool.free(run.chunk.request)
-        if self._network is not None:
-            self._network.free(run.chunk.request, self._id, produced, run.began_s)
 
     def _set_step_time(self) -> None:
         """Set the cost of the coming steps; start a piece of prefill if none is in progress."""
@@ -457,8 +409,7 @@ class SimulatedInstance:
                 free = self._limits.kv_tokens - self._used_tokens()
                 num_steps = min(num_steps, max(free, 0.0) / batch.gain + 2 * _EPSILON_STEPS)
             when_s = self._at_s + batch.seconds(max(num_steps, 0.0))
-        if self._loading:
-            when_s = min(when_s, self._loading[0][0])
+        when_s = min(when_s, self._moves.next_s())
         if batch.running:
             when_s = min(when_s, self._depths.next_review_s)
         if when_s < math.inf:
@@ -482,7 +433,7 @@ class SimulatedInstance:
                 self._at_s,
                 self._id,
                 num_running + len(self._prefills),
-                len(self._waiting) + len(self._loading),
+                len(self._waiting) + len(self._moves),
                 int(self._used_tokens()),
                 self._depths.mean_drafted(self._batch),
                 self._batch.gain / num_running if num_running else 1.0,
