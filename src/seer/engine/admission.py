@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a chunk before it starts and of its tokens before they are reported.
+"""Checks of a chunk before it starts, of its tokens before they are reported, and of new weights before they are taken.
 
 The same checks and messages for every engine that computes on tokens.
 """
@@ -56,6 +56,22 @@ def refuse_unfit(
         raise Overloaded(f"instance {instance} already holds {len(in_flight)} chunks")
     if chunk.prompt and not 0 <= min(chunk.prompt) <= max(chunk.prompt) < vocab_size:
         raise InstanceError(f"request {chunk.request} has token ids outside 0..{vocab_size - 1}")
+
+
+def refuse_new_weights(
+    weights_version: int, *, instance: int, newest: int, num_in_flight: int, may_repeat: bool = False
+) -> None:
+    """Raise if chunks run, or if the version is not newer; `may_repeat`: the newest itself will do."""
+    if num_in_flight:
+        raise InstanceError(
+            f"instance {instance} has {num_in_flight} chunks in flight, so its weights cannot change",
+            hint="wait for them or abort them",
+        )
+    least = newest if may_repeat else newest + 1
+    if weights_version < least:
+        raise InstanceError(
+            f"weights version {weights_version} is not newer than {newest}", hint=f"use {least} or more"
+        )
 
 
 def refuse_impossible(

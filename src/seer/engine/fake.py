@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seer.config import FakeEngineConfig
+from seer.engine.admission import refuse_new_weights
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.instance_settings import read_settings
 from seer.engine.stop_strings import Decode, StopStrings
@@ -181,13 +182,9 @@ class FakeInstance:
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """There are no weights; only the version changes."""
-        if self._runs:
-            raise InstanceError(f"instance {self._id} runs {len(self._runs)} chunks; weights change between runs")
-        if weights_version <= self._weights_version:
-            raise InstanceError(
-                f"weights version {weights_version} is not newer than {self._weights_version}",
-                hint="versions only go up",
-            )
+        refuse_new_weights(
+            weights_version, instance=self._id, newest=self._weights_version, num_in_flight=len(self._runs)
+        )
         self._weights_version = weights_version
         self._cached.clear()
 

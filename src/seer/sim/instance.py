@@ -25,9 +25,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from seer.engine.admission import refuse_misplaced
+from seer.engine.admission import refuse_misplaced, refuse_new_weights
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
-from seer.errors import InstanceError
 from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
 from seer.sim.costs import InstanceCost, StepTime
 from seer.sim.decode_batch import ChunkRun, DecodeBatch
@@ -226,13 +225,9 @@ class SimulatedInstance:
 
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Only the weights version changes; KV of the old one is dropped."""
-        if self._in_flight:
-            raise InstanceError(f"instance {self._id} runs {len(self._in_flight)} chunks; weights change between runs")
-        if weights_version <= self._weights_version:
-            raise InstanceError(
-                f"weights version {weights_version} is not newer than {self._weights_version}",
-                hint="versions only go up",
-            )
+        refuse_new_weights(
+            weights_version, instance=self._id, newest=self._weights_version, num_in_flight=len(self._in_flight)
+        )
         self._weights_version = weights_version
         self._memory.forget()
 

@@ -31,7 +31,7 @@ from typing import TypeVar
 import torch
 
 from seer.drafting.base import DraftBudget, Drafter
-from seer.engine.admission import refuse_unfit
+from seer.engine.admission import refuse_new_weights, refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.local.active import activate
 from seer.engine.local.assembly import MEMORY_SHARE, EngineSettings, assemble, choose_dtype, choose_limits, update
@@ -191,16 +191,9 @@ class LocalInstance:
     async def update_weights(self, weights: Weights, weights_version: int) -> None:
         """Replace the weights in place. From then on, KV of the old weights is never found."""
         self._refuse_if_broken()
-        if self._in_flight:
-            raise InstanceError(
-                f"instance {self._id} has {len(self._in_flight)} chunks in flight, so its weights cannot change",
-                hint="wait for them or abort them",
-            )
-        if weights_version <= self._weights_version:
-            raise InstanceError(
-                f"weights_version={weights_version} is not newer than the current {self._weights_version}",
-                hint=f"use {self._weights_version + 1} or more",
-            )
+        refuse_new_weights(
+            weights_version, instance=self._id, newest=self._weights_version, num_in_flight=len(self._in_flight)
+        )
         await self._ask(lambda: update(self.engine, weights, weights_version))
         self._weights_version = weights_version
 

@@ -34,7 +34,7 @@ from vllm.inputs import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from seer.engine.admission import refuse_unfit
+from seer.engine.admission import refuse_new_weights, refuse_unfit
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.gpu_handles import SUFFIX
 from seer.engine.staged_weights import stage
@@ -453,14 +453,13 @@ class VllmInstance:
         return str(found["identity"])
 
     def _refuse_change(self, weights_version: int, *, may_repeat: bool = False) -> None:
-        """Refuse new weights while chunks run, and a version that is not newer."""
-        if self._active:
-            raise InstanceError(
-                f"instance {self._id} has {len(self._active)} chunks in flight, so its weights cannot change",
-                hint="wait for them or abort them",
-            )
-        if weights_version < self._weights_version + (not may_repeat):
-            raise InstanceError(f"weights version {weights_version} is not newer than {self._weights_version}")
+        refuse_new_weights(
+            weights_version,
+            instance=self._id,
+            newest=self._weights_version,
+            num_in_flight=len(self._active),
+            may_repeat=may_repeat,
+        )
 
     async def _use_version(self, weights_version: int, identity: str) -> None:
         # From here on requests carry the new version and identity; resetting the cache only frees memory.
