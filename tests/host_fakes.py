@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from seer.engine.base import InstanceView, Weights
@@ -111,6 +113,31 @@ def make_full(id: int, settings: dict[str, Any], events: EventSink) -> FakeInsta
             raise MemoryError("no memory for new weights")
 
         made.update_weights = refuse  # type: ignore[method-assign]
+    return made
+
+
+def make_never_updating(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """New weights take it for ever."""
+
+    async def wait(weights: Weights, weights_version: int) -> None:
+        await asyncio.Event().wait()
+
+    made = FakeInstance(id) if not settings else make_configured_fake(id, settings, events)
+    made.update_weights = wait  # type: ignore[method-assign]
+    return made
+
+
+def make_choosy(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """Instance 1 does not see weights whose folder has no file for it, as a node without that storage."""
+    made = make_configured_fake(id, settings, events)
+    update = made.update_weights
+
+    async def look_first(weights: Weights, weights_version: int) -> None:
+        if id == 1 and not (Path(str(weights)) / "seen-by-1").exists():
+            raise ConfigError(f"there are no weights at {weights}")
+        await update(weights, weights_version)
+
+    made.update_weights = look_first  # type: ignore[method-assign]
     return made
 
 

@@ -138,6 +138,7 @@ class ProcessInstance:
         self._staged = StagedWeights(Path())
         self._is_paused = False
         self._is_restarting = False
+        self._cleaning = asyncio.Lock()
         self._num_lost = 0
         self._signs = SignsOfLife(
             silence_deadline_s=self._options.silence_deadline_s or CPU_SILENCE_S,
@@ -249,6 +250,7 @@ class ProcessInstance:
     async def close(self) -> None:
         """End the process: let it exit within the deadline, then kill it. Chunks in flight end as ABORTED."""
         was, self._state = self._state, State.CLOSED
+        self._fail_calls("was closed")
         if was is State.UP and self._channel is not None and self._child is not None:
             self._send(Close())
             await self._child.wait(self._options.close_deadline_s)
@@ -375,15 +377,29 @@ class ProcessInstance:
         try:
             await self._launch()
             await self._repeat_configuration()
+            self._refuse_lost()
         except SeerError as error:
             self._lose(str(error))  # one that started and did not take its configuration must not stay up
             raise
         finally:
             self._is_restarting = False
 
+    def _refuse_lost(self) -> None:
+        """Raise if it was lost after the last answer of its restart: nobody is told of a loss during one."""
+        if self._state is not State.UP:
+            raise InstanceError(f"instance {self._id} was lost when it had its configuration")
+
     def configure_after_restart(self, command: Command) -> None:
         """`configure` for an instance that is down or restarting: the command is sent once it is up."""
         self._standing.keep(command)
+
+    def configured(self, kind: type[Command]) -> Command | None:
+        """The newest command of a kind that it was given."""
+        return self._standing.newest(kind)
+
+    def take_back(self, kind: type[Command], earlier: Command | None) -> None:
+        """A restart repeats this command again, not the one of its kind that came after it."""
+        self._standing.take_back(kind, earlier)
 
     async def take_configuration_of(self, other: ProcessInstance) -> None:
         """Carry out the newest commands of each kind that another instance was given."""
@@ -399,10 +415,12 @@ class ProcessInstance:
         options = self._options
         self._child = child = await self._launcher.launch(self._id, self._spec, self._devices, options)
         self._channel = child.channel
-        self._channel.send(self._setup(child))
         try:
+            self._refuse_closed()
+            self._channel.send(self._setup(child))
             async with asyncio.timeout(options.start_deadline_s):
                 first = await self._channel.receive()
+            self._refuse_closed()
             if isinstance(first, StartFailed):
                 raise await self._start_failure(child, first)
             if first is None:
@@ -421,6 +439,11 @@ class ProcessInstance:
         self._state = State.UP
         self._sampler.reset()
         self._tasks = [asyncio.create_task(self._read(self._channel)), asyncio.create_task(self._watch())]
+
+    def _refuse_closed(self) -> None:
+        """Raise if it was closed while it started: what `close` did not find is ended by who started it."""
+        if self._state is State.CLOSED:
+            raise InstanceError(f"instance {self._id} was closed while it started")
 
     async def _start_failure(self, child: Child, failed: StartFailed) -> SeerError:
         """Why it did not start. An error of a library often names its cause in the log alone, which goes with it."""
@@ -538,10 +561,7 @@ class ProcessInstance:
         if self._child is not None:
             self._child.kill()
         self._known_tokens.clear()
-        for answer in self._open_calls.values():
-            if not answer.done():
-                answer.set_exception(InstanceError(f"instance {self._id} was lost: {reason}"))
-        self._open_calls.clear()
+        self._fail_calls(f"was lost: {reason}")
         self._view = InstanceView(weights_version=self._view.weights_version)
         self._sampler.sample(self._view, self._now_s(), self._limits)
         if fatal is not None:
@@ -550,6 +570,13 @@ class ProcessInstance:
             self._on_lost(self._id, reason)
         self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
 
+    def _fail_calls(self, what: str) -> None:
+        """No answer comes to the calls that are open."""
+        for answer in self._open_calls.values():
+            if not answer.done():
+                answer.set_exception(InstanceError(f"instance {self._id} {what}"))
+        self._open_calls.clear()
+
     def _end_all(self, end: ChunkEnd, error: str | None) -> None:
         ended, self._in_flight = self._in_flight, {}
         for request, attempt in ended.items():
@@ -557,19 +584,23 @@ class ProcessInstance:
                 self._sink(ChunkOutput(request, attempt, self._id, 0, end=end, error=error))
 
     async def _clean_up(self) -> None:
-        """End the tasks, the socket, the process and its log. After a cancellation it can be called again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
-        if self._child is not None:
-            self._child.kill()
-            await self._child.wait(self._options.close_deadline_s)
-            await self._child.close()
-            self._child = None
+        """End the tasks, the socket, the process and its log.
+
+        After a cancellation it can be called again; `close` and a restart that is given up may call it at once.
+        """
+        async with self._cleaning:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks = []
+            if self._channel is not None:
+                await self._channel.close()
+                self._channel = None
+            if self._child is not None:
+                self._child.kill()
+                await self._child.wait(self._options.close_deadline_s)
+                await self._child.close()
+                self._child = None
 
     @staticmethod
     def _now_s() -> float:

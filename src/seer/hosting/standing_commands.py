@@ -33,6 +33,13 @@ class StandingCommands:
         found = self._newest.get(kind)
         return found if isinstance(found, kind) else None
 
+    def take_back(self, kind: type[Command], earlier: Command | None) -> None:
+        """The newest of this kind stands no longer, but the one before it; with None, none does."""
+        if earlier is not None:
+            self._newest[kind] = earlier
+        else:
+            self._newest.pop(kind, None)
+
     def take_over(self, others: StandingCommands) -> None:
         """Stand as those of another instance do."""
         self._newest = dict(others._newest)
@@ -40,15 +47,15 @@ class StandingCommands:
     async def repeat(self, call: Callable[[Command], Awaitable[None]], is_up: Callable[[], bool]) -> None:
         """`call` every command once, and those again that change during the calls."""
         done: dict[type, Command] = {}
-        while done != self._newest:
+        while any(done.get(kind) != newest for kind, newest in self._newest.items()):
             for kind in list(self._newest):
-                command = self._newest[kind]
-                if done.get(kind) == command:
+                command = self._newest.get(kind)
+                if command is None or done.get(kind) == command:
                     continue
                 try:
                     await call(command)
                 except InstanceError:
-                    if not is_up() or self._newest[kind] == command:
+                    if not is_up() or self._newest.get(kind) == command:
                         raise
-                    continue  # a newer one of its kind has taken its place
+                    continue  # a newer one of its kind has taken its place, or it was taken back
                 done[kind] = command

@@ -63,6 +63,7 @@ class Supervisor:
         self._released: set[int] = set()
         self._budgets: dict[int, RestartBudget] = {}
         self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._given_up_restarts: set[asyncio.Task[None]] = set()
         self._exhausted: set[int] = set()  # of these: down until their budget is renewed
         self._has_given_up = False
         self._is_over = False
@@ -74,8 +75,15 @@ class Supervisor:
     def release(self, instance: int) -> None:
         """Restart this one no more: it leaves the fleet."""
         self._released.add(instance)
-        if instance in self._restarting:
-            self._restarting.pop(instance).cancel()
+        restart = self._restarting.pop(instance, None)
+        if restart is not None:
+            restart.cancel()
+            self._given_up_restarts.add(restart)
+            restart.add_done_callback(self._given_up_restarts.discard)
+
+    async def released(self) -> None:
+        """Wait until the restarts of those that were released have ended, with the processes that they had begun."""
+        await asyncio.gather(*self._given_up_restarts, return_exceptions=True)
 
     def on_lost(self, instance: int, reason: str) -> None:
         """Report the loss and restart the instance."""
@@ -92,17 +100,24 @@ class Supervisor:
     async def close(self) -> None:
         """Stop, and wait until no restart is going on."""
         self.stop()
-        await asyncio.gather(*self._restarting.values(), return_exceptions=True)
+        await asyncio.gather(*self._restarting.values(), *self._given_up_restarts, return_exceptions=True)
 
     async def _restarted(self, instance: int, reason: str) -> None:
-        this = asyncio.current_task()
+        this, failure = asyncio.current_task(), None
         try:
-            if await self._restart(instance, reason):
+            if await self._restart(instance, reason) and instance not in self._released:
                 self._has_given_up = False
                 self._back(instance)
+        except Exception as error:  # nobody awaits this task: without a word the others would wait for it
+            log.exception("instance %d is not restarted any more", instance)
+            failure = error
         finally:  # however it ended: one that is counted as coming keeps `given_up` from being called
             if self._restarting.get(instance) is this:
                 del self._restarting[instance]
+        if failure is not None:
+            self._give_up_if_none_left(
+                f"the restart of instance {instance} failed: {type(failure).__name__}: {failure}"
+            )
 
     async def _restart(self, instance: int, reason: str) -> bool:
         """Restart until it is up; False if it never may be again."""

@@ -382,6 +382,72 @@ def test_an_instance_whose_weights_do_not_come_is_down_and_can_be_restarted_agai
     play(scenario())
 
 
+def test_an_instance_that_dies_with_the_last_answer_of_its_restart_was_not_restarted() -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_fake", PATIENT)
+        instance = watched.instance
+        await instance.start(watched.take)
+        await instance.configure(UpdateWeights("/weights", 1))
+        os.kill(instance.pid or 0, signal.SIGKILL)
+        await watched.loss()
+        call = instance.call
+
+        async def call_and_die(command: Command) -> None:
+            await call(command)
+            instance.give_up("its process ended")
+
+        instance.call = call_and_die  # type: ignore[method-assign]
+        with pytest.raises(InstanceError, match="was lost when it had its configuration"):
+            await instance.restart()
+        assert not instance.is_up
+        instance.call = call  # type: ignore[method-assign]
+        await instance.restart()
+        await instance.close()
+
+    play(scenario())
+
+
+def test_an_instance_that_is_closed_while_it_starts_leaves_no_process() -> None:
+    pids: list[int] = []
+
+    class Slow(LocalLauncher):
+        async def launch(self, *arguments: Any) -> Child:
+            child = await super().launch(*arguments)
+            pids.append(child.pid or 0)
+            launched.set()
+            await may_return.wait()
+            return child
+
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_fake", PATIENT)
+        watched.instance._launcher = Slow()
+        starting = asyncio.create_task(watched.instance.start(watched.take))
+        await launched.wait()
+        await watched.instance.close()
+        may_return.set()
+        with pytest.raises(InstanceError, match="instance 0 was closed while it started"):
+            await starting
+        assert watched.instance.health is Health.RETIRED
+
+    launched, may_return = asyncio.Event(), asyncio.Event()
+    play(scenario())
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_call_to_an_instance_that_is_closed_fails_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_never_updating", PATIENT)
+        await watched.instance.start(watched.take)
+        updating = asyncio.create_task(watched.instance.update_weights(tmp_path, 1))
+        while not watched.instance._open_calls:  # noqa: ASYNC110 - a few turns of the event loop
+            await asyncio.sleep(0)
+        await watched.instance.close()
+        with pytest.raises(InstanceError, match="instance 0 was closed"):
+            await updating
+
+    play(scenario())
+
+
 def test_an_instance_hears_of_the_end_of_groups_that_it_may_draft_for_and_of_no_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         watched = Watched("host_fakes:make_noting", notes=str(tmp_path / "notes"))

@@ -92,6 +92,43 @@ def test_a_restart_that_breaks_down_is_not_waited_for() -> None:
     assert asyncio.run(scenario()) == ["lost 0", "lost 1", "given up"]
 
 
+def test_a_sole_instance_whose_restart_breaks_down_ends_the_rollout_with_the_reason() -> None:
+    async def scenario() -> Driver:
+        driver = Driver([Restartable(0, failures=1, error=AssertionError)], max_restarts=3)
+        await driver.lose(0)
+        return driver
+
+    driver = run(scenario())
+    assert driver.calls == ["lost 0", "given up"]
+    assert "the restart of instance 0 failed: AssertionError: not yet" in str(driver.error)
+
+
+def test_a_restart_that_is_given_up_is_over_when_that_was_waited_for() -> None:
+    ended: list[int] = []
+
+    class Slow(Restartable):
+        async def restart(self) -> None:
+            try:
+                await asyncio.sleep(100.0)
+            finally:
+                await asyncio.sleep(1.0)  # its process is ended
+                ended.append(self.id)
+
+    async def scenario() -> list[str]:
+        driver = Driver([Slow(0), Slow(1)], max_restarts=3)
+        for instance in (0, 1):
+            await driver.lose(instance)
+        driver.supervisor.release(0)
+        await driver.supervisor.released()
+        assert ended == [0]
+        driver.supervisor.release(1)
+        await driver.supervisor.close()
+        assert ended == [0, 1]
+        return driver.calls
+
+    assert run(scenario()) == ["lost 0", "lost 1"]
+
+
 def test_an_instance_that_is_killed_now_and_then_always_comes_back() -> None:
     async def scenario() -> list[str]:
         driver = Driver([Restartable(0)], max_restarts=3)
