@@ -38,6 +38,7 @@ from seer.engine.staged_weights import (
 )
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
+from seer.hosting.configuring import send_to_all
 from seer.hosting.devices import InstanceDevices, assign_devices, devices_on_nodes
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool
@@ -46,7 +47,7 @@ from seer.hosting.hostings import make_hosting
 from seer.hosting.loop_slot import InstanceListener, LoopSlot
 from seer.hosting.memory_limits import refuse_more_than_fit
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
-from seer.hosting.resizing import refuse_lost, refuse_removal, start_all
+from seer.hosting.resizing import refuse_lost, refuse_other_blocks, refuse_removal, start_all
 from seer.metrics.events import EventSink
 from seer.types import ChunkOutput, DraftMode, InstanceLimits
 
@@ -95,6 +96,7 @@ class HostedFleet:
         self._engines = [engine] * num_instances
         self._retired: set[int] = set()
         self._resizing = asyncio.Lock()
+        self._adding: set[asyncio.Task[list[int]]] = set()
         self._configuring = asyncio.Lock()
         """A new instance gets all commands, or joins before one is sent to all."""
         self.weights_version = 0
@@ -150,9 +152,20 @@ class HostedFleet:
         """Start more instances while a loop may run; returns their ids. All take work once the last one is ready.
 
         If one of them fails to start, or is lost before the last one is ready, none is added. `engine` is the fleet's
-        model, set otherwise for these instances.
+        model, set otherwise for these instances. `close` ends the start of those that are not there yet.
         """
-        engine = engine or self._engine
+        adding = asyncio.create_task(self._add_instances(num_instances, engine or self._engine))
+        self._adding.add(adding)
+        adding.add_done_callback(self._adding.discard)
+        try:
+            return await adding
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():
+                raise
+            raise InstanceError(f"the fleet was closed while {num_instances} more instances started") from None
+
+    async def _add_instances(self, num_instances: int, engine: PreparedEngine) -> list[int]:
         async with self._resizing:
             refuse_more_than_fit(engine, num_instances, beside=[self._engines[id] for id in self._present()])
             devices = self._new_devices(engine, num_instances)
@@ -160,6 +173,7 @@ class HostedFleet:
             new = [self._new_instance(first + i, spec, own) for i, own in enumerate(devices)]
             try:
                 await start_all(new, self._take_output)
+                refuse_other_blocks(new, self.instances[0])
                 async with self._configuring:
                     await asyncio.gather(*(one.take_configuration_of(self.instances[0]) for one in new))
                     refuse_lost(new)
@@ -183,12 +197,14 @@ class HostedFleet:
                 self._supervisor.release(id)
                 if self._slot.loop is not None:
                     self._slot.loop.retire_instance(id)
+            self._instance_returned.set()  # nobody waits for these any more
             leaving = [self.instances[id] for id in ids]
             try:
                 await self._wait_until_idle(leaving, "waiting for requests of instances that leave", LEAVE_DEADLINE_S)
             except DeadlineExceeded as error:
                 log.warning("%s: they go on elsewhere, and their KV is computed again", error)
             finally:  # also if the caller has given up: these are not used again
+                await self._supervisor.released()
                 await asyncio.gather(*(one.close() for one in leaving))
 
     def _present(self) -> list[int]:
@@ -303,6 +319,7 @@ class HostedFleet:
     def kill(self) -> None:
         """Kill every process now and restart none. `close` then waits for nothing that hangs."""
         self._supervisor.stop()
+        self._stop_adding()
         for instance in self.instances:
             instance.kill()
         if self.draft_servers is not None:
@@ -311,12 +328,19 @@ class HostedFleet:
     async def close(self) -> None:
         """End every process and free the shared memory."""
         await self._supervisor.close()
+        await asyncio.gather(*self._stop_adding(), return_exceptions=True)
         await asyncio.gather(*(instance.close() for instance in self.instances))
         if self.draft_servers is not None:
             await self.draft_servers.close()
         await self._hosting.close()
         self._free_memory()
         atexit.unregister(self._abandon)
+
+    def _stop_adding(self) -> list[asyncio.Task[list[int]]]:
+        """Give up the instances that are being added; returns what ends their processes."""
+        for adding in self._adding:
+            adding.cancel()
+        return list(self._adding)
 
     def _abandon(self) -> None:
         """At the interpreter's exit: do what `close` has not done, without an event loop."""
@@ -363,22 +387,7 @@ class HostedFleet:
     async def _configure(self, command: Command) -> None:
         """Send a command to every instance: now if it is up, otherwise after its restart."""
         async with self._configuring:
-            await self._send_to_all(command)
-
-    async def _send_to_all(self, command: Command) -> None:
-        up = [instance for instance in self.instances if instance.is_up]
-        for instance in self.instances:
-            if instance not in up:
-                instance.configure_after_restart(command)
-        results = await asyncio.gather(*(instance.configure(command) for instance in up), return_exceptions=True)
-        failed = {one: error for one, error in zip(up, results, strict=True) if isinstance(error, BaseException)}
-        for instance, error in failed.items():
-            if instance.is_up:
-                is_its_own = isinstance(error, InstanceError | DeadlineExceeded) and len(failed) < len(up)
-                if not is_its_own:
-                    raise error
-                instance.give_up(str(error))  # as one without memory for new weights: the others have taken them
-            instance.configure_after_restart(command)  # it was lost during the call, or is now
+            await send_to_all(self.instances, command)
 
     def _take_output(self, output: ChunkOutput) -> None:
         if output.end is not None:

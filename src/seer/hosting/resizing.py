@@ -29,6 +29,17 @@ def refuse_lost(instances: Sequence[ProcessInstance]) -> None:
         )
 
 
+def refuse_other_blocks(instances: Sequence[ProcessInstance], first: ProcessInstance) -> None:
+    """Raise a ConfigError if one of them has KV blocks of another size than those that are there."""
+    for instance in instances:
+        if instance.limits.block_size != first.limits.block_size:
+            raise ConfigError(
+                f"a new instance has blocks of {instance.limits.block_size} tokens, the others of "
+                f"{first.limits.block_size}: none was added",
+                hint="KV moves between instances in blocks: use one block size",
+            )
+
+
 def refuse_removal(ids: Sequence[int], present: Sequence[int]) -> None:
     """Raise a ConfigError unless all ids are in the fleet, each once, and one instance stays."""
     unknown = sorted(set(ids) - set(present))

@@ -31,7 +31,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -272,7 +272,8 @@ class Session:
         self._pump = asyncio.create_task(self._serve(loop))
         held, self._held = self._held, []
         for submission in held:
-            self._admit(submission, loop)
+            self._admit_held(submission, loop)
+        self._note_idle()
 
     async def _make_loop(self) -> RolloutLoop:
         fleet, options = self._fleet, self._options
@@ -357,6 +358,23 @@ class Session:
             self._open[request.id] = Open(request, handle)
             handle.admitted(request.index, partial(loop.cancel_request, request))
 
+    def _admit_held(self, submission: Submission, loop: RolloutLoop) -> None:
+        """Admit what was checked against the fleet as it was: the largest instance may have left since."""
+        try:
+            self._refuse_unfit(submission.prompt)
+        except ConfigError as error:
+            for handle in submission.handles:
+                handle.fail(error)
+            return
+        if submission.max_context_tokens is not None:
+            longest = min(submission.max_context_tokens, self.longest_request_tokens)
+            submission = replace(submission, max_context_tokens=longest)
+        self._admit(submission, loop)
+
+    def _note_idle(self) -> None:
+        if not self._open and not self._held:
+            self._idle.set()
+
     def _on_tokens(self, request: Request, output: ChunkOutput) -> None:
         one = self._open.get(request.id)
         if one is not None and output.span is not None:
@@ -386,8 +404,7 @@ class Session:
             self._ended_groups.append(request.group)
         handle.last_instance = request.last_instance
         handle.finish(request.response)
-        if not self._open and not self._held:
-            self._idle.set()
+        self._note_idle()
 
     def _forget_ended(self, loop: RolloutLoop) -> None:
         ended, self._ended_groups = self._ended_groups, []
