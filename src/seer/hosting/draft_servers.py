@@ -46,8 +46,11 @@ class DraftServers:
         return tuple(process.address for process in self.processes)
 
     async def start(self) -> None:
-        """Launch all at once; the caller closes those that started if one fails."""
-        await asyncio.gather(*(process.start() for process in self.processes))
+        """Launch all at once; if one fails, none is starting any more, and the caller closes those that did."""
+        started = await asyncio.gather(*(process.start() for process in self.processes), return_exceptions=True)
+        for result in started:
+            if isinstance(result, BaseException):
+                raise result
 
     def kill(self) -> None:
         """End all processes now and restart none."""

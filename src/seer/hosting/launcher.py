@@ -25,7 +25,7 @@ from seer.hosting.launch import ChildProcess
 from seer.hosting.messages import Command, Up
 from seer.hosting.remote.clock import ClockOffset
 from seer.hosting.remote.dial import Dial
-from seer.hosting.remote.listener import Connection, Listener
+from seer.hosting.remote.listener import Connection, Listener, abandon
 from seer.hosting.starvation import Starvation
 
 _decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
@@ -202,7 +202,9 @@ class DialLauncher:
             async with asyncio.timeout(options.start_deadline_s):
                 await self._start(id, dial)
                 return DialledChild(await come, spec)
-        except TimeoutError:
-            raise DeadlineExceeded(f"waiting for the process of instance {id}", options.start_deadline_s) from None
-        finally:
-            come.cancel()
+        except BaseException as error:
+            abandon(come)
+            if isinstance(error, TimeoutError):
+                what = f"waiting for the process of instance {id}"
+                raise DeadlineExceeded(what, options.start_deadline_s) from None
+            raise

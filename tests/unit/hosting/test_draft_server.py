@@ -14,8 +14,10 @@ import pytest
 
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.ids import number_of
+from seer.errors import DraftError
 from seer.hosting import draft_server_process
 from seer.hosting.draft_server_process import DraftServerProcess
+from seer.hosting.draft_servers import DraftServers
 from seer.hosting.launch import ChildProcess
 
 DEADLINE_S = 60.0
@@ -148,3 +150,26 @@ def test_a_server_that_is_closed_while_its_death_is_handled_leaves_nothing(monke
         assert child._log.closed
 
     asyncio.run(scenario())
+
+
+def test_servers_of_which_one_does_not_start_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+    launch = DraftServerProcess._launch
+
+    async def launch_or_fail(server: DraftServerProcess, address: str) -> str:
+        if server is servers.processes[0]:
+            raise DraftError("no process can be made")
+        address = await launch(server, address)
+        pids.append(server.pid or 0)
+        return address
+
+    async def scenario() -> None:
+        with pytest.raises(DraftError, match="no process"):
+            await servers.start()
+        assert len(pids) == 1, "it was still starting"
+        await servers.close()
+
+    servers = DraftServers(2)
+    monkeypatch.setattr(DraftServerProcess, "_launch", launch_or_fail)
+    asyncio.run(scenario())
+    assert not Path(f"/proc/{pids[0]}").exists()

@@ -17,8 +17,12 @@ import msgspec
 import pytest
 
 from dialled import HERE
+from seer.config import HostingConfig
+from seer.engine.prepare import InstanceSpec
 from seer.errors import DeadlineExceeded, InputError, InstanceError
 from seer.hosting.channel import HEAD, BadFrame, frame
+from seer.hosting.devices import InstanceDevices
+from seer.hosting.launcher import DialLauncher
 from seer.hosting.messages import CallResult, Ping
 from seer.hosting.remote import handshake, listener
 from seer.hosting.remote.certificate import make_certificate
@@ -97,6 +101,29 @@ async def _relay(port: int, seen: bytearray, reader: asyncio.StreamReader, write
     await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer), return_exceptions=True)
     for one in (writer, far_writer):
         one.transport.abort()
+
+
+def test_a_process_whose_start_was_given_up_as_it_came_is_hung_up_on() -> None:
+    async def scenario(at: Listener) -> None:
+        dials: list[Dial] = []
+
+        async def start(id: int, dial: Dial) -> None:
+            (come,) = [come for _, come in at._awaited.values()]
+            come.add_done_callback(lambda _: launching.cancel())  # before the launch goes on
+            dials.append(dial)
+
+        launcher = DialLauncher(at, start)
+        spec = InstanceSpec(factory="", settings={})
+        launching = asyncio.create_task(launcher.launch(0, spec, InstanceDevices(), HostingConfig()))
+        while not dials:  # noqa: ASYNC110 - a few turns of the event loop
+            await asyncio.sleep(0)
+        theirs = await connect(dials[0], DECODER)
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+        assert await theirs.receive() is None
+        await theirs.close()
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("change", [{"secret": b"x" * 32}, {"launch": "another"}])

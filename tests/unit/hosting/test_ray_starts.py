@@ -100,6 +100,66 @@ def test_a_log_that_cannot_be_written_leaves_no_actor(tmp_path: Path, monkeypatc
     assert groups.bundles == [{"CPU": 1.0, "GPU": 4.0}], "its place is asked for by its own needs"
 
 
+def launching(launcher: RayLauncher) -> Any:
+    return launcher.launch(3, InstanceSpec(factory="f", settings={}), InstanceDevices(), HostingConfig())
+
+
+def test_a_cluster_that_gives_no_place_or_actor_is_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a start is tried again; any other error would leave the instance down for good."""
+
+    def no_answer(*_: Any) -> Any:
+        raise RuntimeError("the head does not answer\nand more")
+
+    launcher = RayLauncher(cast(Any, None), cast(Any, None), cast(Any, None))
+    launcher._placer = groups = Groups()
+    monkeypatch.setattr("seer.hosting.ray.launcher.HostActor", no_answer)
+    with pytest.raises(InstanceError, match=r"instance-3 cannot be started on its node: the head does not answer$"):
+        asyncio.run(launching(launcher))
+    assert len(groups.given_back) == 1
+    monkeypatch.setattr(groups, "_reserve", no_answer)
+    with pytest.raises(InstanceError, match=r"no place can be had for instance-3: the head does not answer$"):
+        asyncio.run(launching(launcher))
+
+
+class Ray:
+    """A cluster that is joined when it may be."""
+
+    def __init__(self) -> None:
+        self.may_join, self.is_joining = threading.Event(), threading.Event()
+        self.is_joined = False
+
+    def is_initialized(self) -> bool:
+        return self.is_joined
+
+    def init(self, **_: Any) -> None:
+        self.is_joining.set()
+        self.may_join.wait()
+        self.is_joined = True
+
+    def shutdown(self) -> None:
+        self.is_joined = False
+
+
+def test_a_cluster_that_was_joined_after_the_start_was_cancelled_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray()
+    monkeypatch.setattr("seer.hosting.ray.cluster.import_ray", lambda: ray)
+
+    async def scenario() -> None:
+        cluster = RayCluster("auto")
+        connecting = asyncio.create_task(cluster.connect())
+        await asyncio.to_thread(ray.is_joining.wait)
+        connecting.cancel()  # its thread goes on
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        closing = asyncio.create_task(cluster.close())
+        await asyncio.sleep(0)
+        ray.may_join.set()
+        await closing
+
+    asyncio.run(scenario())
+    assert not ray.is_joined
+
+
 class Keeper:
     """A Mooncake master that starts when it may."""
 

@@ -41,6 +41,7 @@ class RayCluster:
     def __init__(self, address: str) -> None:
         self._address = address
         self._is_ours = False
+        self._joining: asyncio.Future[None] | None = None
         self.ray = import_ray()
         self.host = ""
         """This machine's address, as the other nodes know it."""
@@ -48,8 +49,8 @@ class RayCluster:
     async def connect(self) -> None:
         """Join the cluster as a driver."""
         if not self.ray.is_initialized():
-            await asyncio.to_thread(self._join)
-            self._is_ours = True
+            self._joining = asyncio.ensure_future(asyncio.to_thread(self._join))
+            await asyncio.shield(self._joining)  # its thread goes on when this is cancelled: `close` waits for it
         joined = str(self.ray.get_runtime_context().gcs_address)
         if self._address not in (AUTO, joined):
             raise ConfigError(
@@ -61,6 +62,7 @@ class RayCluster:
         try:
             _refuse_silent_address(self._address)
             self.ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
+            self._is_ours = True
         except (OSError, ValueError, RuntimeError) as error:  # a ConnectionError is an OSError
             where = "on this machine" if self._address == AUTO else f"at {self._address}"
             raise ConfigError(
@@ -85,6 +87,8 @@ class RayCluster:
 
     async def close(self) -> None:
         """Leave the cluster if `connect` joined it; Ray then ends what is left of this driver."""
+        if self._joining is not None:
+            await asyncio.gather(self._joining, return_exceptions=True)
         if self._is_ours and self.is_joined:
             self._is_ours = False
             with contextlib.suppress(Exception):  # whatever Ray still waits for: the fleet is over

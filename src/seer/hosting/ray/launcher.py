@@ -23,8 +23,8 @@ from seer.hosting.ray.cluster import RayCluster
 from seer.hosting.ray.host_actor import HostActor, plain_error
 from seer.hosting.ray.log_copy import LogCopy
 from seer.hosting.ray.nodes import Node, Nodes
-from seer.hosting.ray.placement import Placer
-from seer.hosting.remote.listener import Connection, Listener
+from seer.hosting.ray.placement import Place, Placer
+from seer.hosting.remote.listener import Connection, Listener, abandon
 
 ASK_AFTER_S = 1.0
 """Of silence. Asking is a call of Ray: too much with every heartbeat of a thousand instances."""
@@ -44,9 +44,10 @@ class RayLauncher:
     async def launch(self, id: int, spec: InstanceSpec, devices: InstanceDevices, options: HostingConfig) -> Child:
         """A process on whatever node has a place."""
         name, bundle = f"instance-{id}", devices.needs.bundle()
-        place = await self._placer.place(name, bundle, options.start_deadline_s)
-        actor, log = HostActor(self._cluster, self._placer, place, name, bundle), None
+        place = await self._place(name, bundle, options.start_deadline_s)
+        actor = log = None
         try:
+            actor = HostActor(self._cluster, self._placer, place, name, bundle)
             log = LogCopy(name, options.log_dir, actor.read_log)  # nothing is started if it cannot be written
             async with asyncio.timeout(options.start_deadline_s):
                 node = await self._nodes.get(place.node)
@@ -55,7 +56,10 @@ class RayLauncher:
         except BaseException as error:
             if log is not None:
                 await log.finish(0.0)
-            await actor.release()
+            if actor is not None:
+                await actor.release()
+            else:
+                await asyncio.to_thread(self._placer.give_back, place.group)
             if isinstance(error, TimeoutError):
                 self._suspect(place.node)
                 raise DeadlineExceeded(f"the start of a process for {name}", options.start_deadline_s) from None
@@ -64,6 +68,12 @@ class RayLauncher:
             raise
         suspect = functools.partial(self._suspect, node.id)
         return RayChild(actor, node, self._nodes, connection, fitted, pid=pid, log=log, suspect=suspect)
+
+    async def _place(self, name: str, bundle: dict[str, float], deadline_s: float) -> Place:
+        try:
+            return await self._placer.place(name, bundle, deadline_s)
+        except Exception as error:  # of a cluster that does not answer: a start that failed, which is tried again
+            raise plain_error(error, f"no place can be had for {name}") from None
 
     async def _start(
         self, name: str, actor: HostActor, spec: InstanceSpec, single_thread: bool
@@ -76,8 +86,9 @@ class RayLauncher:
             if not come.done():
                 raise InstanceError(f"{name} died while starting: {actor.ended.result()}")
             return come.result(), pid
-        finally:
-            come.cancel()
+        except BaseException:
+            abandon(come)
+            raise
 
     def _suspect(self, node: str) -> None:
         self._placer.suspect(node)

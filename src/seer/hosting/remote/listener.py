@@ -52,6 +52,12 @@ class Connection:
     clock: ClockOffset
 
 
+def abandon(come: asyncio.Future[Connection]) -> None:
+    """Nobody takes this connection: expect it no more, or hang up if it has come, so that its process knows."""
+    if not come.cancel() and not come.cancelled() and come.exception() is None:
+        come.result().channel.abort()
+
+
 class Listener:
     """One listening socket for all processes of a fleet."""
 
