@@ -58,6 +58,14 @@ def are_on_gpu(weights: Any) -> bool:
     return isinstance(weights, Mapping) and bool(weights) and all(tensor.is_cuda for tensor in weights.values())
 
 
+def wait_for_gpus(weights: Mapping[str, Any]) -> None:
+    """Wait until nothing that was begun writes to these tensors any more; those on a CPU are not waited for."""
+    for device in {tensor.device for tensor in weights.values() if tensor.is_cuda}:
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 def write_handles(weights: Mapping[str, Any], path: Path) -> None:
     """Write the handles of tensors to a file named `*.gpu-handles`."""
     import torch

@@ -8,6 +8,7 @@ those of a killed process are removed by the next one that stages.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from seer.engine.base import Weights
-from seer.engine.gpu_handles import SUFFIX, write_handles
+from seer.engine.gpu_handles import SUFFIX, wait_for_gpus, write_handles
 from seer.errors import MissingExtra
 from seer.machine import owned_folders, private_files
 
@@ -68,6 +69,23 @@ def stage(weights: Weights) -> StagedWeights:
         remove_shared_folder(home)
         raise
     return StagedWeights(path, home)
+
+
+async def stage_in_thread(weights: Weights) -> StagedWeights:
+    """`stage`, while the event loop goes on: instances and nodes that do not hear their driver for the time of a lease
+    end, and tensors take a second for each gigabyte or so. A cancellation waits for the copy, which it cannot end.
+    """
+    if not isinstance(weights, Mapping):
+        return stage(weights)
+    wait_for_gpus(weights)  # their streams are the caller's, and unknown to the thread
+    staging = asyncio.ensure_future(asyncio.to_thread(stage, weights))
+    try:
+        return await asyncio.shield(staging)
+    except asyncio.CancelledError:
+        (staged,) = await asyncio.gather(staging, return_exceptions=True)
+        if isinstance(staged, StagedWeights):
+            staged.discard()
+        raise
 
 
 def make_shared_folder(kind: str, num_bytes: int) -> Path:

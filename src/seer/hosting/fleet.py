@@ -33,8 +33,8 @@ from seer.engine.staged_weights import (
     make_shared_folder,
     remove_orphaned_folders,
     remove_shared_folder,
-    stage,
     stage_in_place,
+    stage_in_thread,
 )
 from seer.errors import ConfigError, DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting import ProcessInstance, Supervisor
@@ -270,7 +270,7 @@ class HostedFleet:
     async def update_weights(self, weights: Weights) -> int:
         """Move every instance to the next weights version and return it. Tensors are written once for all instances."""
         weights_version = self.weights_version + 1
-        staged = stage_in_place(weights) if self._stay_in_place(weights) else stage(weights)
+        staged = stage_in_place(weights) if self._stay_in_place(weights) else await stage_in_thread(weights)
         try:
             await self._configure(UpdateWeights(str(staged.path), weights_version, staged.home is not None))
         except BaseException:

@@ -32,7 +32,7 @@ from seer.config.rollout import CPU_SILENCE_S
 from seer.engine.admission import refuse_impossible
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.engine.prepare import InstanceSpec
-from seer.engine.staged_weights import StagedWeights, stage
+from seer.engine.staged_weights import StagedWeights, stage_in_thread
 from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
 from seer.hosting.channel import BadFrame, Channel
 from seer.hosting.devices import InstanceDevices
@@ -227,7 +227,7 @@ class ProcessInstance:
             raise InstanceError(
                 f"instance {self._id} runs {len(self._in_flight)} chunks; weights change between rollouts"
             )
-        staged = stage(weights)
+        staged = await stage_in_thread(weights)
         try:
             await self.configure(UpdateWeights(str(staged.path), weights_version, staged.home is not None))
         except BaseException:

@@ -48,7 +48,7 @@ class MooncakeKeeper:
         try:
             for note in servers.watch():
                 log.warning("Mooncake: %s", note)
-        except PoolError as error:  # it could not be started again: the next look tries
+        except (PoolError, OSError) as error:  # it could not be started again: the next look tries
             log.warning("Mooncake: %s", error)
 
     def stop(self) -> None:

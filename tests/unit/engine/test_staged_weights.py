@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from seer.engine.staged_weights import StagedWeights, make_shared_folder, remove_shared_folder, stage
+from seer.engine.staged_weights import StagedWeights, make_shared_folder, remove_shared_folder, stage, stage_in_thread
 from seer.machine import private_files
 
 
@@ -117,6 +120,44 @@ def test_tensors_that_cannot_be_staged_leave_nothing(memory: Path, monkeypatch: 
     with pytest.raises(OSError, match="no space"):
         stage({"a": torch.ones(3)})
     assert list(private_files.folder(memory).iterdir()) == []
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_event_loop_goes_on_while_tensors_are_copied_and_a_cancelled_copy_leaves_nothing(
+    is_cancelled: bool, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    is_copying, may_end = threading.Event(), threading.Event()
+    save = safetensors_torch().save_file
+
+    def slow(*arguments: object) -> None:
+        is_copying.set()
+        assert may_end.wait(60.0), "the event loop did not go on"
+        save(*arguments)
+
+    monkeypatch.setattr("safetensors.torch.save_file", slow)
+
+    async def scenario() -> None:
+        staging = asyncio.create_task(stage_in_thread({"a": torch.ones(3)}))
+        await asyncio.to_thread(is_copying.wait)
+        if is_cancelled:
+            staging.cancel()
+            await asyncio.sleep(0)
+        may_end.set()
+        if is_cancelled:
+            with pytest.raises(asyncio.CancelledError):
+                await staging
+        else:
+            staged = await staging
+            assert staged.path.is_file()
+            staged.discard()
+
+    asyncio.run(scenario())
+    assert list(private_files.folder(memory).iterdir()) == []
+
+
+def safetensors_torch() -> Any:
+    return pytest.importorskip("safetensors.torch")
 
 
 def test_a_path_of_the_users_is_not_removed(tmp_path: Path) -> None:

@@ -256,6 +256,22 @@ def test_shared_memory_of_an_agent_that_is_killed_with_its_children_does_not_sta
         time.sleep(0.01)
 
 
+def test_an_agent_whose_lease_is_over_ends_also_where_its_store_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = NodeAgent(lease_s=600.0)
+    ended: list[int] = []
+
+    def hang() -> None:
+        raise subprocess.TimeoutExpired("mooncake_client", 5.0)
+
+    monkeypatch.setattr("os._exit", ended.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "close", hang)
+        with pytest.raises(subprocess.TimeoutExpired):
+            agent._abandon()
+    assert ended == [1]
+    agent.close()
+
+
 def test_commands_without_staged_files_go_as_they_are() -> None:
     node = Node("id", "10.0.0.2", None)
 

@@ -137,8 +137,10 @@ class NodeAgent:
 
     def _abandon(self) -> None:
         """In the lease's thread: the driver is silent."""
-        self.close()
-        os._exit(1)
+        try:
+            self.close()
+        finally:  # also where a store does not end: it ends with this process
+            os._exit(1)
 
     def close(self) -> None:
         """Free everything on this node."""
