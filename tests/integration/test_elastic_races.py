@@ -137,6 +137,43 @@ def test_instances_with_other_blocks_are_not_added(monkeypatch: pytest.MonkeyPat
     play(scenario())
 
 
+async def lose(rollout: Rollout, instance: int) -> None:
+    """Kill it when it has no restart left."""
+    before = rollout.fleet.num_lost
+    os.kill(rollout.fleet.instances[instance].pid or 0, signal.SIGKILL)
+    while rollout.fleet.num_lost == before:  # noqa: ASYNC110 - nothing says when it is noticed
+        await asyncio.sleep(0)
+    for _ in range(5):  # the supervisor's task
+        await asyncio.sleep(0)
+
+
+def test_instances_that_join_when_none_is_left_take_the_next_run() -> None:
+    async def scenario() -> None:
+        async with a_rollout(1, hosting={"max_restarts": 0}) as rollout:
+            for newest in (0, 1):
+                await lose(rollout, newest)
+                with pytest.raises(
+                    InstanceError, match=f"no instance is left; the last one lost was instance {newest}"
+                ):
+                    await versions_of(rollout)
+                await rollout.add_instances(1)
+                assert await versions_of(rollout) == {0}
+
+    play(scenario())
+
+
+def test_a_session_whose_last_instance_is_removed_ends_at_once() -> None:
+    async def scenario() -> None:
+        async with a_rollout(2, hosting={"max_restarts": 0}) as rollout, rollout.session() as session:
+            await lose(rollout, 0)  # it stays in the fleet: its restarts are renewed after an hour
+            (handle,) = session.submit([1, 2, 3], sampling=Sampling(max_tokens=2000))
+            await rollout.remove_instances([1])
+            with pytest.raises(InstanceError, match="no instance is left"):
+                await handle
+
+    play(scenario())
+
+
 def test_weights_that_one_instance_refuses_are_on_none(tmp_path: Path) -> None:
     """As where one node does not see the storage that they are on."""
 

@@ -180,6 +180,8 @@ class HostedFleet:
                     self.instances += new
                     self.devices += devices
                     self._engines += [engine] * num_instances
+                    self._recover()
+                    self._supervisor.joined()
             except BaseException:
                 await asyncio.gather(*(one.close() for one in new))
                 raise
@@ -206,6 +208,7 @@ class HostedFleet:
             finally:  # also if the caller has given up: these are not used again
                 await self._supervisor.released()
                 await asyncio.gather(*(one.close() for one in leaving))
+                self._supervisor.left()
 
     def _present(self) -> list[int]:
         return [one.id for one in self.instances if one.id not in self._retired]
@@ -405,8 +408,7 @@ class HostedFleet:
 
     def _back(self, instance: int) -> None:
         log.warning("instance %d was restarted", instance)
-        if not isinstance(self._failure, NoProbability):  # that one is the model's, and stays
-            self._failure = None
+        self._recover()
         self._instance_returned.set()
         if self._slot.loop is None:
             return
@@ -414,6 +416,11 @@ class HostedFleet:
             self._slot.loop.rejoin_instance(instance)
         except ConfigError as error:  # where it now runs its blocks have another size
             self.instances[instance].give_up(str(error))
+
+    def _recover(self) -> None:
+        """An instance is up that was not."""
+        if not isinstance(self._failure, NoProbability):  # that one is the model's, and stays
+            self._failure = None
 
     def _give_up(self, error: SeerError) -> None:
         if self._failure is not None:

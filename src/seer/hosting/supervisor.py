@@ -72,9 +72,14 @@ class Supervisor:
         """Supervise the instances of this list, which may grow; each must call `on_lost` when it goes down."""
         self._instances = instances
 
+    def joined(self) -> None:
+        """An instance was added to the list: one is left again."""
+        self._has_given_up = False
+
     def release(self, instance: int) -> None:
-        """Restart this one no more: it leaves the fleet."""
+        """Restart this one no more: it leaves the fleet. Call `left` when it has."""
         self._released.add(instance)
+        self._exhausted.discard(instance)
         restart = self._restarting.pop(instance, None)
         if restart is not None:
             restart.cancel()
@@ -84,6 +89,10 @@ class Supervisor:
     async def released(self) -> None:
         """Wait until the restarts of those that were released have ended, with the processes that they had begun."""
         await asyncio.gather(*self._given_up_restarts, return_exceptions=True)
+
+    def left(self) -> None:
+        """Released instances are down: those that stay may have no restarts left."""
+        self._give_up_if_none_left("the last one that was up was removed")
 
     def on_lost(self, instance: int, reason: str) -> None:
         """Report the loss and restart the instance."""
