@@ -183,6 +183,9 @@ SESSIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 SUBMITTING: dict[str, tuple[dict[str, Any], str]] = {
+    "a home that there is not": ({"home": 77}, "home=77: there are instances 0 to 0"),
+    "a home below 0": ({"home": -1}, "home=-1"),
+    "a home as text": ({"home": "0"}, "home='0'"),
     "a prompt that is None": ({"prompt": None}, "prompt 0"),
     "negative tokens": ({"prompt": [-1]}, "prompt 0"),
     "no responses": ({"n": 0}, "n=0"),

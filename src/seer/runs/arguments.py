@@ -68,8 +68,13 @@ def check_run(
             _check_rows(rows, list[TokenId], f"past_responses[{name!r}]", "[token ids, ...]")
 
 
-def check_submission(seed: Any, group: Any, on_tokens: Any) -> None:
-    """Refuse what a session cannot take with a prompt."""
+def check_submission(seed: Any, group: Any, on_tokens: Any, home: Any, num_instances: int) -> None:
+    """Refuse what a session cannot take with a prompt; of instances that were removed `home` is one, too."""
+    is_instance = isinstance(home, int) and not isinstance(home, bool) and 0 <= home < num_instances
+    if home is not None and not is_instance:
+        raise ConfigError(
+            f"home={home!r}: there are instances 0 to {num_instances - 1}", hint="last_instance of an earlier response"
+        )
     if seed is not None:
         check(seed, Seed, "seed")
     if group is not None and not isinstance(group, str):

@@ -187,7 +187,7 @@ class Session:
             raise self._failure
         if self._is_closed:
             raise SeerError("the session has been closed", hint="async with rollout.session() as session:")
-        check_submission(seed, group, on_tokens)
+        check_submission(seed, group, on_tokens, home, len(self._fleet.instances))
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
         [encoded] = self._encode([prompt], n=n, sampling=sampling, tools=tools)
         self._refuse_unfit(encoded)
