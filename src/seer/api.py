@@ -378,6 +378,11 @@ class Rollout:
         self._require_started()
         self._length_hints = self._run.length_hints() if keep_context and self._run is not None else {}
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
+        if self._fleet.is_attached:  # its next chunks would be of the weights before, and fail
+            raise SeerError(
+                "weights change between two runs, and a run or a session is going on",
+                hint="finish the run, or close its iterator; a session has an update_weights of its own",
+            )
         return await self._fleet.update_weights(weights)
 
     def _environment_calls(

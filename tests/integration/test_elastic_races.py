@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from seer import HostingConfig, Rollout, Sampling
-from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.errors import ConfigError, DeadlineExceeded, InstanceError, SeerError
 from seer.hosting.health import Health
 from seer.hosting.process import ProcessInstance
 
@@ -190,6 +190,20 @@ def test_weights_that_one_instance_refuses_are_on_none(tmp_path: Path) -> None:
             assert await versions_of(rollout) == {1}
             assert await rollout.add_instances(1) == [2]
             assert rollout.fleet.view()[2].weights_version == 1
+
+    play(scenario())
+
+
+def test_weights_do_not_change_under_a_session(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout(1) as rollout, rollout.session() as session:
+            with pytest.raises(SeerError, match="a run or a session is going on"):
+                await rollout.update_weights(tmp_path)
+            (first,) = session.submit([1, 2, 3], sampling=SAMPLING)
+            assert (await first).weights_version == 0
+            await session.update_weights(tmp_path)
+            (second,) = session.submit([1, 2, 3], sampling=SAMPLING)
+            assert (await second).weights_version == 1
 
     play(scenario())
 
