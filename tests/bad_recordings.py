@@ -16,6 +16,7 @@ import msgspec
 from bad_commands import BadCommand, json_values
 from seer.metrics.events import Ended, Queued
 from seer.metrics.jsonl import EventLog
+from seer.ranges import INT32_MAX
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import simulate
 from seer.sim.draft_model import DraftModel, PlainDrafts
@@ -86,6 +87,7 @@ def replay_cases() -> Iterator[BadCommand]:
     yield _event("time", Queued, {"t_s": 1e300}, mentions="t_s")
     yield _event("reason", Ended, {"finish_reason": "x"}, mentions="finish_reason")
     yield _event("doubled-request", Queued, {"request": 1}, mentions="request 1")
+    yield _years_of_chunks()
 
 
 def _header(name: str, path: tuple[str, ...], value: Any, mentions: str = "") -> BadCommand:
@@ -113,6 +115,13 @@ def _event(name: str, kind: type[msgspec.Struct], changes: dict[str, Any], menti
     at = next(i for i, line in enumerate(lines) if json.loads(line)["kind"] == kind.__name__.lower())
     lines[at] = json.dumps(json.loads(lines[at]) | changes)
     return _case(f"event-{name}", lines, mentions)
+
+
+def _years_of_chunks() -> BadCommand:
+    header, *events = map(json.loads, recording())
+    header["metadata"]["cluster"] |= {"max_tokens": INT32_MAX, "chunk_tokens": 1}
+    events = [one | {"num_generated": INT32_MAX} if one["kind"] == "ended" else one for one in events]
+    return _case("years-of-chunks", [json.dumps(one) for one in (header, *events)], mentions="chunks of 1 tokens")
 
 
 def _case(name: str, lines: list[str], mentions: str) -> BadCommand:

@@ -197,6 +197,24 @@ def simulation(path: Path) -> None:
         replay(recording)
 
 
+def recorded_run(path: Path) -> None:
+    """The event log of a run's folder, as `seer report` and `seer replay` read it."""
+    from seer.analysis.whatif import read_recorded, replay_under
+    from seer.metrics.perfetto import write_trace
+    from seer.report.page import page_text
+
+    folder = RunFolder(path.parent)
+    limits = {"kv_blocks": 64, "block_size": 16, "max_num_seqs": 4, "max_model_len": 1024}
+    options = {"scheduler": "seer", "instances": 1, "max_tokens": 40, "chunk_tokens": 16}
+    folder.write_manifest({"command": "rollout", "options": options, "limits": limits})
+    with contextlib.suppress(SeerError):  # a replay refuses more
+        page_text(folder)
+        write_trace(read_events(folder.events, allow_cut=True), folder.trace)
+    recorded = read_recorded(folder)
+    for scheduler in ("seer", "verl"):
+        replay_under(recorded, scheduler)
+
+
 def step_profile(path: Path) -> None:
     """What `seer profile` measured."""
     StepProfile.load(path).step_s(3, 2.0)
@@ -401,6 +419,7 @@ TARGETS: dict[str, Target] = {
     "journal": of_file("journal.jsonl", read_journal),
     "events": of_file("events.jsonl", lambda path: list(read_events(path))),
     "simulation": of_file("simulated.jsonl", simulation),
+    "recorded_run": of_file("events.jsonl", recorded_run),
     "results": of_file("results.jsonl", lambda path: list(read_responses(path))),
     "run_json": of_file("run.json", run_json),
     "prompts": of_file("p.jsonl", read_prompts),

@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 Node = str | None
@@ -33,13 +34,16 @@ class NodeBooks:
         if instance == len(self.of):
             self.of.append(node)
         else:
-            self._members[self.of[instance]].remove(instance)
+            self._take_out(instance)
             self.of[instance] = node
-        members = self._members.setdefault(node, [])
-        members.append(instance)
-        members.sort()
-        self._members = {name: some for name, some in self._members.items() if some}
+        bisect.insort(self._members.setdefault(node, []), instance)  # a large fleet enters one by one
         self.are_many = len(self._members) > 1
+
+    def _take_out(self, instance: int) -> None:
+        members = self._members[self.of[instance]]
+        members.remove(instance)
+        if not members:
+            del self._members[self.of[instance]]
 
     def members(self, instance: int) -> Sequence[int]:
         """The instances on its node, itself included, in order."""

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from recorded_runs import Damage, RecordedRun
 from seer.cli.main import main
 from seer.engine.local.tiny import make_tiny_model
+from seer.ranges import INT32_MAX
 
 HTML = "<script>alert(1)</script>"
 
@@ -109,6 +110,23 @@ def changed_line(name: str, number: int, **changes: Any) -> Damage:
     return damage
 
 
+def every(kind: str | None = None, **changes: Any) -> Damage:
+    """All events of this kind, or of any, with these values."""
+
+    def damage(run: RecordedRun) -> None:
+        header, *events = map(json.loads, run.lines("events.jsonl"))
+        events = [one | changes if kind in (None, one["kind"]) else one for one in events]
+        run.write_lines("events.jsonl", [json.dumps(one).encode() + b"\n" for one in (header, *events)])
+
+    return damage
+
+
+def years_of_chunks(run: RecordedRun) -> None:
+    every("ended", num_generated=INT32_MAX)(run)
+    limits = {"kv_blocks": 1 << 40, "block_size": 16, "max_num_seqs": 16, "max_model_len": 1 << 40}
+    run.write_manifest(options=run.manifest()["options"] | {"chunk_tokens": 1, "max_tokens": INT32_MAX}, limits=limits)
+
+
 def added_line(name: str, text: str) -> Damage:
     return lambda run: run.write_lines(name, [*run.lines(name), text.encode() + b"\n"])
 
@@ -141,6 +159,7 @@ DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
     "its instances are text": (option(instances="two"), READERS),
     "its instances are negative": (option(instances=-1), READERS),
     "its instances are a billion": (option(instances=10**9), READERS),
+    "its instances are a hundred thousand": (option(instances=100_000), READERS),
     "its scheduler is a number": (option(scheduler=7), READERS),
     "its model is a list": (option(model=[HTML]), READERS),
     "its cores are HTML": (manifest(machine={"cpu": "x", "cores": HTML}), READERS),
@@ -181,6 +200,10 @@ DAMAGES: dict[str, tuple[Damage, dict[str, int]]] = {
         {"report": REFUSED},
     ),
     "events hold no request": (lines("events.jsonl", 0), {"report": REFUSED, "replay": REFUSED}),
+    "events end with no token": (every("ended", num_generated=0), {"replay": REFUSED}),
+    "events take no time": (every(t_s=1.0), {"replay": REFUSED}),
+    "events name a response twice": (every("queued", group=0, index=0), {"replay": REFUSED}),
+    "events are of years of chunks": (years_of_chunks, {"replay": REFUSED}),
     "the journal is missing": (removed("journal.jsonl"), {"resume": REFUSED}),
     "the journal is empty": (content("journal.jsonl", ""), {"resume": REFUSED}),
     "the journal's first line is cut": (content("journal.jsonl", '{"type":"seer-jour'), {"resume": REFUSED}),

@@ -22,7 +22,7 @@ from seer.analysis.tool_waits import recorded_turns
 from seer.buffer import Request
 from seer.context import Context
 from seer.errors import InputError
-from seer.metrics.events import Ended, Event, Prefilling, Queued, Stepped
+from seer.metrics.events import Ended, Event, Prefilling, Queued, Started, Stepped
 from seer.metrics.run_events import count_instances, read_run_events
 from seer.metrics.summary import Summarizer, Summary
 from seer.rollout import RolloutLoop
@@ -30,6 +30,7 @@ from seer.runs.run import longest_context, scheduler_settings
 from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
+from seer.sim.chunk_limit import refuse_endless
 from seer.sim.conversations import Conversations
 from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
 from seer.sim.instance import SimulatedInstance
@@ -52,6 +53,10 @@ NO_DRAFTS = DraftGain(1.0, 1.0)
 """A step of plain decoding: one token computed and one gained per request."""
 
 
+MIN_STEP_S = 1e-9
+"""Virtual time would stand still if the steps of a damaged recording took none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordedCost(InstanceCost):
     """The measured cost of a step; the hardware of the base class is not used."""
@@ -69,7 +74,7 @@ class RecordedCost(InstanceCost):
         """
         gain = self._gain(num_requests)
         num_tokens = num_requests * tokens_per_request * gain.tokens_per_request
-        return StepTime(self.fit.step_s(num_tokens, prefill_tokens) / gain.tokens_per_step, 0.0)
+        return StepTime(max(MIN_STEP_S, self.fit.step_s(num_tokens, prefill_tokens) / gain.tokens_per_step), 0.0)
 
     def transfer_s(self, num_tokens: int) -> float:
         """As measured."""
@@ -158,12 +163,16 @@ def recorded_run(
     found = explain(events, max_num_seqs=[one.max_num_seqs for one in limits])
     if found is None or found.step is None:
         raise InputError("no steps were measured", hint="the fake engine reports none")
-    lengths: dict[int, dict[int, int]] = {}
-    prompts: dict[int, int] = {}
-    for request, event in queued.items():
-        lengths.setdefault(event.group, {})[event.index] = ended[request].num_generated
-        prompts[event.group] = event.num_prompt_tokens
-    sampling = Sampling(max_tokens=max(max_tokens, *(max(row.values()) for row in lengths.values())))
+    if found.makespan_s <= 0:
+        raise InputError("all responses had ended when the first one came", hint="the events are damaged")
+    lengths, prompts = _lengths(queued.values(), ended)
+    longest = max(max_tokens, *(max(row.values()) for row in lengths.values()))
+    refuse_endless(
+        (length for row in lengths.values() for length in row.values()),
+        scheduler_settings(chunk_tokens, limits, longest, None).chunk_tokens,
+        sum(isinstance(event, Started) for event in events),
+    )
+    sampling = Sampling(max_tokens=longest)
     groups = tuple(
         Group(id=group, num_requests=len(row), num_prompt_tokens=prompts[group], sampling=sampling)
         for group, row in sorted(lengths.items())
@@ -181,6 +190,21 @@ def recorded_run(
         load_token_s=_load_token_s(events),
         turns=_turns(events, sorted(queued.values(), key=lambda one: (one.group, one.index)), ended),
     )
+
+
+def _lengths(queued: Iterable[Queued], ended: Mapping[int, Ended]) -> tuple[dict[int, dict[int, int]], dict[int, int]]:
+    """Tokens of each response by group and index, and of each group's prompt."""
+    lengths: dict[int, dict[int, int]] = {}
+    prompts: dict[int, int] = {}
+    for event in queued:
+        row, length = lengths.setdefault(event.group, {}), ended[event.request].num_generated
+        if event.index in row:
+            raise InputError(f"group {event.group} has two responses {event.index}", hint="the events are damaged")
+        if length < 1:
+            raise InputError(f"request {event.request} generated {length} tokens", hint="the events are damaged")
+        row[event.index] = length
+        prompts[event.group] = event.num_prompt_tokens
+    return lengths, prompts
 
 
 def _fits(events: Iterable[Event], limits: Sequence[InstanceLimits]) -> dict[InstanceLimits, StepFit]:

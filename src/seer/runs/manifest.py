@@ -17,8 +17,8 @@ import msgspec
 from seer.ranges import INT64_MAX
 from seer.types import InstanceLimits
 
-MAX_INSTANCES = 100_000
-"""Readers keep a list per instance; no cluster has so many."""
+MAX_INSTANCES = 4096
+"""Readers simulate each instance; no run has so many."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]

@@ -37,6 +37,7 @@ from seer.ranges import (
     check,
 )
 from seer.scheduling.registry import parse_scheduler
+from seer.sim.chunk_limit import refuse_endless
 from seer.sim.cluster import Speculation, simulate
 from seer.sim.costs import GPUS, MODELS, InstanceCost
 from seer.sim.draft_model import DraftModel
@@ -148,6 +149,10 @@ def read_recording(path: Path) -> Recording:
                     f"{path}: request {event.request} generated {event.num_generated} tokens", hint=f"1 to {most:,}"
                 )
             lengths[event.request] = event.num_generated
+    try:
+        refuse_endless(lengths.values(), metadata.cluster.chunk_tokens, len(started))
+    except InputError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint) from None
     return Recording(
         workload=_workload(path, metadata, queued, lengths),
         scheduler=metadata.scheduler,
