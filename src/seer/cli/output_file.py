@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -42,12 +43,24 @@ def write_output(out: Path, content: bytes, *, option: str) -> None:
     """Write what `refuse_output` has let pass."""
     try:
         if out.exists() and _is_stream(out):
-            with out.open("wb") as stream:
+            with os.fdopen(_opened(out), "wb") as stream:
                 stream.write(content)
         else:
             write_whole(out.resolve(), content)
     except OSError as error:
         raise InputError(f"{option} {out} cannot be written: {error.strerror}", hint=f"{option} FILE") from None
+
+
+def _opened(stream: Path) -> int:
+    """A descriptor of what is no regular file; a pipe that nobody reads is refused, not waited for."""
+    try:
+        descriptor = os.open(stream, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            error.strerror = "nobody reads from it"
+        raise
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _is_stream(out: Path) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from seer.errors import PoolError, SeerError
+from seer.errors import ConfigError, PoolError, SeerError
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig, PoolFiles
 from seer.kvpool.mooncake_servers import (
@@ -168,7 +168,8 @@ def main(arguments: list[str]) -> int:
             private_files.remove(files.state)
             owner.release()
     except SeerError as error:
-        print(msgspec.json.encode({"error": str(error), "hint": error.hint}).decode(), file=sys.stderr)
+        kind = "config" if isinstance(error, ConfigError) else "pool"
+        print(msgspec.json.encode({"error": str(error), "hint": error.hint, "kind": kind}).decode(), file=sys.stderr)
         return 2
     if spec.log_is_temporary:
         owned_folders.remove_folder(Path(spec.log_dir))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from seer.errors import DeadlineExceeded, PoolError, SeerError
+from seer.errors import ConfigError, DeadlineExceeded, PoolError, SeerError
 from seer.kvpool.local_files import PoolFiles, all_files
 from seer.kvpool.serve import ServeSpec, ServeState, pid_started
 from seer.machine import file_lock, owned_folders, private_files
@@ -140,12 +140,13 @@ def _not_shown(state: ServeState) -> PoolError:
     )
 
 
-def _why(log_path: Path, spec: ServeSpec) -> PoolError:
+def _why(log_path: Path, spec: ServeSpec) -> SeerError:
     """The error that the process reported before it ended; without one its logs are kept."""
     lines = log_path.read_text(errors="replace").strip().splitlines()
     try:
         reason = msgspec.json.decode(lines[-1], type=dict[str, str | None])
-        error = PoolError(reason["error"] or "", hint=reason["hint"])
+        kind = ConfigError if reason["kind"] == "config" else PoolError
+        error = kind(reason["error"] or "", hint=reason["hint"])
     except (IndexError, KeyError, *UNREADABLE):
         return PoolError(f"pool {spec.name!r} did not start", hint=f"see {log_path}")
     if spec.log_is_temporary and spec.backend == "local":

@@ -82,9 +82,19 @@ def test_a_report_may_go_to_a_pipe(run: RunFolder, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
+    held = os.open(pipe, os.O_WRONLY)  # when the reader is there
     assert main(["report", str(run.path), "--out", str(pipe)]) == 0
+    os.close(held)
     reader.join()
     assert "<html" in read[0]
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["report", str(run.path), "--out", str(tmp_path / "pipe")]) == 2
+    assert "nobody reads from it" in capsys.readouterr().err
 
 
 def test_a_simulation_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

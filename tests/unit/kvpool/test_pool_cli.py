@@ -67,6 +67,22 @@ def test_a_pool_that_cannot_start_says_why_in_one_line(tmp_path: Path, capsys: p
     assert "hint: create it" in error
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--dram", "0"], "less than 4 blocks"),
+        (["--dram", "1MiB", "--block", "0"], "outside 1 B..2 GiB"),
+        (["--dram", "1MiB", "--block", "4KiB", "--ssd", "1MiB"], "pool.ssd_dir is not"),
+        (["--dram", "1MiB", "--block", "4KiB", "--run", "x" * 100], "the limit is 87"),
+    ],
+)
+def test_sizes_that_no_pool_can_have_are_wrong_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], what: str
+) -> None:
+    assert main(["pool", "up", "--name", uuid.uuid4().hex, "--dram-dir", str(tmp_path), *words]) == 2
+    assert what in capsys.readouterr().err
+
+
 def test_a_pool_beyond_the_machine_is_refused_with_what_fits_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
