@@ -115,7 +115,19 @@ def settled(answer: Any) -> Reply | End:
 
 
 def check_environment(environment: Any) -> None:
-    """Refuse what cannot be awaited with a conversation."""
+    """Refuse what cannot be awaited with a conversation, or does not let itself be looked at."""
+    try:
+        _check_call(environment)
+    except ConfigError:
+        raise
+    except Exception as error:  # an object may do anything when it is asked for an attribute
+        raise ConfigError(
+            f"environment is a {type(environment).__name__} that fails when it is looked at: {type(error).__name__}",
+            hint="async def environment(conversation): ...",
+        ) from error
+
+
+def _check_call(environment: Any) -> None:
     is_object = callable(environment) and inspect.iscoroutinefunction(type(environment).__call__)
     if not inspect.iscoroutinefunction(environment) and not is_object:
         raise ConfigError(

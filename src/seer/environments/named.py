@@ -59,7 +59,9 @@ def _load(name: str, what: str, option: str) -> Any:
         raise ConfigError(f"{what} {name!r} names no object of a module", hint=hint)
     try:
         return getattr(_from_file(Path(where)) if where.endswith(".py") else _from_path(where), attribute)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a module does when it is imported
         raise ConfigError(f"{what} {name!r} cannot be imported: {_said(error)}", hint=hint) from error
 
 
@@ -92,7 +94,9 @@ def _from_file(path: Path) -> ModuleType:
 def _made(name: str, kind: type) -> object:
     try:
         return kind()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         hint = "make the object in the module, and name that"
         raise ConfigError(
             f"environment {name!r} cannot be made without arguments: {_said(error)}", hint=hint

@@ -72,6 +72,16 @@ BAD_FILES = {
     "never returns": (b"def tool(): tool()\ntool()", "RecursionError: "),
     "refuses names": (b"def __getattr__(name): raise KeyError(name)", "KeyError: 'tool'"),
     "cannot be made": (b"class tool:\n    def __init__(self): raise ValueError('no key')", "ValueError: no key"),
+    "raises what is no error": (b"raise BaseException('no key')", "BaseException: no key"),
+    "is cancelled when made": (
+        b"import asyncio\nclass tool:\n    def __init__(self): raise asyncio.CancelledError('no key')",
+        "CancelledError: no key",
+    ),
+    "answers for no name": (
+        b"class Tool:\n    def __getattr__(self, name): raise OSError(name)\n"
+        b"    def __call__(self, one): ...\ntool = Tool()",
+        "fails when it is looked at: OSError",
+    ),
     "ends when made": (b"class tool:\n    def __init__(self): raise SystemExit(0)", "SystemExit: 0"),
     "takes two": (b"async def tool(one, two): ...", "missing a required argument: 'two'"),
     "takes none": (b"async def tool(): ...", "too many positional arguments"),
