@@ -25,10 +25,12 @@ import tomli_w
 
 from bad_values import bad_values
 from seer.cli import main as cli
+from seer.cli.gpus_option import gpus_option
 from seer.cli.number_option import NumberOption
 from seer.cli.reference import verbs_of
 from seer.cli.rollout_options import CONFIG_PREFIX
 from seer.cli.size_option import size_option
+from seer.cli.url_option import url_option
 from seer.config import RunConfig
 from seer.config.engines import ENGINE_CONFIGS
 from seer.ranges import TokenId, base_type
@@ -37,6 +39,12 @@ _PARSER = cli.build_parser()
 DRY_RUN = ("rollout", "--engine", "fake", "--dry-run")
 SIZES = ("-1", "many", "nan", "inf", "1e400", "9" * 400, "99999999999TiB", "1 GiB and more", "1.5.5GiB")
 LISTS = ("many", "-1", "1,,2", "nan", str(1 << 64), "1e400", "1.5")
+BAD_URLS = (
+    "", "nonsense", "127.0.0.1:8000", "http://", "http://:80", "ftp://x", "file:///etc/passwd", "http://[::1",
+    "http://127.0.0.1:65536", "http://127.0.0.1:0", "http://127.0.0.1:-1", "http://127.0.0.1:nan", "http://a b",
+    "http://a\x01", "http://127.0.0.1:1/\r\nX: y", "http://me:key@127.0.0.1", "http://" + "a" * 300,
+    "http://a/" + "b" * 5000,
+)  # fmt: skip
 OPTION_LISTS = {"--batches", "--tokens", "--contexts", "--references", "--paths", "--seeds"}
 
 
@@ -187,13 +195,14 @@ def _prompts(name: str, content: bytes) -> BadCommand:
 def set_cases() -> Iterator[BadCommand]:
     """Words of --set that are no settings."""
     for number, word in enumerate(_BAD_SETS):
-        yield BadCommand(f"set-{number}", (*DRY_RUN, "--set", word), mentions="--set")
+        yield BadCommand(f"set-{number}", (*DRY_RUN, "--set", word), mentions="--set|gpus=")
 
 
 _BAD_SETS = (
     "rollout.instances=nan", "rollout.instances=1e400", "rollout.instances", "=5", "n=", "n.x=5", "nosuch=1",
     "rollout.nosuch=1", "n=[[[[", "n=" + "9" * 5000, "rollout=5", "rollout.kv.blocks=-1", "sampling.temperature=inf",
     "n=" + "[" * 100_000, "out=\"a\\u0000b\"", "rollout.kv.memory_bytes=\"99999999999TiB\"",
+    "n=16\n[rollout]\nx=1", "rollout.gpus=\"0-99999999999\"", "rollout.gpus=[4096]",
 )  # fmt: skip
 
 
@@ -203,6 +212,8 @@ def name_cases() -> Iterator[BadCommand]:
         yield BadCommand(f"pool-up-name-{number}", ("pool", "up", "--dram=1GiB", f"--name={name}"), mentions="name")
         yield BadCommand(f"pool-down-name-{number}", ("pool", "down", f"--name={name}"), mentions="name")
         yield BadCommand(f"pool-name-{number}", (*DRY_RUN, f"--pool-name={name}"), mentions="name")
+    for number, url in enumerate(BAD_URLS):
+        yield BadCommand(f"top-{number}", ("top", "--once", url), mentions="argument url", stops_at_options=True)
     for number, address in enumerate(_BAD_ADDRESSES):
         yield BadCommand(
             f"address-{number}", ("draft-server", "--open", f"--address={address}"), mentions="address|port"
@@ -223,6 +234,10 @@ def _bad_texts(action: argparse.Action, flag: str) -> Iterator[str]:
         yield from SIZES
     elif isinstance(action.type, NumberOption):
         yield from _texts(action.type.kind)
+    elif action.type is url_option:
+        yield from BAD_URLS
+    elif action.type is gpus_option:
+        yield from ("", "many", "-1", "0,0", "3-1", "4096", "0-99999999999", "0-" + "9" * 5000, "1.5", "\u0663")
     elif action.type in (int, float) and action.dest.startswith(CONFIG_PREFIX):
         yield from _texts(_kind_of(action.dest.removeprefix(CONFIG_PREFIX)))
     elif action.type in (int, float):

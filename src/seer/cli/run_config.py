@@ -86,8 +86,11 @@ def _toml_value(text: str, word: str) -> Any:
     if not text:
         raise ConfigError(f"--set {word} has no value", hint="--set rollout.kv.blocks=512")
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or brackets without end
         raise ConfigError(f"--set {word[:60]}: {error}") from None
+    if len(parsed) > 1:
+        raise ConfigError(f"--set {word[:60]!r} has more than one value", hint="repeat --set for each")
+    return parsed["value"]

@@ -23,6 +23,7 @@ from seer.cli.rollout_options import add_config_options, add_key, add_rollout_op
 from seer.cli.run_config import read_run
 from seer.cli.signals import exit_code, signals_cancel
 from seer.cli.size_option import size_option
+from seer.cli.url_option import url_option
 from seer.config import RolloutConfig
 from seer.errors import ConfigError, MissingExtra
 from seer.metrics.events import Event, EventSink
@@ -96,7 +97,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     slow = "seconds after which a stream that is not read is cut (%(default)g)"
     add("--slow-reader-s", type=NumberOption(Seconds), default=60.0, metavar="S", help=slow)
     spans = "send OpenTelemetry spans of requests and chunks to this OTLP endpoint, as http://127.0.0.1:4318 (none)"
-    add("--otlp-endpoint", metavar="URL", help=spans)
+    add("--otlp-endpoint", type=url_option, metavar="URL", help=spans)
     add("--json", action="store_true", help="print the ready line and log lines as JSON")
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from seer.cli.url_option import url_option
 from seer.errors import SeerError
 from seer.machine.json_files import UNREADABLE
 from seer.ranges import INT64_MAX
@@ -79,7 +80,9 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         description="Show what the instances of a `seer serve`, or of a `seer rollout --watch`, are doing.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="where it is (%(default)s)")
+    parser.add_argument(
+        "url", nargs="?", type=url_option, default="http://127.0.0.1:8000", help="where it is (%(default)s)"
+    )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key of the server's clients")
     parser.add_argument("--once", action="store_true", help="show one state, and exit")
     parser.add_argument("--json", action="store_true", help="print states as JSON, one a line")

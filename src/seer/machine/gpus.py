@@ -17,23 +17,36 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable with which CUDA shows a process some GPUs of the machine."""
 
 
+MAX_GPU = 4095
+"""No process sees more; a range beyond it would be a list without end."""
+
+
 def parse_gpus(text: str) -> tuple[int, ...]:
     """`0,1,4-7` as numbers."""
     found: list[int] = []
     for word in text.replace(" ", "").split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
         if match is None:
-            raise ConfigError(f"gpus={text!r}", hint="numbers and ranges, as 0,1,4-7")
+            raise ConfigError(f"gpus={shortened(text)}", hint="numbers and ranges, as 0,1,4-7")
         first, last = int(match[1]), int(match[2] or match[1])
+        refuse_repeated((last,))
         found += range(first, last + 1)
+        if len(found) > MAX_GPU + 1:
+            break  # repeated
     refuse_repeated(found)
     return tuple(found)
 
 
 def refuse_repeated(gpus: Sequence[int]) -> None:
-    """Refuse an empty list, numbers below 0, and a GPU that is named twice."""
-    if not gpus or min(gpus) < 0 or len(set(gpus)) != len(gpus):
-        raise ConfigError(f"gpus={','.join(map(str, gpus))!r}", hint="name each GPU once, from 0 on")
+    """Refuse an empty list, numbers that no GPU has, and a GPU that is named twice."""
+    if not gpus or min(gpus) < 0 or max(gpus) > MAX_GPU or len(set(gpus)) != len(gpus):
+        shown = shortened(",".join(map(str, gpus[:64])))
+        raise ConfigError(f"gpus={shown}", hint=f"name each GPU once, by a number from 0 to {MAX_GPU:,}")
+
+
+def shortened(text: str) -> str:
+    """A list as its user wrote it, for a message."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def assign_gpus(
