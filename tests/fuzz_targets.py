@@ -317,6 +317,15 @@ def scheduled_facts(data: bytes, folder: Path) -> None:
         _lease_with(requests)
 
 
+def nccl_id(data: bytes, folder: Path) -> None:
+    """What another rank sends before a broadcast over NCCL, where vLLM is installed."""
+    if importlib.util.find_spec("vllm") is not None:
+        from seer.engine.vllm.nccl_rendezvous import unique_id
+
+        with contextlib.suppress(SeerError):
+            unique_id(data)
+
+
 def _lease_with(requests: list[Any]) -> None:
     with warnings.catch_warnings(action="ignore"):
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -413,6 +422,7 @@ TARGETS: dict[str, Target] = {
     "trl_bodies": trl_bodies,
     "connector_metadata": connector_metadata,
     "scheduled_facts": scheduled_facts,
+    "nccl_id": nccl_id,
     "draft_wire": draft_wire,
     "host_channel": host_channel,
     "handshake": handshake,
