@@ -104,7 +104,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     generation = service.generation([ask], streams=asked.stream, needs_text=True)
     reply = _Reply(service, asked)
     if asked.stream:
-        return await service.stream(generation, reply.events(generation))
+        return await service.stream(request, generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
 
 

@@ -99,6 +99,10 @@ class Choice:
         if response.finish_reason is FinishReason.STOP and self.ids:
             self._note_stop()
 
+    def abort(self) -> None:
+        """The response was cancelled before it began."""
+        self.finish_reason = _FINISH[FinishReason.CANCELLED]
+
     def _decode_until(self, text: TextStream, num: int) -> None:
         if num > self._num_decoded:
             text.add(self.ids[self._num_decoded : num])

@@ -76,7 +76,7 @@ async def completions(service: Service, request: Request) -> Response:
     reply = _Reply(service, asked)
     generation = service.generation(asks, streams=asked.stream, needs_text=service.backend.codec is not None)
     if asked.stream:
-        return await service.stream(generation, reply.events(generation))
+        return await service.stream(request, generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
 
 

@@ -7,7 +7,7 @@
     draining   503: the server ends
 
 Waits for                            unblocked by
-  `enter` while paused                 `resume`, draining (which refuses it), its client's leaving
+  `enter` while paused                 `resume`, draining (which refuses it), its client's leaving, an abort (`wake`)
   `until_idle`                         the last `leave`
 
 Invariants
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from seer.serve.refusals import Refusal, bad_request
 
@@ -50,8 +50,10 @@ class Gate:
         """Whether new requests wait."""
         return self._is_paused
 
-    async def enter(self, num_responses: int) -> None:
-        """Take responses in, or raise a Refusal; waits while the server is paused. Pair it with `leave`."""
+    async def enter(self, num_responses: int, *, gives_up: Callable[[], bool]) -> None:
+        """Take responses in, or raise a Refusal; waits while the server is paused, unless its request gives up. Pair it
+        with `leave`.
+        """
         self._refuse_closed()
         if num_responses > self._max_in_flight:
             raise bad_request(
@@ -68,9 +70,10 @@ class Gate:
             )
         self.num_in_flight += num_responses
         try:
-            while self._is_paused and not self.is_draining:
+            while self._is_paused and not self.is_draining and not gives_up():
                 await self._wait()
-            self._refuse_closed()
+            if not gives_up():
+                self._refuse_closed()
         except BaseException:
             self.leave(num_responses)
             raise
@@ -89,6 +92,10 @@ class Gate:
     def resume(self) -> None:
         """Requests start again."""
         self._is_paused = False
+        self._notify()
+
+    def wake(self) -> None:
+        """Let what waits look again whether it gives up."""
         self._notify()
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@
 Invariants
   1. Every submitted response leaves the gate once, when its handle is done.
   2. Leaving a generation early cancels what has not ended.
+  3. One that is cancelled while it waits to start ends without a token.
 """
 
 from __future__ import annotations
@@ -42,12 +43,20 @@ class Generation:
         self._needs_text = needs_text
         self._running = running
         self._num_left = 0
+        self._has_started = False
+        self._is_aborted = False
+        """Before it started."""
         self.choices: list[Choice] = []
         self._handles: list[ResponseHandle] = []
         self._news = asyncio.Event()
         self.failure: Refusal | None = None
         self.name: str | None = None
         """By which its client may abort it."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it is past the gate; before that it may wait for `resume`."""
+        return self._has_started
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -61,9 +70,17 @@ class Generation:
 
     async def start(self) -> None:
         """Submit everything; a Refusal or an error of the session leaves nothing behind. Pair it with `cancel`."""
-        num = sum(ask.n for ask in self._asks)
-        await self._gate.enter(num)
+        num = self._num_asked
         self._running.add(self)
+        try:
+            await self._gate.enter(num, gives_up=lambda: self._is_aborted)
+        except BaseException:
+            self._discard_ended()
+            raise
+        self._has_started = True
+        if self._is_aborted:
+            self._end_without_tokens()
+            return
         try:
             for ask in self._asks:
                 self._submit(ask)
@@ -86,6 +103,11 @@ class Generation:
 
     def cancel(self) -> int:
         """End every response soon; returns how many had not ended."""
+        if not self._has_started:
+            num = 0 if self._is_aborted else self._num_asked
+            self._is_aborted = True
+            self._gate.wake()
+            return num
         left = [handle for handle in self._handles if not handle.done()]
         for handle in left:
             handle.cancel()
@@ -110,10 +132,25 @@ class Generation:
                 if choice.has_news:
                     yield choice
 
+    @property
+    def _num_asked(self) -> int:
+        return sum(ask.n for ask in self._asks)
+
+    def _make_choices(self, ask: Ask) -> list[Choice]:
+        first, codec = len(self.choices), self._backend.codec
+        return [Choice(first + i, ask, codec, has_text=self._needs_text) for i in range(ask.n)]
+
+    def _end_without_tokens(self) -> None:
+        for ask in self._asks:
+            self.choices += self._make_choices(ask)
+        for choice in self.choices:
+            choice.abort()
+        self._gate.leave(self._num_asked)
+        self._discard_ended()
+        self._news.set()
+
     def _submit(self, ask: Ask) -> None:
-        first = len(self.choices)
-        codec = self._backend.codec
-        made = [Choice(first + i, ask, codec, has_text=self._needs_text) for i in range(ask.n)]
+        made = self._make_choices(ask)
         by_handle: dict[int, Choice] = {}
 
         def on_tokens(handle: ResponseHandle, span: TokenSpan) -> None:

@@ -22,10 +22,10 @@ MODES = ("abort", "wait", "keep")
 class Lifecycle:
     """The pauses of a server."""
 
-    def __init__(self, backend: Backend, gate: Gate, cancel_all: Callable[[], int]) -> None:
+    def __init__(self, backend: Backend, gate: Gate, cancel_running: Callable[[], int]) -> None:
         self._backend = backend
         self._gate = gate
-        self._cancel_all = cancel_all
+        self._cancel_running = cancel_running
         self._is_frozen = False
         self.is_sleeping = False
 
@@ -38,7 +38,7 @@ class Lifecycle:
             return
         await self.thaw()  # what is frozen would never end
         if mode == "abort":
-            self._cancel_all()
+            self._cancel_running()
         await self._backend.session.drain()
 
     async def thaw(self) -> None:

@@ -39,7 +39,7 @@ class Service:
     gate: Gate
     groups: GroupNames
     generations: set[Generation] = field(default_factory=set)
-    """Those that run."""
+    """Those that run, or wait to."""
     bodies: Bodies = field(init=False)
     encoder: Encoder = field(init=False)
     lifecycle: Lifecycle = field(init=False)
@@ -52,7 +52,7 @@ class Service:
         """Make what needs the others."""
         self.bodies = Bodies(self.settings.limits.max_body_bytes, self.settings.limits.body_idle_s)
         self.encoder = Encoder(self.backend, MAX_UNREAD_BODIES * self.settings.limits.max_body_bytes)
-        self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_all)
+        self.lifecycle = Lifecycle(self.backend, self.gate, self.cancel_running)
         self.weights = WeightUpdates(self.backend, self.gate, self.lifecycle, self.settings)
         self.group = WeightGroup(
             backend=self.settings.weight_backend,
@@ -60,6 +60,10 @@ class Service:
             has_admin_key=self.settings.keys.admin is not None,
         )
         self.named_params = NamedParams(self.group, self.weights)
+
+    def cancel_running(self) -> int:
+        """Cancel every response that runs, and none that waits for `resume`; returns how many there were."""
+        return sum(generation.cancel() for generation in list(self.generations) if generation.has_started)
 
     def cancel_all(self) -> int:
         """Cancel every response in flight; returns how many there were."""
@@ -114,9 +118,9 @@ class Service:
 
         return await while_connected(request, work())
 
-    async def stream(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> Response:
+    async def stream(self, request: Request, generation: Generation, events: AsyncGenerator[bytes, None]) -> Response:
         """Generate and answer with events as they come. Starts here, where a refusal still has a status."""
-        await generation.start()
+        await while_connected(request, generation.start())
         slow_reader_s = self.settings.limits.slow_reader_s
         return EventStream(events, on_close=generation.cancel, slow_reader_s=slow_reader_s)
 

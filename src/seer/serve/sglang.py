@@ -94,7 +94,7 @@ async def sglang_generate(service: Service, request: Request) -> Response:
     reply = _Reply(service, asked, len(ids))
     generation = service.generation([ask], streams=asked.stream, needs_text=True, name=asked.rid)
     if asked.stream:
-        return await service.stream(generation, reply.events(generation))
+        return await service.stream(request, generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
 
 

@@ -82,7 +82,7 @@ async def token_generate(service: Service, request: Request) -> Response:
     reply = _Reply(service, asked)
     generation = service.generation([ask], streams=asked.stream, needs_text=False, name=asked.request_id)
     if asked.stream:
-        return await service.stream(generation, reply.events(generation))
+        return await service.stream(request, generation, reply.events(generation))
     return await service.whole(request, generation, reply.whole)
 
 
