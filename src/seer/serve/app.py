@@ -140,4 +140,7 @@ def make_app(service: Service) -> FastAPI:
 async def _answer(request: Request, error: Exception) -> Response:
     """Errors of the router itself: no such path, or another method."""
     assert isinstance(error, HTTPException), "registered for this kind"
-    return error_response(Refusal(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}"))
+    refusal = Refusal(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}")
+    response = error_response(refusal)
+    response.headers.update(error.headers or {})  # which methods there are
+    return response

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -102,12 +102,21 @@ def _explain(message: str, body: bytes, kind: type[Any]) -> Refusal:
         return bad_request(f"unknown field {unknown.group(1)!r}", hint=hint, param=unknown.group(1))
     if not path:
         return bad_request(_lowered(reason))
+    few = _few_values(get_type_hints(kind).get(path))
+    hint = f"one of {', '.join(msgspec.json.encode(value).decode() for value in few)}" if few else None
     try:
         shown = repr(_value_at(msgspec.json.decode(body), path))
     except UNREADABLE:  # behind the bad field there is more that is wrong
         shown = "..."
     shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[: MAX_SHOWN_CHARS - 3]}..."
-    return bad_request(f"{path}={shown}: {_lowered(reason)}", param=path)
+    return bad_request(f"{path}={shown}: {_lowered(reason)}", hint=hint, param=path)
+
+
+def _few_values(hint: Any) -> list[Any]:
+    """The values of a field that takes only these, as `tool_choice`; none for any other field."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [value for one in get_args(hint) for value in _few_values(one)]
 
 
 def _lowered(text: str) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from seer.errors import SeerError
 from seer.serve.bodies import ClientGone
-from seer.serve.refusals import error_response, refusal_of
+from seer.serve.refusals import Refusal, error_response, refusal_of
 from seer.serve.service import Service
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,12 @@ def guarded(
             return Response(status_code=CLIENT_GONE_STATUS)
         except Exception as error:
             refusal = refusal_of(error)
+            if refusal.status == 429:
+                service.num_refused += 1
             if refusal.status == 500:
-                log.exception("%s %s failed", request.method, request.url.path)
+                # What is known by name needs no traceback: a lost fleet fails thousands of requests at once.
+                is_known = isinstance(error, Refusal | SeerError)
+                log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=not is_known)
             return error_response(refusal)
 
     return endpoint

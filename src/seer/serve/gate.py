@@ -29,8 +29,6 @@ class Gate:
     def __init__(self, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
         self.num_in_flight = 0
-        self.num_refused = 0
-        """Answered with 429 so far."""
         self._num_updates = 0
         self._is_paused = False
         self.is_draining = False
@@ -61,7 +59,6 @@ class Gate:
                 hint="send fewer prompts or a smaller n, or raise --max-in-flight",
             )
         if self.num_in_flight + num_responses > self._max_in_flight:
-            self.num_refused += 1
             raise Refusal(
                 429,
                 f"{self.num_in_flight:,} responses are in flight, {num_responses:,} more would exceed "

@@ -21,6 +21,7 @@ _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",

@@ -40,6 +40,8 @@ class Service:
     groups: GroupNames
     generations: set[Generation] = field(default_factory=set)
     """Those that run, or wait to."""
+    num_refused: int = 0
+    """Requests answered with 429 so far."""
     bodies: Bodies = field(init=False)
     encoder: Encoder = field(init=False)
     lifecycle: Lifecycle = field(init=False)

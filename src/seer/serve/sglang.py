@@ -19,10 +19,13 @@ from seer.ranges import Count, CountOrZero, TokenId
 from seer.serve.choice import Choice
 from seer.serve.generation import Generation
 from seer.serve.refusals import bad_request
-from seer.serve.sampling_fields import SamplingFields, SignedSeed
+from seer.serve.sampling_fields import Neutral, SamplingFields, SignedSeed, refuse_unsupported
 from seer.serve.service import Service
 from seer.serve.sessions import session_of
 from seer.serve.streams import event_of
+
+_NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not computed: -1, or leave it out"
+_NO_TEXTS = "tokens are named by their ids: decode them with POST /detokenize"
 
 
 class SglangSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +67,12 @@ class SglangRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Refuse what Seer does not do."""
         self.sampling_params.check_supported()
+        starts = (-1, len(self.input_ids)) if self.input_ids is not None else (-1,)
+        neutral: Neutral = {
+            "logprob_start_len": (starts, _NO_PROMPT_LOGPROBS),
+            "return_text_in_logprobs": ((False,), _NO_TEXTS),
+        }
+        refuse_unsupported(self, neutral)
         for name in ("image_data", "return_routed_experts", "top_logprobs_num"):
             if getattr(self, name):
                 raise bad_request(f"{name} is not supported", param=name)

@@ -27,6 +27,6 @@ async def metrics(service: Service, request: Request) -> Response:
     """The text that Prometheus scrapes."""
 
     def sample() -> FleetSample:
-        return replace(service.backend.sample(), refused=service.gate.num_refused)
+        return replace(service.backend.sample(), refused=service.num_refused)
 
     return metrics_of(request, service.backend.live, sample)

@@ -42,6 +42,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "top logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3}, "top_logprobs=3 is not"),
     "the best": ("/v1/completions", COMPLETION | {"n": 2, "best_of": 3}, "best_of=3"),
     "empty text": ("/generate", {"text": ""}, "text: a prompt has no token"),
+    "prompt logprobs of SGLang": ("/generate", {"input_ids": [1, 2], "logprob_start_len": 0}, "logprob_start_len=0"),
+    "texts of tokens": ("/generate", {"input_ids": [1], "return_text_in_logprobs": True}, "return_text_in_logprobs"),
+    "a call that must be": ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, 'one of "none", "auto"'),
+    "a call by its name": ("/v1/chat/completions", CHAT | {"tool_choice": {"type": "function"}}, '"none", "auto"'),
+    "a begun answer": ("/v1/chat/completions", CHAT | {"continue_final_message": True}, "one of false"),
+    "an unknown pause": ("/pause_generation", {"mode": "wait"}, '"retract"'),
     "unknown token": ("/generate", {"input_ids": [1 << 31]}, "input_ids"),
 }
 
@@ -66,6 +72,9 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
             await served.ok("/v1/completions", COMPLETION | {"n": 3, "best_of": 3})
             await served.ok("/v1/chat/completions", CHAT | {"include_reasoning": True, "parallel_tool_calls": True})
             await served.ok("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"extra_args": {}}})
+            for start in (None, -1, 2):  # the end of the prompt
+                await served.ok("/generate", {"input_ids": [1, 2], "logprob_start_len": start})
+            await served.ok("/generate", {"text": "a", "logprob_start_len": -1, "return_text_in_logprobs": False})
             await served.ok("/tokenize", {"messages": CHAT["messages"], "add_generation_prompt": True})
 
     asyncio.run(scenario())

@@ -104,6 +104,7 @@ def test_more_than_fits_is_answered_with_429_and_retry_after() -> None:
             assert response.status_code == 429
             assert response.headers["retry-after"] == "1"
             assert "2 responses are in flight" in response.json()["error"]["message"]
+            assert "seer:requests_refused_total 1.0" in (await served.get("/metrics")).text
             assert (await running).status_code == 200
             assert (await served.post("/v1/completions", LONG)).status_code == 200
 
@@ -331,6 +332,8 @@ def test_unknown_paths_and_methods_are_answered_as_json() -> None:
     async def scenario() -> None:
         async with a_server() as served:
             assert (await served.get("/nothing")).json()["error"]["code"] == 404
-            assert (await served.get("/v1/completions")).json()["error"]["code"] == 405
+            wrong = await served.get("/v1/completions")
+            assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+            assert (wrong.json()["error"]["code"], wrong.json()["error"]["type"]) == (405, "invalid_request_error")
 
     asyncio.run(scenario())

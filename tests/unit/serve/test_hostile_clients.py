@@ -61,6 +61,7 @@ def test_bodies_that_wait_have_one_amount_of_memory_for_all_of_them() -> None:
             await until(lambda: served.service.bodies._num_held == 900 * MAX_UNREAD_BODIES)
             refused = await served.client.post("/v1/completions", content=slow())
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "seer:requests_refused_total 1.0" in (await served.get("/metrics")).text
             released.set()
             assert {reply.status_code for reply in await asyncio.gather(*slow_ones)} == {200}
             assert served.service.bodies._num_held == 0
