@@ -70,7 +70,7 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     add("--pool-name", "rollout.pool.name", metavar="NAME", help="Mooncake store that `seer pool up` started")
     drafts = "grouped drafts: auto, where they pay, or off"
     add("--speculation", "rollout.speculation", choices=SPECULATION_MODES, help=drafts)
-    chunk = "tokens a request may generate before it is placed anew (an eighth of --max-tokens)"
+    chunk = "tokens a request may generate before it is placed anew (an eighth of the longest response)"
     add("--chunk-tokens", "rollout.chunk_tokens", type=int, metavar="N", help=chunk)
     add("--no-pin", "rollout.hosting.pin_cores", const=False, help="do not keep each CPU instance on one core")
     restarts = "restarts of an instance within an hour"

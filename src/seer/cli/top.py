@@ -8,6 +8,7 @@ characters.
 from __future__ import annotations
 
 import argparse
+import http
 import http.client
 import json
 import sys
@@ -36,6 +37,8 @@ examples:
 """
 SILENCE_S = 30.0
 """States come twice a second; after this long without one the server is gone."""
+
+_HINT = "is a `seer serve` there?"
 
 MAX_LINE_BYTES = 16 << 20
 """Of one state: thousands of spans have a few hundred kilobytes."""
@@ -115,7 +118,7 @@ def parse_state(line: bytes, url: str) -> State:
     try:
         return msgspec.json.decode(line, type=State)
     except UNREADABLE as error:
-        raise SeerError(f"{url} sent no state of a fleet: {error}", hint="is a `seer serve` there?") from None
+        raise SeerError(f"{url} sent no state of a fleet: {error}", hint=_HINT) from None
 
 
 def read_lines(url: str, key: str | None = None) -> Iterator[bytes]:
@@ -132,10 +135,15 @@ def read_lines(url: str, key: str | None = None) -> Iterator[bytes]:
                 if line.startswith(b"data: "):
                     num_states += 1
                     yield line.removeprefix(b"data: ")
+    except urllib.error.HTTPError as error:
+        needs_key = error.code == http.HTTPStatus.UNAUTHORIZED
+        hint = "--api-key-file FILE with the key of the server's clients" if needs_key else _HINT
+        raise SeerError(f"{url} cannot be watched: {error}", hint=hint) from None
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: not a URL
-        raise SeerError(f"{url} cannot be watched: {error}", hint="is a `seer serve` there?") from None
+        hint = _HINT if url.startswith(("http://", "https://")) else "an address that begins with http://"
+        raise SeerError(f"{url} cannot be watched: {error}", hint=hint) from None
     if not num_states:
-        raise SeerError(f"{url} sent no state of a fleet", hint="is a `seer serve` there?")
+        raise SeerError(f"{url} sent no state of a fleet", hint=_HINT)
 
 
 def screen_of(state: State) -> RenderableType:

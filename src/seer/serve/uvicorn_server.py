@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import importlib.util
 import resource
@@ -84,9 +85,10 @@ def bind(settings: ServeSettings) -> socket.socket:
         made.bind((settings.host, settings.port))
     except OSError as error:
         made.close()
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            hint="another --port, or --port 0 for any free one",
+            hint="another --port, or --port 0 for any free one" if is_port else "--host is an address of this machine",
         ) from None
     return made
 
