@@ -171,6 +171,7 @@ async def a_server(
     step_s: float = 0.0,
     codec: ChatCodec | None = LETTERS,
     kv_blocks: int = KV_BLOCKS,
+    vocab_size: int | None = None,
 ) -> AsyncIterator[Served]:
     decode = partial(codec.decode, skip_special=False) if codec is not None else None
     fleet = LocalFleet(
@@ -192,7 +193,9 @@ async def a_server(
         prompts: Any, *, n: int = 1, sampling: Sampling | None = None, tools: Any = None
     ) -> list[EncodedPrompt]:
         default = sampling or Sampling(max_tokens=16)
-        good, bad = encode(as_prompts(prompts), codec, n=n, sampling=default, max_model_len=MAX_MODEL_LEN)
+        good, bad = encode(
+            as_prompts(prompts), codec, n=n, sampling=default, max_model_len=MAX_MODEL_LEN, vocab_size=vocab_size
+        )
         refuse(bad)
         return good
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadPrompt",
+    "BadPrompts",
     "EncodedPrompt",
     "Messages",
     "Prompt",
@@ -58,6 +59,16 @@ class BadPrompt:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.why}"
+
+
+class BadPrompts(InputError):  # noqa: N818 - reads as what it is
+    """Prompts that cannot be run; the message lists them."""
+
+    def __init__(self, bad: Sequence[BadPrompt]) -> None:
+        shown = "; ".join(map(str, bad[:MAX_SHOWN]))
+        more = f"; and {len(bad) - MAX_SHOWN} more" if len(bad) > MAX_SHOWN else ""
+        super().__init__(f"{len(bad)} bad prompts: {shown}{more}", hint="correct them, or leave them out")
+        self.bad = bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +171,8 @@ def encode(
 
 def refuse(bad: Sequence[BadPrompt]) -> None:
     """Raise one error that lists every bad prompt; nothing if there is none."""
-    if not bad:
-        return
-    shown = "; ".join(map(str, bad[:MAX_SHOWN]))
-    more = f"; and {len(bad) - MAX_SHOWN} more" if len(bad) > MAX_SHOWN else ""
-    raise InputError(f"{len(bad)} bad prompts: {shown}{more}", hint="correct them, or leave them out")
+    if bad:
+        raise BadPrompts(bad)
 
 
 def _encode(

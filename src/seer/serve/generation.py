@@ -15,11 +15,12 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from seer.runs.prompts import BadPrompts
 from seer.runs.response_handle import ResponseHandle
 from seer.serve.backend import Backend
 from seer.serve.choice import Ask, Choice
 from seer.serve.gate import Gate
-from seer.serve.refusals import Refusal, refusal_of
+from seer.serve.refusals import Refusal, bad_request, refusal_of
 from seer.types import Response, TokenSpan
 
 
@@ -82,8 +83,11 @@ class Generation:
             self._end_without_tokens()
             return
         try:
-            for ask in self._asks:
-                self._submit(ask)
+            for number, ask in enumerate(self._asks):
+                try:
+                    self._submit(ask)
+                except BadPrompts as error:  # the session was given one prompt, the request may have more
+                    raise bad_request(f"prompt {number}: {error.bad[0].why}", param="prompt") from None
         except BaseException:
             self._gate.leave(num - len(self._handles))
             self._discard_ended()

@@ -64,6 +64,18 @@ def test_what_would_be_ignored_is_refused_by_its_name(path: str, body: dict[str,
     asyncio.run(scenario())
 
 
+def test_a_bad_prompt_is_named_by_its_place_in_the_request() -> None:
+    async def scenario() -> None:
+        async with a_server(vocab_size=128) as served:
+            reply = await served.post("/v1/completions", {"prompt": [[1], [2, 3], [2, 128]], "max_tokens": 4})
+            assert reply.status_code == 400
+            error = reply.json()["error"]
+            assert error["message"].startswith("prompt 2: token id 128 is outside the model's vocabulary of 128")
+            assert error["param"] == "prompt"
+
+    asyncio.run(scenario())
+
+
 def test_values_that_ask_for_nothing_are_taken() -> None:
     async def scenario() -> None:
         async with a_server() as served:
