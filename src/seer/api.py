@@ -144,15 +144,28 @@ class Rollout:
         schemas for the chat template of prompts that are messages.
         """
         check_prompts(prompts)
+        return self._encode(prompts, n=n, sampling=sampling, tools=tools)
+
+    def _encode(
+        self,
+        prompts: Iterable[PromptInput | EncodedPrompt],
+        *,
+        n: int,
+        sampling: Sampling | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        first: int = 0,
+    ) -> list[EncodedPrompt]:
+        """`encode` for prompts of which the first is at position `first`."""
         check_sampling(sampling)
         good, bad = encode(
-            as_prompts(prompts),
+            as_prompts(prompts, first=first),
             self.engine.codec,
             n=n,
             sampling=sampling or Sampling(max_tokens=256),
             max_model_len=self._max_model_len,
             vocab_size=self.engine.vocab_size,
             tools=tools,
+            first=first,
         )
         refuse(bad)
         refuse_too_many(good)
@@ -245,7 +258,11 @@ class Rollout:
         late: Iterator[EncodedPrompt] | None = None
         if enough_groups is not None and not isinstance(prompts, Sequence):
             refuse_late_prompts(journal, verify)
-            late = (one for prompt in prompts for one in self.encode([prompt], n=n, sampling=sampling, tools=tools))
+            late = (
+                one
+                for position, prompt in enumerate(prompts)
+                for one in self._encode([prompt], n=n, sampling=sampling, tools=tools, first=position)
+            )
         encoded = [] if late is not None else self.encode(prompts, n=n, sampling=sampling, tools=tools)
         self._require_started()
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)

@@ -242,6 +242,18 @@ def test_when_prompts_run_out_what_was_kept_is_what_there_is() -> None:
     assert {event.group for event in events if isinstance(event, Dropped)} == {1, 3, 5}
 
 
+def test_late_prompts_have_the_ids_and_the_places_that_they_have_in_a_list() -> None:
+    given: list[Any] = [[1, 2], Prompt(token_ids=(3, 4), id="mine"), [5, 6]]
+    of_list, _ = run(prompts=given, enough_groups=3)
+    late, _ = run(prompts=iter(given), enough_groups=3)
+    assert {group.group: group.prompt_id for group in late} == {0: "0", 1: "mine", 2: "2"}
+    assert {group.prompt_id for group in of_list} == {group.prompt_id for group in late}
+    with pytest.raises(InputError, match="prompt 2: "):
+        run(prompts=iter([[1, 2], [3, 4], 5]), enough_groups=3)
+    with pytest.raises(InputError, match="prompt 1: the model has no tokenizer"):
+        run(prompts=iter([[1, 2], "text"]), enough_groups=3)
+
+
 def test_as_many_groups_run_as_are_still_to_be_kept() -> None:
     found, events = run(enough_groups=2)
     assert len(found) == 2
@@ -282,6 +294,9 @@ def test_errors_in_keep_and_in_late_prompts_end_the_run() -> None:
 
     with pytest.raises(ZeroDivisionError, match="keep"):
         run(keep=broken)
+
+    with pytest.raises(InputError, match=r"keep .*lambda> answered None"):
+        run(prompts=endless(), enough_groups=2, keep=lambda group: None)
 
     async def slow(group: GroupResult) -> bool:
         await asyncio.Event().wait()

@@ -107,8 +107,10 @@ def settled(answer: Any) -> Reply | End:
         return End()
     if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
         answer = Reply(messages=answer)
-    if isinstance(answer, Reply) and bool(answer.messages) != bool(answer.token_ids):
-        return answer
+    if isinstance(answer, Reply):
+        reply = Reply(messages=answer.messages, token_ids=tuple(answer.token_ids))  # an array is neither true nor false
+        if bool(reply.messages) != bool(reply.token_ids):
+            return reply
     if isinstance(answer, End) and (answer.reward is None or math.isfinite(answer.reward)):
         return answer if answer.reward is None else End(reward=float(answer.reward))
     raise InputError(f"it answered {answer!r:.200}", hint="messages, Reply(messages=...), or End(reward=...)")

@@ -16,6 +16,7 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
 
+from seer.errors import InputError
 from seer.machine.daemon_thread import in_daemon_thread
 from seer.runs.user_calls import UserCalls
 from seer.types import GroupResult
@@ -41,4 +42,7 @@ class KeepCalls:
 
     async def _call(self, group: GroupResult) -> bool:
         answer = await in_daemon_thread("seer-keep", self._function, group) if self._is_plain else self._function(group)
-        return bool(await answer if inspect.isawaitable(answer) else answer)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if answer is None:  # a forgotten `return` would drop every group, for ever where prompts have no end
+            raise InputError(f"keep {self._name} answered None", hint="return True or False")
+        return bool(answer)

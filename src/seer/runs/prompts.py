@@ -111,12 +111,14 @@ def read_prompts(path: Path) -> tuple[list[Prompt], list[BadPrompt]]:
 
 
 def as_prompts(
-    given: Iterable[str | Messages | Sequence[int] | Prompt | EncodedPrompt],
+    given: Iterable[str | Messages | Sequence[int] | Prompt | EncodedPrompt], *, first: int = 0
 ) -> list[Prompt | EncodedPrompt]:
-    """Prompts given in Python: texts, conversations, token ids, or `Prompt`s; all problems in one error."""
+    """Prompts given in Python: texts, conversations, token ids, or `Prompt`s; all problems in one error. Those without
+    an id get their position, the first of them `first`.
+    """
     prompts: list[Prompt | EncodedPrompt] = []
     bad: list[BadPrompt] = []
-    for position, item in enumerate(given):
+    for position, item in enumerate(given, first):
         try:
             prompts.append(item if isinstance(item, Prompt | EncodedPrompt) else from_value(item, str(position)))
         except InputError as error:
@@ -148,16 +150,18 @@ def encode(
     max_model_len: int,
     vocab_size: int | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    first: int = 0,
 ) -> tuple[list[EncodedPrompt], list[BadPrompt]]:
     """Turn prompts into tokens and settle their sampling; those that cannot run come back as bad.
 
     Prompts that are encoded already keep their place and are checked too. Without `vocab_size` the model's vocabulary
-    is not known, and token ids are not held against it. `tools` are schemas for the chat template.
+    is not known, and token ids are not held against it. `tools` are schemas for the chat template. `first` is the
+    position of the first of them.
     """
     check(n, Responses, "n")
     good: list[EncodedPrompt] = []
     bad: list[BadPrompt] = []
-    for position, given in enumerate(prompts):
+    for position, given in enumerate(prompts, first):
         prompt = given.prompt if isinstance(given, EncodedPrompt) else given
         try:
             encoded = given if isinstance(given, EncodedPrompt) else _encode(given, codec, n, sampling, tools)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -101,3 +102,7 @@ def test_short_forms_of_answers() -> None:
     assert settled(None) == End()
     assert settled([{"role": "tool", "content": "1"}]) == Reply(messages=[{"role": "tool", "content": "1"}])
     assert settled(End(reward=True)) == End(reward=1.0)
+    given = settled(Reply(token_ids=np.array([5, 6])))  # type: ignore[arg-type]
+    assert given == Reply(token_ids=(5, 6))
+    assert isinstance(given, Reply)
+    assert checked_tokens(given.token_ids, 128) == [5, 6]
