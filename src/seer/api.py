@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from seer.runs.arguments import (
     refuse_late_prompts,
 )
 from seer.runs.conversations import EnvironmentCalls
-from seer.runs.encoded_check import refuse_too_many
+from seer.runs.encoded_check import refuse_no_room, refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity, turns_identity
 from seer.runs.journal import Journal
 from seer.runs.keeping import KeepFunction
@@ -154,8 +155,9 @@ class Rollout:
         sampling: Sampling | None,
         tools: Sequence[Mapping[str, Any]] | None,
         first: int = 0,
+        max_context_tokens: int | None = None,
     ) -> list[EncodedPrompt]:
-        """`encode` for prompts of which the first is at position `first`."""
+        """`encode` for prompts of which the first is at position `first`, of conversations with such a limit."""
         check_sampling(sampling)
         good, bad = encode(
             as_prompts(prompts, first=first),
@@ -169,6 +171,8 @@ class Rollout:
         )
         refuse(bad)
         refuse_too_many(good)
+        for prompt in good:
+            refuse_no_room(prompt, max_context_tokens)
         return good
 
     def identity(
@@ -256,14 +260,17 @@ class Rollout:
         journal = check_journal(journal, resume)
         check_prompts(prompts)
         late: Iterator[EncodedPrompt] | None = None
+        to_tokens = functools.partial(
+            self._encode,
+            n=n,
+            sampling=sampling,
+            tools=tools,
+            max_context_tokens=None if environment is None else max_context_tokens,
+        )
         if enough_groups is not None and not isinstance(prompts, Sequence):
             refuse_late_prompts(journal, verify)
-            late = (
-                one
-                for position, prompt in enumerate(prompts)
-                for one in self._encode([prompt], n=n, sampling=sampling, tools=tools, first=position)
-            )
-        encoded = [] if late is not None else self.encode(prompts, n=n, sampling=sampling, tools=tools)
+            late = (one for position, prompt in enumerate(prompts) for one in to_tokens([prompt], first=position))
+        encoded = [] if late is not None else to_tokens(prompts)
         self._require_started()
         await self._fleet.wait_until_idle(IDLE_DEADLINE_S)
         self._require_no_run()

@@ -63,7 +63,7 @@ class Request:
         """Which response of its family it is."""
         self.seed = request_seed(group.seed, position)
         self.state = RequestState.WAITING
-        self.max_tokens = group.sampling.max_tokens
+        self.max_tokens = _most_generated(group)
         """The most tokens this request may generate in all; lowered where given tokens leave less room."""
         self.num_generated = 0
         self.num_given = 0
@@ -130,6 +130,12 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.id}, group {self.group.id}, {self.state.value}, {self.num_generated} tokens)"
+
+
+def _most_generated(group: Group) -> int:
+    """Tokens that a response may have, as far as its context has room for them."""
+    most, limit = group.sampling.max_tokens, group.max_context_tokens
+    return most if limit is None else min(most, max(1, limit - group.num_prompt_tokens))
 
 
 def chunk_of(

@@ -16,7 +16,7 @@ from faults import KillOnce
 from seer import FinishReason, HostingConfig, Rollout, Sampling
 from seer.engine.fake import END_TOKEN, fake_stop, fake_token
 from seer.environments.base import Answer, Conversation, End, Key, Reply
-from seer.errors import ConfigError
+from seer.errors import ConfigError, InputError
 from seer.metrics.events import Asked, Ended, Event, discard
 from seer.runs import user_calls
 from seer.runs.fleet_sample import fleet_sample
@@ -229,6 +229,33 @@ def test_an_answer_that_does_not_fit_ends_the_response_by_its_length_with_a_rewa
             for response in found.values():
                 assert (response.finish_reason, response.reward) == (FinishReason.LENGTH, -1.0)
                 assert response.num_given_tokens == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_first_turn_ends_where_the_context_does_and_a_prompt_that_fills_it_is_refused() -> None:
+    async def one_turn(conversation: Conversation) -> Answer:
+        return End(reward=1.0)
+
+    async def scenario() -> None:
+        async with a_rollout() as rollout:
+            longest = max(map(len, PROMPTS))
+            found = await rolled_out(rollout, one_turn, max_context_tokens=longest + 3)
+            for response in found.values():
+                room = longest + 3 - response.num_prompt_tokens
+                assert len(response.token_ids) <= room
+                assert response.finish_reason is FinishReason.STOP or len(response.token_ids) == room
+            assert any(response.finish_reason is FinishReason.LENGTH for response in found.values())
+            with pytest.raises(InputError, match=f"may have max_context_tokens={longest}"):
+                await rolled_out(rollout, one_turn, max_context_tokens=longest)
+            late = rollout.run(iter(PROMPTS), enough_groups=9, environment=one_turn, max_context_tokens=longest)
+            with pytest.raises(InputError, match="max_context_tokens"):
+                [group async for group in late]
+            async with rollout.session() as session:
+                with pytest.raises(InputError, match="max_context_tokens"):
+                    session.submit(PROMPTS[0], environment=one_turn, max_context_tokens=1)
+                [handle] = session.submit([1, 2], environment=one_turn, sampling=SAMPLING, max_context_tokens=5)
+                assert len((await handle).token_ids) <= 3
 
     asyncio.run(scenario())
 

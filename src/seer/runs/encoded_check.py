@@ -48,6 +48,17 @@ def refuse_too_many(prompts: Sequence[EncodedPrompt]) -> None:
         )
 
 
+def refuse_no_room(prompt: EncodedPrompt, max_context_tokens: int | None) -> None:
+    """Refuse a prompt that leaves no room for a response in the context that its conversation may have."""
+    num_tokens = len(prompt.token_ids)
+    if max_context_tokens is not None and num_tokens >= max_context_tokens:
+        raise InputError(
+            f"prompt {prompt.prompt.id} has {num_tokens} tokens, and prompt and response together may have "
+            f"max_context_tokens={max_context_tokens}",
+            hint=f"at least {num_tokens + 1}, or shorter prompts",
+        )
+
+
 def refuse_surrogates(text: str, what: str) -> None:
     """Refuse half of a character outside the first 65,536, which Python can hold and no file can."""
     try:

@@ -46,6 +46,7 @@ from seer.metrics.events import Ended, Event, Stepped
 from seer.rollout import RolloutLoop
 from seer.runs.arguments import check_environment_calls, check_submission
 from seer.runs.conversations import Conversations, EnvironmentCalls
+from seer.runs.encoded_check import refuse_no_room
 from seer.runs.families import Families, Family
 from seer.runs.prompts import EncodedPrompt, Messages, Prompt
 from seer.runs.response_handle import ResponseHandle, TokenSink
@@ -193,6 +194,7 @@ class Session:
         self._refuse_unfit(encoded)
         calls, longest = None, self.longest_request_tokens
         if environment is not None:
+            refuse_no_room(encoded, max_context_tokens)
             calls = EnvironmentCalls(
                 environment=environment,
                 deadline_s=environment_deadline_s,
