@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from seer.cli.number_option import NumberOption
 from seer.cli.rollout_options import add_config_options, add_key, add_rollout_options
@@ -121,25 +120,12 @@ def run(args: argparse.Namespace) -> int:
     from seer.api import Rollout
     from seer.serve.uvicorn_server import bind, run_on_fast_loop
 
-    _refuse_no_url(args.otlp_endpoint)
     _log_to_stderr(as_json=args.json)
     settings = _settings(args, config.rollout)
     rollout = Rollout(config.rollout)
     with contextlib.closing(bind(settings)) as listener:
         number = run_on_fast_loop(_serve(rollout, settings, listener, seed=config.seed, args=args))
     return exit_code(number)
-
-
-def _refuse_no_url(endpoint: str | None) -> None:
-    """Spans that go nowhere would be missed only at the end."""
-    if endpoint is None:
-        return
-    try:
-        parts = urlsplit(endpoint)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--otlp-endpoint {endpoint[:100]} is no address", hint="as http://127.0.0.1:4318")
 
 
 def _settings(args: argparse.Namespace, config: RolloutConfig) -> ServeSettings:

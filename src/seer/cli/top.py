@@ -140,8 +140,7 @@ def read_lines(url: str, key: str | None = None) -> Iterator[bytes]:
         hint = "--api-key-file FILE with the key of the server's clients" if needs_key else _HINT
         raise SeerError(f"{url} cannot be watched: {error}", hint=hint) from None
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: not a URL
-        hint = _HINT if url.startswith(("http://", "https://")) else "an address that begins with http://"
-        raise SeerError(f"{url} cannot be watched: {error}", hint=hint) from None
+        raise SeerError(f"{url} cannot be watched: {error}", hint=_HINT) from None
     if not num_states:
         raise SeerError(f"{url} sent no state of a fleet", hint=_HINT)
 

@@ -105,8 +105,9 @@ def test_a_server_that_wants_a_key_and_an_address_that_is_none_have_hints_of_the
     with a_server(b"HTTP/1.0 404 Not Found\r\n\r\n") as url:
         assert main(["top", url, "--once"]) == 1
     assert "is a `seer serve` there?" in capsys.readouterr().err
-    assert main(["top", "localhost:8000", "--once"]) == 1
-    assert "begins with http://" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["top", "localhost:8000", "--once"])
+    assert "write http://HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_line_without_an_end_is_read_up_to_a_limit(
