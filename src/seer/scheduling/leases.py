@@ -74,7 +74,8 @@ class Tenants:
 
     def staying(self, instance: int) -> list[Request]:
         """Those on an instance that were not asked to leave."""
-        return [request for request in self._of.get(instance, {}).values() if request.id not in self._leaving]
+        leaving = self._leaving
+        return [request for number, request in self._of.get(instance, {}).items() if number not in leaving]
 
     def ask_to_leave(self, request: Request) -> None:
         """It is parked: it leaves with the next step."""
@@ -218,13 +219,15 @@ class LeaseRenewal:
         moved: dict[int, Request] = {}
         if len(fleet) == 1 or emptiest is None:
             return []
-        fewest = fleet.in_flight[emptiest]
+        in_flight = fleet.in_flight
+        fewest = in_flight[emptiest]
         for request in low:
             home = request.instance
             if home is None or home in moved or self._tenants.is_leaving(request):
                 continue
-            more = fleet.in_flight[home] - fewest - len(moved)
-            if more >= max(UNEVEN_REQUESTS, UNEVEN_SHARE * fleet.in_flight[home]):
+            num_here = in_flight[home]
+            more = num_here - fewest - len(moved)
+            if more >= UNEVEN_REQUESTS and more >= UNEVEN_SHARE * num_here:
                 moved[home] = request
                 self._tenants.ask_to_leave(request)
         return list(moved.values())

@@ -138,7 +138,7 @@ class MemoryOrSlotOrdering:
         """What each request may still need. One plain loop, because all requests of an instance are asked about when
         one of them has to leave.
         """
-        context, spread = self._context, self._spread
+        context, spread, stretch = self._context, self._spread, 1.0 + OVERRUN
         has_hints, has_turns, longest_of = context.has_length_hints, context.turns.are_known, context.longest_by_family
         needs: list[float] = []
         for request in requests:
@@ -148,8 +148,10 @@ class MemoryOrSlotOrdering:
             else:
                 reach: float = request.max_tokens
                 longest = longest_of.get(group.family)
-                if longest is not None:
-                    reach = min(reach, max(spread * longest, (1.0 + OVERRUN) * num_generated))
+                if longest is not None:  # compared without `min` and `max`: their calls would be half of the loop
+                    by_group, by_itself = spread * longest, stretch * num_generated
+                    longer = by_group if by_group > by_itself else by_itself
+                    reach = longer if longer < reach else reach
                 need = reach - num_generated
             needs.append(need + context.turns.remaining_wait_tokens(request) if has_turns else need)
         return needs

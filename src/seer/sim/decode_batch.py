@@ -15,67 +15,15 @@ Invariants
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator
 
+from seer.sim.chunk_run import ChunkRun, DueQueue
 from seer.sim.costs import StepTime
-from seer.types import Chunk, low_lease_tokens
+from seer.types import Chunk
 
 REPORT_STEPS = 8
 """Leases that run low are reported together, every so many steps: engines send the tokens of several steps at once."""
-
-
-class ChunkRun:
-    """One chunk on a simulated instance, from its submission to its end."""
-
-    __slots__ = (
-        "began_s",
-        "chunk",
-        "context",
-        "due_step",
-        "entered_step",
-        "is_last",
-        "lease",
-        "left",
-        "num_loading",
-        "prefill",
-        "produced",
-        "rate",
-        "ready_s",
-        "report_at",
-        "reported",
-        "reports",
-        "target",
-        "version",
-    )
-
-    def __init__(self, chunk: Chunk, left: int, began_s: float = 0.0) -> None:
-        """`left`: tokens to the response's end, or to that of the present turn."""
-        self.chunk = chunk
-        self.left = left
-        self.began_s = began_s
-        self.reported = 0  # tokens in earlier outputs
-        self.set_lease(chunk.max_tokens, 0.0)
-        self.context: float = chunk.num_context_tokens  # when its rate was last set
-        self.produced = 0.0  # of the target, up to then
-        self.rate = 1.0
-        self.entered_step = 0.0
-        self.due_step = 0.0
-        self.reports = False  # at that step; otherwise it ends
-        self.version = 0  # of its heap entry; 0 without one
-        self.prefill = 0  # tokens to compute before decoding
-        self.num_loading: int | None = None  # tokens whose KV comes over a network; None: all that it lacks
-        self.ready_s = 0.0  # when the KV that it loads from the pool has arrived
-
-    def set_lease(self, max_tokens: int, produced: float) -> None:
-        """Let it generate `max_tokens` in all; it reports when what it may still generate runs low."""
-        self.lease = max_tokens
-        self.is_last = self.left <= max_tokens  # the model stops at the target
-        self.target = self.left if self.is_last else max_tokens  # tokens this chunk will generate
-        remaining = max_tokens - int(produced)
-        low = low_lease_tokens(remaining)
-        self.report_at = max_tokens - low if self.chunk.is_lease and low < remaining else math.inf
 
 
 Due = tuple[ChunkRun, int, bool]
@@ -95,7 +43,7 @@ class DecodeBatch:
         """Tokens that all requests together gain per step."""
         self.step_time = StepTime(0.0, 0.0)
         """Cost of the coming steps; set by the instance after each change of the batch."""
-        self._due: list[tuple[float, int, int, ChunkRun]] = []  # heap of (due step, request, version, run)
+        self._due = DueQueue()
         self._reported: list[ChunkRun] = []  # not scheduled since: most of them get another lease at once
         self._num_scheduled = 0
 
@@ -115,7 +63,7 @@ class DecodeBatch:
         self.num_probes += run.chunk.is_probe
         self.context_tokens += run.context
         self.gain += rate
-        self._schedule(run)
+        self._schedule(run, self.produced(run))
 
     def leave(self, run: ChunkRun) -> None:
         """Stop decoding, at the end or before."""
@@ -130,47 +78,43 @@ class DecodeBatch:
     def next_due_step(self) -> float:
         """The step at which the next request reports or ends; infinite if none runs."""
         self._schedule_reported()
-        return self._first_due()
+        return self._due.first_step()
 
     def take_due(self, by_step: float) -> Iterator[Due]:
         """The requests that report or end by this step, the earliest first. One that ends has left."""
         self._schedule_reported()
-        while self._first_due() <= by_step:
-            run = heapq.heappop(self._due)[3]
-            if run.reports:
-                produced = max(int(self.produced(run)), int(run.report_at))
-                run.report_at = math.inf
-                run.version = 0
-                self._reported.append(run)
-                yield run, produced, False
-            else:
-                self.leave(run)
-                yield run, run.target, True
-
-    def _first_due(self) -> float:
-        due = self._due
-        while due and due[0][2] != due[0][3].version:
-            heapq.heappop(due)
-        return due[0][0] if due else math.inf
+        while self._due.first_step() <= by_step:
+            for _, version, run in self._due.pop_first():
+                if run.version != version:
+                    continue
+                if run.reports:
+                    produced = max(int(self.produced(run)), int(run.report_at))
+                    run.report_at = math.inf
+                    run.version = 0
+                    self._reported.append(run)
+                    yield run, produced, False
+                else:
+                    self.leave(run)
+                    yield run, run.target, True
 
     def set_lease(self, run: ChunkRun, max_tokens: int) -> None:
         """Change the lease of a running request."""
-        run.set_lease(max_tokens, self.produced(run))
-        if run.version:
-            self._schedule(run)
+        produced = self.produced(run)
+        run.set_lease(max_tokens, produced)
+        self._schedule(run, produced)
 
     def _schedule_reported(self) -> None:
-        """Schedule those that have reported and still run."""
+        """Schedule those that have reported, still run, and got no other lease, with which they are scheduled."""
         for run in self._reported:
             if self.running.get(run.chunk.request) is run and not run.version:
-                self._schedule(run)
+                self._schedule(run, self.produced(run))
         self._reported.clear()
 
-    def _schedule(self, run: ChunkRun) -> None:
+    def _schedule(self, run: ChunkRun, produced: float) -> None:
         self._num_scheduled += 1
         run.version = self._num_scheduled  # unlike that of any entry, also of an earlier chunk of the same request
-        self._set_due(run, self.produced(run))
-        heapq.heappush(self._due, (run.due_step, run.chunk.request, run.version, run))
+        self._set_due(run, produced)
+        self._due.push(run)
 
     def set_rates(self, rate_of: Callable[[Chunk], float]) -> None:
         """Set the rate of every request."""
@@ -181,9 +125,7 @@ class DecodeBatch:
             if rate != run.rate:
                 self._set_rate(run, rate)
             self.gain += rate
-        # Most of them have moved: building the heap again costs less than skipping stale entries.
-        self._due = [(run.due_step, request, run.version, run) for request, run in self.running.items()]
-        heapq.heapify(self._due)
+        self._due.replace(self.running.values())  # most have moved: this costs less than skipping stale entries
 
     def _set_rate(self, run: ChunkRun, rate: float) -> None:
         produced = self.produced(run)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from seer.sim.chunk_run import ChunkRun
 from seer.sim.costs import InstanceCost
-from seer.sim.decode_batch import ChunkRun, DecodeBatch
+from seer.sim.decode_batch import DecodeBatch
 from seer.sim.speculation import GroupProgress, Sizes, SpeculationModel, acceptance_at
 from seer.speculation.throughput import NO_DRAFT, DraftSize
 

@@ -28,8 +28,9 @@ from collections.abc import Callable, Sequence
 from seer.engine.admission import refuse_misplaced, refuse_new_weights
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
 from seer.metrics.events import Decoding, EventSink, InstanceState, Preempted, Prefilling, discard
+from seer.sim.chunk_run import ChunkRun
 from seer.sim.costs import InstanceCost, StepTime
-from seer.sim.decode_batch import ChunkRun, DecodeBatch
+from seer.sim.decode_batch import DecodeBatch
 from seer.sim.draft_depths import DraftDepths
 from seer.sim.kv_memory import KVMemory
 from seer.sim.network import ClusterNetwork
@@ -143,16 +144,18 @@ class SimulatedInstance:
     def extend(self, leases: Sequence[Lease]) -> None:
         """Move the ends of running chunks."""
         self._advance()
-        running = self._batch.running
+        batch, is_extended = self._batch, False
         for lease in leases:
-            decoding = running.get(lease.request)
+            decoding = batch.running.get(lease.request)
             run = decoding or self._find(lease.request)
             if run is None or run.chunk.attempt != lease.attempt or lease.max_tokens <= run.lease:
                 continue
             if decoding is not None:
-                self._batch.set_lease(decoding, lease.max_tokens)
+                batch.set_lease(decoding, lease.max_tokens)
             else:
                 run.set_lease(lease.max_tokens, run.produced)
+            is_extended = True
+        if is_extended:
             self._replan_soon()
 
     def park(self, attempts: Sequence[Attempt]) -> None:

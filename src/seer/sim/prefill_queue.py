@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from seer.sim.decode_batch import ChunkRun
+from seer.sim.chunk_run import ChunkRun
 
 
 class PrefillQueue:
