@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One chunk on a simulated instance, and the queue of the steps at which chunks are due.
 
-Leases that run low are reported together, so most entries share their step with many others. Entries of one step are
-kept in a list that is sorted when its step comes, and only the steps are in a heap: with a thousand chunks, a heap of
-all entries would walk through ten levels of scattered memory for each of them.
+Leases that run low are reported together, so most chunks share their step with many others. Those of one step are kept
+together and sorted when it comes, and only the steps are in a heap: with a thousand chunks, a heap of them would walk
+through ten levels of scattered memory for each.
 
 Invariants
-  1. Entries are taken by step, then by request, then in the order they were made.
-  2. An entry counts only while its chunk has the version that it was made for; the others are dropped when met.
+  1. Chunks are taken by step, then by request.
+  2. A chunk in the queue is there once, at its `due_step`; that of any other is infinite.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class ChunkRun:
         "reported",
         "reports",
         "target",
-        "version",
     )
 
     def __init__(self, chunk: Chunk, left: int, began_s: float = 0.0) -> None:
@@ -54,9 +53,8 @@ class ChunkRun:
         self.produced = 0.0  # of the target, up to then
         self.rate = 1.0
         self.entered_step = 0.0
-        self.due_step = 0.0
+        self.due_step = math.inf  # set by the queue
         self.reports = False  # at that step; otherwise it ends
-        self.version = 0  # of its entry in the queue; 0 without one
         self.prefill = 0  # tokens to compute before decoding
         self.num_loading: int | None = None  # tokens whose KV comes over a network; None: all that it lacks
         self.ready_s = 0.0  # when the KV that it loads from the pool has arrived
@@ -71,50 +69,48 @@ class ChunkRun:
         self.report_at = max_tokens - low if self.chunk.is_lease and low < remaining else math.inf
 
 
-Entry = tuple[int, int, ChunkRun]
-"""Request, version, chunk."""
-
-
 class DueQueue:
     """The chunks of one instance by the step they are due at."""
 
     def __init__(self) -> None:
-        self._steps: list[float] = []  # heap of the keys of `_entries`
-        self._entries: dict[float, list[Entry]] = {}
+        self._steps: list[float] = []  # heap of the keys of `_runs`
+        self._runs: dict[float, dict[int, ChunkRun]] = {}  # step -> request -> chunk
 
-    def push(self, run: ChunkRun) -> None:
-        """Enter a chunk at its `due_step`, under its version."""
-        entry = run.chunk.request, run.version, run
-        entries = self._entries.get(run.due_step)
-        if entries is None:
-            self._entries[run.due_step] = [entry]
-            heapq.heappush(self._steps, run.due_step)
+    def put(self, run: ChunkRun, step: float) -> None:
+        """The chunk is due at this step, and no longer at another one."""
+        self.remove(run)
+        run.due_step = step
+        runs = self._runs.get(step)
+        if runs is None:
+            self._runs[step] = {run.chunk.request: run}
+            heapq.heappush(self._steps, step)
         else:
-            entries.append(entry)
+            runs[run.chunk.request] = run
+
+    def remove(self, run: ChunkRun) -> None:
+        """The chunk is not due; ignored if it is not in the queue."""
+        if run.due_step < math.inf:
+            del self._runs[run.due_step][run.chunk.request]
+            run.due_step = math.inf
 
     def first_step(self) -> float:
-        """The earliest step of an entry that counts; infinite without one."""
-        while self._steps:
-            entries = self._entries[self._steps[0]]
-            while entries:
-                _, version, run = entries[-1]
-                if run.version == version:
-                    return self._steps[0]
-                entries.pop()
-            del self._entries[heapq.heappop(self._steps)]
+        """The earliest step at which one is due; infinite if none is."""
+        steps, runs = self._steps, self._runs
+        while steps:
+            if runs[steps[0]]:
+                return steps[0]
+            del runs[heapq.heappop(steps)]
         return math.inf
 
-    def pop_first(self) -> list[Entry]:
-        """Remove the entries of `first_step`, in order; some may not count any more."""
-        entries = self._entries.pop(heapq.heappop(self._steps))
-        if len(entries) > 1:
-            entries.sort()
-        return entries
+    def at(self, step: float) -> list[ChunkRun]:
+        """Those that are due at this step, in order."""
+        runs = self._runs[step]
+        return [runs[request] for request in sorted(runs)]
 
     def replace(self, runs: Iterable[ChunkRun]) -> None:
-        """Hold these and no others."""
-        self._entries = {}
+        """Hold these, each at the `due_step` that it has been given, and no others."""
+        self._runs = {}
         for run in runs:
-            self._entries.setdefault(run.due_step, []).append((run.chunk.request, run.version, run))
-        self._steps = list(self._entries)
+            self._runs.setdefault(run.due_step, {})[run.chunk.request] = run
+        self._steps = list(self._runs)
         heapq.heapify(self._steps)

@@ -45,7 +45,6 @@ class DecodeBatch:
         """Cost of the coming steps; set by the instance after each change of the batch."""
         self._due = DueQueue()
         self._reported: list[ChunkRun] = []  # not scheduled since: most of them get another lease at once
-        self._num_scheduled = 0
 
     def __len__(self) -> int:
         return len(self.running)
@@ -63,7 +62,7 @@ class DecodeBatch:
         self.num_probes += run.chunk.is_probe
         self.context_tokens += run.context
         self.gain += rate
-        self._schedule(run, self.produced(run))
+        self._due.put(run, self._due_step(run, self.produced(run)))
 
     def leave(self, run: ChunkRun) -> None:
         """Stop decoding, at the end or before."""
@@ -71,7 +70,7 @@ class DecodeBatch:
         self.num_probes -= run.chunk.is_probe
         self.context_tokens -= run.context + (self.produced(run) - run.produced)
         self.gain -= run.rate
-        run.version = 0
+        self._due.remove(run)
         if not self.running:
             self.context_tokens = self.gain = 0.0  # removes rounding errors
 
@@ -83,14 +82,14 @@ class DecodeBatch:
     def take_due(self, by_step: float) -> Iterator[Due]:
         """The requests that report or end by this step, the earliest first. One that ends has left."""
         self._schedule_reported()
-        while self._due.first_step() <= by_step:
-            for _, version, run in self._due.pop_first():
-                if run.version != version:
+        while (step := self._due.first_step()) <= by_step:
+            for run in self._due.at(step):
+                if run.due_step != step:  # changed by who took one before it
                     continue
+                self._due.remove(run)
                 if run.reports:
                     produced = max(int(self.produced(run)), int(run.report_at))
                     run.report_at = math.inf
-                    run.version = 0
                     self._reported.append(run)
                     yield run, produced, False
                 else:
@@ -101,20 +100,14 @@ class DecodeBatch:
         """Change the lease of a running request."""
         produced = self.produced(run)
         run.set_lease(max_tokens, produced)
-        self._schedule(run, produced)
+        self._due.put(run, self._due_step(run, produced))
 
     def _schedule_reported(self) -> None:
         """Schedule those that have reported, still run, and got no other lease, with which they are scheduled."""
         for run in self._reported:
-            if self.running.get(run.chunk.request) is run and not run.version:
-                self._schedule(run, self.produced(run))
+            if self.running.get(run.chunk.request) is run and run.due_step == math.inf:
+                self._due.put(run, self._due_step(run, self.produced(run)))
         self._reported.clear()
-
-    def _schedule(self, run: ChunkRun, produced: float) -> None:
-        self._num_scheduled += 1
-        run.version = self._num_scheduled  # unlike that of any entry, also of an earlier chunk of the same request
-        self._set_due(run, produced)
-        self._due.push(run)
 
     def set_rates(self, rate_of: Callable[[Chunk], float]) -> None:
         """Set the rate of every request."""
@@ -125,24 +118,26 @@ class DecodeBatch:
             if rate != run.rate:
                 self._set_rate(run, rate)
             self.gain += rate
-        self._due.replace(self.running.values())  # most have moved: this costs less than skipping stale entries
+        self._due.replace(self.running.values())  # most have moved: this costs less than one by one
 
     def _set_rate(self, run: ChunkRun, rate: float) -> None:
         produced = self.produced(run)
         run.context += produced - run.produced
         run.produced, run.entered_step = produced, self.num_steps
         run.rate = rate
-        self._set_due(run, produced)
+        run.due_step = self._due_step(run, produced)
 
-    def _set_due(self, run: ChunkRun, produced: float) -> None:
-        """When it ends, or with the reports that come before."""
+    def _due_step(self, run: ChunkRun, produced: float) -> float:
+        """When it ends, or reports with others before that; notes which of the two."""
         ends = self.num_steps + (run.target - produced) / run.rate
-        run.due_step, run.reports = ends, False
         if run.report_at < run.target:
             low = self.num_steps + (run.report_at - produced) / run.rate
             reports = -(-low // REPORT_STEPS) * REPORT_STEPS  # rounded up
             if reports < ends:
-                run.due_step, run.reports = reports, True
+                run.reports = True
+                return reports
+        run.reports = False
+        return ends
 
     def seconds(self, num_steps: float) -> float:
         """Time of the coming steps if the batch does not change."""
