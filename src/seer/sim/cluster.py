@@ -13,6 +13,7 @@ from typing import Literal
 
 from seer.context import Context
 from seer.errors import ConfigError
+from seer.machine.collector import collected_seldom
 from seer.metrics.events import Event, EventSink
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
@@ -122,7 +123,8 @@ def simulate(
         for instance in instances:
             await instance.close()
 
-    virtual_time.run(rollout())
+    with collected_seldom():  # as in a run
+        virtual_time.run(rollout())
     summary = summarizer.summary()
     return SimulationResult(
         workload=workload,
