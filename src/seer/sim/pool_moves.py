@@ -16,8 +16,8 @@ import heapq
 import math
 from collections.abc import Callable, Iterator
 
+from seer.sim.chunk_run import ChunkRun
 from seer.sim.costs import InstanceCost
-from seer.sim.decode_batch import ChunkRun
 from seer.sim.network import ClusterNetwork
 from seer.sim.pool_tiers import PoolTiers
 
