@@ -79,8 +79,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     down.add_argument("--stale", action="store_true", help="remove every pool that no process uses")
     down.set_defaults(run=run_down)
 
-    for action in (up, status, down):
+    status.add_argument("--name", help="show this pool alone (all)")
+    for action in (up, down):
         action.add_argument("--name", default="default", help="name of the pool (%(default)s)")
+    for action in (up, status, down):
         action.add_argument("--dram-dir", default="/dev/shm", help=argparse.SUPPRESS)
         action.add_argument("--json", action="store_true", help="one JSON object per line on stdout")
 
@@ -113,6 +115,10 @@ def run_up(args: argparse.Namespace) -> int:
 def run_status(args: argparse.Namespace) -> int:
     """List every pool of this user."""
     reports = pool_reports(args.dram_dir)
+    if args.name is not None:
+        reports = [report for report in reports if report.name == args.name]
+        if not reports:
+            raise PoolError(f"there is no pool named {args.name!r}", hint="see `seer pool status`")
     if args.json:
         for report in reports:
             print(msgspec.json.encode(report).decode())

@@ -49,6 +49,8 @@ def test_up_status_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert report["stats"]["dram_bytes"] == 1000
         assert main(["pool", "status", *where]) == 0
         assert where[1][:8] in capsys.readouterr().out
+        assert main(["pool", "status", "--dram-dir", str(tmp_path), "--name", "another"]) == 1
+        assert "there is no pool named 'another'" in capsys.readouterr().err
     finally:
         assert main(["pool", "down", *where]) == 0
     assert "is gone" in capsys.readouterr().out
