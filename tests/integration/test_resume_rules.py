@@ -167,6 +167,52 @@ def test_the_hint_of_an_interrupted_run_repeats_its_out(
     assert f"--resume {run} --out '{out}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option", ["--n 5", "--max-tokens 41", "--seed 3", "--temperature 0.5", "--set sampling.top_k=4"]
+)
+def test_an_option_that_would_change_the_tokens_of_a_run_is_refused_with_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    run = tmp_path / "run"
+    assert main(words(a_prompt_file(tmp_path), run)) == 0
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    assert resume(run, *option.split()) == 2
+    assert "another engine, prompts, sampling or seed" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize("option", ["--preset cpu-demo", "--prompts given.jsonl", "--run-dir other"])
+def test_an_option_of_a_new_run_is_refused_with_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    run = tmp_path / "run"
+    assert main(words(a_prompt_file(tmp_path), run)) == 0
+    assert resume(run, *option.split()) == 2
+    assert f"hint: leave {option.split(maxsplit=1)[0]} out" in capsys.readouterr().err
+
+
+def test_an_option_that_changes_no_token_holds_for_what_is_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(words(a_prompt_file(tmp_path), run)) == 0
+    tokens = tokens_in(run / "results.jsonl")
+    assert resume(run, "--instances", "2", "--scheduler", "verl") == 0
+    assert tokens_in(run / "results.jsonl") == tokens
+    options = json.loads((run / "run.json").read_text())["options"]
+    assert (options["instances"], options["scheduler"]) == (2, "verl")
+
+
+def test_a_resumed_run_keeps_the_event_logs_of_its_earlier_parts(tmp_path: Path) -> None:
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    assert main(words(prompts, run)) == 0
+    first = (run / "events.jsonl").read_bytes()
+    assert resume(run) == 0
+    second = (run / "events.jsonl").read_bytes()
+    assert resume(run) == 0
+    assert [path.read_bytes() for path in RunFolder(run).earlier_events] == [first, second]
+    assert main(words(prompts, run, "--force")) == 0
+    assert not RunFolder(run).earlier_events, "they were of the run that was replaced"
+
+
 HALF = "\ud800"
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from seer.cli.resumed import read_resumed, resume_command
 from seer.cli.rollout_options import (
-    CONFIG_PREFIX,
     add_config_options,
     add_key,
     add_prompt_options,
@@ -90,7 +89,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--resume",
         type=Path,
         metavar="RUN",
-        help="continue the run in this folder with its own configuration (and --out)",
+        help="continue the run in this folder with its own prompts and configuration; other options may say where "
+        "(--instances, --ray, ...) but not what it generates",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace an earlier run in --run-dir, and a file that is at --out"
@@ -104,9 +104,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the verb out."""
     refuse_missing_packages(args)
-    out = getattr(args, f"{CONFIG_PREFIX}out", None)
-    environment = getattr(args, f"{CONFIG_PREFIX}environment", None)
-    config = read_run(args) if args.resume is None else read_resumed(args.resume, out, environment)
+    config = read_run(args) if args.resume is None else read_resumed(args.resume, args)
     return carry_out(config, args, lambda folder, located: _run_in(folder, located, args))
 
 
@@ -132,8 +130,12 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
             # run.json goes first and comes last: a folder with run.json can be resumed, however early the run was
             # killed, and one without it can be started again.
             folder.manifest.unlink(missing_ok=True)
+            for path in folder.earlier_events:
+                path.unlink()
             folder.create(config.prompts)
             Journal.create(folder.journal, identity).close()
+        else:
+            folder.keep_events()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
         with status_of_failure(folder):
             signal, failures = asyncio.run(

@@ -16,9 +16,9 @@ from seer.errors import ConfigError
 from seer.runs.run_folder import RunFolder
 
 
-def read_run(args: argparse.Namespace) -> RunConfig:
-    """The configuration that a command line asks for."""
-    config = preset(args.preset) if args.preset is not None else RunConfig()
+def read_run(args: argparse.Namespace, base: RunConfig | None = None) -> RunConfig:
+    """The configuration that a command line asks for, in place of what the base says otherwise."""
+    config = preset(args.preset) if args.preset is not None else base or RunConfig()
     if args.config is not None:
         config = read_config_file(args.config, base=config)
     overrides: dict[str, Any] = {}

@@ -4,7 +4,8 @@
 run.json          what was asked for, and, once it is over, what it came to
 prompts.jsonl     the prompts as they were given
 results.jsonl     one response per line
-events.jsonl      the event log (metrics/jsonl.py)
+events.jsonl      the event log (metrics/jsonl.py), of a resumed run that of its last part
+events.N.jsonl    those of the parts before it, the first one 1
 journal.jsonl     finished chunks, for --resume
 instance-N.log    what each instance's process wrote
 run.lock          held by the driver that writes here (run_lock.py); gone when it has ended
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import platform
 from collections.abc import Iterator
@@ -59,6 +61,16 @@ class RunFolder:
     def events(self) -> Path:
         """The event log."""
         return self.path / "events.jsonl"
+
+    @property
+    def earlier_events(self) -> list[Path]:
+        """The event logs of the parts before the last, in order."""
+        return list(itertools.takewhile(Path.exists, (self.path / f"events.{n}.jsonl" for n in itertools.count(1))))
+
+    def keep_events(self) -> None:
+        """The run goes on: what its log says of the part that has ended stays."""
+        if self.events.exists():
+            self.events.rename(self.path / f"events.{len(self.earlier_events) + 1}.jsonl")
 
     @property
     def journal(self) -> Path:
