@@ -50,7 +50,7 @@ KINDS = {type(event) for event in a_run()}
 CASES = [
     (kind, field, value)
     for kind in sorted(KINDS, key=lambda one: one.__name__)
-    for field, hint in kind.__annotations__.items() | {("t_s", "float")}
+    for field, hint in ({"t_s": "float"} | kind.__annotations__).items()
     for value in VALUES
     if str(hint) in ("int", "float", "int | None") and isinstance(value, int) == (hint != "float")
 ]
