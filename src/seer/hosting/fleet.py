@@ -199,7 +199,7 @@ class HostedFleet:
                 self._supervisor.release(id)
                 if self._slot.loop is not None:
                     self._slot.loop.retire_instance(id)
-            self._instance_returned.set()  # nobody waits for these any more
+            self._instance_returned.set()  # nothing waits for these any more
             leaving = [self.instances[id] for id in ids]
             try:
                 await self._wait_until_idle(leaving, "waiting for requests of instances that leave", LEAVE_DEADLINE_S)

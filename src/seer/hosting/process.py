@@ -385,7 +385,7 @@ class ProcessInstance:
             self._is_restarting = False
 
     def _refuse_lost(self) -> None:
-        """Raise if it was lost after the last answer of its restart: nobody is told of a loss during one."""
+        """Raise if it was lost after the last answer of its restart: a loss during one is not reported."""
         if self._state is not State.UP:
             raise InstanceError(f"instance {self._id} was lost when it had its configuration")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that stand until a newer one of their kind: weights, the run. A new process is told them again.
+"""The commands that stand until a newer one of their kind: weights, the run. A new process gets them again.
 
 Invariants
   1. There is one command of each kind: the newest.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts vLLM's engine process, with what its front end does for nobody here left out.
+"""Starts vLLM's engine process, without what its front end does that nothing here reads.
 
 Invariants
   1. vLLM's statistics come to our counts once per step, and to nothing that looks at every token.
