@@ -119,8 +119,14 @@ class EarliestFinishPlacement(Divided):
         super().finished(request)
 
     def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
-        """Extend the leases that run low; park where memory is short or another instance is emptier."""
-        return self._renewal.renew(low, fleet, may_move=bool(low) and self._first_waiting() is None)
+        """Extend the leases that run low; park where memory or slots are short or another instance is emptier."""
+        first = self._first_waiting() if low else None
+        for_a_slot = first if self._slots_are_scarce() else None
+        return self._renewal.renew(low, fleet, may_move=bool(low) and first is None, for_a_slot=for_a_slot)
+
+    def _slots_are_scarce(self) -> bool:
+        """Whether a request may leave its slot to one that waits. With true lengths the longest have started first."""
+        return False
 
     def _more_tokens(self, requests: Sequence[Request], fleet: Fleet) -> list[int]:
         """Tokens that fill each lease up again."""
@@ -271,11 +277,8 @@ class Seer(EarliestFinishPlacement):
             whole_blocks=whole_blocks,
         )
 
-    def renew(self, low: Sequence[Request], fleet: Fleet) -> Renewal:
-        """Also leave a slot to a request that is expected to need far more, where slots are scarce."""
-        first = self._first_waiting() if low else None
-        for_a_slot = None if self._scarcity.memory_is_scarce else first
-        return self._renewal.renew(low, fleet, may_move=bool(low) and first is None, for_a_slot=for_a_slot)
+    def _slots_are_scarce(self) -> bool:
+        return not self._scarcity.memory_is_scarce
 
     def next(self, fleet: Fleet) -> Assignment | None:
         """The first request, by what is scarce now."""
