@@ -3,7 +3,7 @@
 
 Invariants
   1. There is one command of each kind: the newest.
-  2. After `repeat` the process has carried out the newest of every kind, also of those that came meanwhile.
+  2. After `repeat` the process has carried out the newest of every kind, also of those that came during it.
   3. A command that failed while a newer one took its place fails nothing, as long as the process is up.
 """
 

@@ -117,7 +117,7 @@ class Supervisor:
             if await self._restart(instance, reason) and instance not in self._released:
                 self._has_given_up = False
                 self._back(instance)
-        except Exception as error:  # nobody awaits this task: without a word the others would wait for it
+        except Exception as error:  # nothing awaits this task: in silence the others would wait for it
             log.exception("instance %d is not restarted any more", instance)
             failure = error
         finally:  # however it ended: one that is counted as coming keeps `given_up` from being called
