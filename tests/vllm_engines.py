@@ -47,6 +47,24 @@ def vllm_settings(folder: Path, **changes: Any) -> Any:
     return VllmSettings(model_dir=str(folder), **defaults | changes)
 
 
+def descendants(pid: int) -> list[int]:
+    """Every process below this one, as the kernel lists them."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def named_segments(pids: list[int]) -> list[str]:
+    """Memory of these processes that stays when they are killed: mapped by a name which is still there.
+
+    Memory of pools, which has the names of their owner, is not counted.
+    """
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return [line for line in lines if "/dev/shm/" in line and "/dev/shm/seer-" not in line and "(deleted)" not in line]
+
+
 class LoopThread:
     """An event loop that outlives a test."""
 

@@ -7,8 +7,10 @@ Each pair of engines is started once. Everything is compared with one uninterrup
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from expert_models import make_deepseek, make_qwen3_moe
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.types import TokenSpan
-from vllm_engines import LoopThread, needs_vllm
+from vllm_engines import LoopThread, descendants, named_segments, needs_vllm
 from vllm_pair import CHUNK_TOKENS, RESPONSE_TOKENS, Pair, ids, raw, running
 
 pytestmark = [*needs_vllm, pytest.mark.timeout(600)]  # six processes start for two engines of two ranks
@@ -71,3 +73,9 @@ def test_a_moving_group_with_drafts_has_the_tokens_of_one_uninterrupted_run(pair
     for moved, whole in pair.thread.run(scenario()):
         assert ids(moved) == ids(whole)
         assert raw(moved) == pytest.approx(raw(whole), abs=1e-4)
+
+
+def test_memory_between_the_ranks_has_no_name_that_would_outlive_them(pair: Pair) -> None:
+    processes = descendants(os.getpid())
+    assert any("/dev/shm/" in Path(f"/proc/{pid}/maps").read_text() for pid in processes), "they share memory"
+    assert named_segments(processes) == []

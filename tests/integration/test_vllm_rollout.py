@@ -25,7 +25,7 @@ from seer.engine.local.models_get import find_model
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError
 from seer.metrics.events import Event, Stopped
-from vllm_engines import HEAD_DIM, needs_vllm
+from vllm_engines import HEAD_DIM, descendants, named_segments, needs_vllm
 
 pytestmark = needs_vllm
 
@@ -33,20 +33,6 @@ PROMPTS = [[3 + i, 7, 11, 5 + i, 9, *range(20, 50)] for i in range(4)]
 SAMPLING = Sampling(max_tokens=96, temperature=0.0, ignore_eos=True)
 EXIT_DEADLINE_S = 30.0
 Tokens = dict[tuple[int, int], list[int]]
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below this one, as the kernel lists them."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
-    return found
-
-
-def segments(pid: int) -> list[str]:
-    """Shared memory that the process has mapped, as the kernel shows it."""
-    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/psm_" in line]
 
 
 async def gone(pids: list[int]) -> bool:
@@ -149,9 +135,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             host = rollout.fleet.instances[1].pid
             assert host is not None
             everything = descendants(host)
-            story.segments_with_names = [
-                line for pid in everything for line in segments(pid) if "(deleted)" not in line
-            ]
+            story.segments_with_names = named_segments(everything)
             kill = KillEngine(host, 1)
             story.killed = await rolled_out(rollout, events=kill)
             story.engine_was_killed = kill.killed is not None

@@ -4,7 +4,8 @@
 They lie in this user's private folder (private_files.py). Beside each lies a lock file that its owner holds
 (file_lock.py).
 
-Shared memory and semaphores that are named after a folder (owned_segments.py) are removed with it.
+Shared memory and semaphores that are named after a folder (owned_segments.py), or after a file in it that has a random
+name, are removed with it.
 
 Invariant: a folder is removed only while the lock of its owner is free or this process's own.
 """
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"[a-z][a-z-]*-[0-9a-f]{16}")
 """Names that `make_folder` gives: their kind, then a random part."""
+_RANDOM_NAME = re.compile(r"[a-z_]+_[0-9a-f]{32}")
+"""Of a file after which a library names shared memory; shorter names could be those of other programs."""
 _LOCK_SUFFIX = ".folder.lock"
 _held: dict[Path, FileLock] = {}  # locks of the folders that this process made
 
@@ -60,10 +63,12 @@ def disown(path: Path) -> None:
         lock.release(remove_file=False)
 
 
-def _remove_segments(path: Path) -> None:
-    """Remove the shared memory and semaphores that are named after a folder."""
+def _remove_with_segments(path: Path) -> None:
+    """Remove a folder, and the shared memory and semaphores that are named after it or after files in it."""
     owner = path.name.rpartition("-")[2]
-    prefixes = f"psm_{owner}_", f"sem.mp-{owner}-"  # not patterns: Python keeps the last 512 of those
+    files = [f"{name}-" for name in (os.listdir(path) if path.is_dir() else ()) if _RANDOM_NAME.fullmatch(name)]
+    prefixes = (f"psm_{owner}_", f"sem.mp-{owner}-", *files)  # not patterns: Python keeps the last 512 of those
+    shutil.rmtree(path, ignore_errors=True)
     for segment in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():
         if not segment.name.startswith(prefixes):
             continue
@@ -75,9 +80,10 @@ def _remove_segments(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder that `make_folder` made, here or in the process that left it to this one."""
-    shutil.rmtree(path, ignore_errors=True)
     if _FOLDER.fullmatch(path.name):
-        _remove_segments(path)
+        _remove_with_segments(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
     lock = _held.pop(path, None)
     if lock is not None:
         lock.release()
@@ -101,8 +107,7 @@ def remove_orphans(home: Path) -> list[Path]:
             continue
         if path.is_dir() and not path.is_symlink():
             log.warning("removing %s: its process is gone", path)
-            shutil.rmtree(path, ignore_errors=True)
-            _remove_segments(path)
+            _remove_with_segments(path)
             gone.append(path)
         lock.release()
     return gone

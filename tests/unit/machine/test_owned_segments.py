@@ -15,7 +15,7 @@ from seer.machine import owned_folders
 from seer.machine.private_files import SHARED_MEMORY
 
 PROGRAM = """
-import multiprocessing, sys
+import multiprocessing, pathlib, sys
 from multiprocessing import resource_tracker, shared_memory
 from seer.machine import owned_folders, owned_segments
 
@@ -25,7 +25,11 @@ owned_segments.name_segments_after(made)
 memory = shared_memory.SharedMemory(create=True, size=9)
 context = multiprocessing.get_context("spawn")
 kept = context.SimpleQueue()  # its locks are semaphores
-print(made, f"/dev/shm/{memory.name}", flush=True)
+met_at = made / ("vllm_dist_" + made.name[-16:] * 2)  # as the ranks of a tensor-parallel engine do
+of_ranks = pathlib.Path("/dev/shm", met_at.name + "-tp:0-[0-1]-cpushm_0")
+for file in met_at, of_ranks:
+    file.touch(0o600)
+print(made, f"/dev/shm/{memory.name}", of_ranks, flush=True)
 input()
 """
 
@@ -45,9 +49,9 @@ def a_process(folder: Path) -> tuple[subprocess.Popen[str], Path, list[Path]]:
         [sys.executable, "-c", PROGRAM, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    made, memory = map(Path, child.stdout.readline().split())
+    made, *segments = map(Path, child.stdout.readline().split())
     owner = made.name.rpartition("-")[2]
-    return child, made, [memory, *SHARED_MEMORY.glob(f"sem.mp-{owner}-*")]
+    return child, made, [*segments, *SHARED_MEMORY.glob(f"sem.mp-{owner}-*")]
 
 
 def end(child: subprocess.Popen[str]) -> None:
@@ -61,7 +65,7 @@ def test_segments_of_a_killed_process_go_with_its_folder_and_those_of_others_sta
     first, folder, segments = a_process(tmp_path)
     second, _, living = a_process(tmp_path)
     assert all(path.exists() for path in segments)
-    assert {path.name[:4] for path in segments} == {"psm_", "sem."}
+    assert {path.name[:4] for path in segments} == {"psm_", "sem.", "vllm"}
     end(first)
     assert owned_folders.remove_orphans(folder.parent) == [folder]
     assert [path for path in segments if path.exists()] == []

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's processes would leave behind when they are killed: shared memory, semaphores, sockets, temporary files.
 
-On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`. Once both have
-mapped them, the names are not needed: the system frees a segment without a name when its last process ends, however it
-ends. Sockets and temporary files go into a folder of this process, which the next process removes if this one is
-killed. Segments are named after that folder and go with it, so that also a kill during the start leaves nothing.
+On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`, the ranks of a
+tensor-parallel engine through segments named after the file at which they meet. Once all have mapped them, the names
+are not needed: the system frees a segment without a name when its last process ends, however it ends. Sockets and temporary files go into a folder of this process, which the next process removes if this one is
+killed. Segments are named after that folder, or after a file in it, and go with it, so that also a kill during the start
+leaves nothing.
 Compiled kernels are kept for the next start, in this user's private folder: PyTorch's own place for them is a name in
 the temporary folder that another user can take first, and PyTorch loads and runs what is there.
 """
@@ -21,8 +22,8 @@ from seer.machine.owned_segments import name_segments_after
 _KIND = "vllm"
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes its sockets; its processes inherit it."""
-_PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
-"""The names that Python's `multiprocessing` gives."""
+_PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-", "/dev/shm/vllm_dist_")
+"""The names that Python's `multiprocessing` gives, and vLLM to the memory between its ranks."""
 
 _KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 _MAX_HOME_CHARS = 48
