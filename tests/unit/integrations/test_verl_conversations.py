@@ -75,7 +75,6 @@ class Job:
             address="",
             run_dir="",
             model="fake",
-            drafts=False,
             response_tokens=RESPONSE_TOKENS,
             chat=ChatTemplate(folder=folder / "model"),
         )

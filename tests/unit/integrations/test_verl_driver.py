@@ -54,7 +54,6 @@ class Job:
             address="",
             run_dir="",
             model="fake",
-            drafts=False,
             seed=seed,
             response_tokens=response_tokens,
         )

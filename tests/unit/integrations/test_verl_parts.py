@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seer.config import VllmSpeculation
+from seer.engine.local.tiny import make_tiny_model
+from seer.engine.vllm import fitting
 from seer.errors import ConfigError
-from seer.integrations.verl.engine_settings import _ALWAYS, refuse_own_arguments
+from seer.integrations.verl.engine_settings import _ALWAYS, EngineSettings, refuse_own_arguments
 from seer.integrations.verl.gathering import Gathering
 from seer.integrations.verl.requests import GenerateRequest
 from seer.integrations.verl.sampling import Lengths, sampling_of
@@ -117,6 +120,32 @@ def test_adapters_are_refused_unless_they_are_merged() -> None:
     with pytest.raises(ConfigError, match="lora"):
         refuse_unsupported(rollout_config(), VerlConfig(lora_rank=8, lora={}))
     refuse_unsupported(rollout_config(), VerlConfig(lora_rank=8, lora={"merge": True}))
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "vllm", "place"),
+    [
+        ("cuda", {}, (0, 26), "gpu"),
+        ("cuda", {}, (0, 31), None),
+        ("cuda", {"drafts": {"place": "gpu"}}, (0, 31), "gpu"),
+        ("cuda", {"speculation": "off"}, (0, 26), None),
+        ("cpu", {}, (0, 31), "scheduler"),
+    ],
+)
+def test_drafts_on_gpus_are_the_default_where_they_are_seers_anywhere(
+    device: str,
+    own: dict[str, Any],
+    vllm: tuple[int, int],
+    place: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fitting, "minor_version", lambda: vllm)
+    model = VerlConfig(local_path=str(make_tiny_model(tmp_path / "tiny")))
+    values = {"custom": {"seer": own}, "engine_kwargs": {}, "tensor_model_parallel_size": 1, "dtype": "bfloat16"}
+    engine = EngineSettings(rollout_config(**values), model, device)
+    assert (engine.drafts and engine.drafts.place) == place
+    assert engine.needs().drafts == (place is not None)
 
 
 def test_sampling_is_what_verl_says() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from seer.config import PoolConfig
@@ -13,11 +14,11 @@ from seer.errors import ConfigError
 from seer.hosting.draft_server_process import LOOPBACK
 from seer.hosting.ray.pool import NodesPool
 from seer.integrations.verl import shared_services
-from seer.integrations.verl.engine_settings import KvShape
+from seer.integrations.verl.engine_settings import EngineNeeds
 from seer.integrations.verl.settings import VerlSettings
 from seer.integrations.verl.shared_services import Services
 
-SHAPE = KvShape(block_bytes=4096, block_size=16, num_ranks=1)
+NEEDS = EngineNeeds(block_bytes=4096, block_size=16, num_ranks=1, drafts=False)
 
 
 class Stores:
@@ -40,7 +41,7 @@ class Stores:
 
 def with_services(pool: PoolConfig, work: Callable[[Services], Awaitable[None]], num_servers: int = 2) -> None:
     async def run() -> None:
-        services = Services(VerlSettings(pool=pool), num_servers, "here", LOOPBACK, drafts=False)
+        services = Services(VerlSettings(pool=pool), num_servers, "here", LOOPBACK)
         try:
             await work(services)
         finally:
@@ -51,8 +52,8 @@ def with_services(pool: PoolConfig, work: Callable[[Services], Awaitable[None]],
 
 def test_shared_memory_is_for_the_drivers_machine_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def work(services: Services) -> None:
-        here = await services.for_server(SHAPE, "here")
-        there = await services.for_server(SHAPE, "there")
+        here = await services.for_server(NEEDS, "here")
+        there = await services.for_server(NEEDS, "there")
         assert here.pool is not None
         assert there.pool is None
         assert here.identity == there.identity
@@ -64,7 +65,7 @@ def test_shared_memory_is_for_the_drivers_machine_alone(caplog: pytest.LogCaptur
 def test_each_machine_has_its_own_way_into_a_mooncake_store(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(services: Services) -> None:
         for node in ("here", "there"):
-            shared = await services.for_server(SHAPE, node)
+            shared = await services.for_server(NEEDS, node)
             assert shared.pool is not None
             assert shared.pool["backend"] == "mooncake"
             assert shared.pool["owner_address"] == f"{node}:1"
@@ -76,15 +77,25 @@ def test_each_machine_has_its_own_way_into_a_mooncake_store(monkeypatch: pytest.
 
 def test_one_replica_has_no_pool() -> None:
     async def work(services: Services) -> None:
-        assert (await services.for_server(SHAPE, "here")).pool is None
+        assert (await services.for_server(NEEDS, "here")).pool is None
 
     with_services(PoolConfig(memory_bytes=1 << 20), work, num_servers=1)
 
 
 def test_replicas_with_other_blocks_are_refused() -> None:
     async def work(services: Services) -> None:
-        await services.for_server(SHAPE, "here")
-        with pytest.raises(ConfigError, match="KV blocks"):
-            await services.for_server(KvShape(block_bytes=8192, block_size=16, num_ranks=1), "here")
+        await services.for_server(NEEDS, "here")
+        with pytest.raises(ConfigError, match="block_bytes=8192"):
+            await services.for_server(msgspec.structs.replace(NEEDS, block_bytes=8192), "here")
+
+    with_services(PoolConfig(backend="none"), work)
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_draft_servers_run_where_engines_draft(drafts: bool) -> None:
+    async def work(services: Services) -> None:
+        shared = await services.for_server(msgspec.structs.replace(NEEDS, drafts=drafts), "here")
+        assert bool(shared.draft_servers) == drafts
+        assert (shared.draft_keys is not None) == drafts
 
     with_services(PoolConfig(backend="none"), work)

@@ -3,9 +3,9 @@
 
 On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`, the ranks of a
 tensor-parallel engine through segments named after the file at which they meet. Once all have mapped them, the names
-are not needed: the system frees a segment without a name when its last process ends, however it ends. Sockets and temporary files go into a folder of this process, which the next process removes if this one is
-killed. Segments are named after that folder, or after a file in it, and go with it, so that also a kill during the start
-leaves nothing.
+are not needed: the system frees a segment without a name when its last process ends, however it ends. Sockets and
+temporary files go into a folder of this process, which the next process removes if this one is killed. Segments are
+named after that folder, or after a file in it, and go with it, so that also a kill during the start leaves nothing.
 Compiled kernels are kept for the next start, in this user's private folder: PyTorch's own place for them is a name in
 the temporary folder that another user can take first, and PyTorch loads and runs what is there.
 """

@@ -32,7 +32,7 @@ from seer.config import plain_values
 from seer.errors import ConfigError, InstanceError, SeerError
 from seer.hosting.draft_server_process import LOOPBACK
 from seer.integrations.verl.conversing import ChatTemplate, Conversing, failed_at_tool, talk_of
-from seer.integrations.verl.engine_settings import KvShape
+from seer.integrations.verl.engine_settings import EngineNeeds
 from seer.integrations.verl.gathering import Gathering
 from seer.integrations.verl.requests import Generated, GenerateRequest
 from seer.integrations.verl.server_fleet import ServerFleet
@@ -69,7 +69,6 @@ class SeerDriver:
         num_machines: int = 1,
         run_dir: str,
         model: str,
-        drafts: bool,
         seed: int = 0,
         response_tokens: int | None = None,
         chat: ChatTemplate | None = None,
@@ -84,7 +83,7 @@ class SeerDriver:
         self._node = node
         self._fleet = ServerFleet(address)
         host = LOOPBACK if num_machines == 1 else address
-        self._services = Services(settings, num_servers, node, host, drafts=drafts)
+        self._services = Services(settings, num_servers, node, host)
         self._session: Session | None = None
         self._spread = Spread()  # learned over all sessions
         self._is_closed = False
@@ -103,9 +102,9 @@ class SeerDriver:
         self._trained: StepRecord | None = None  # of the newest training rollout
         self._finished: StepRecord | None = None  # of the newest that the trainer has logged
 
-    async def services(self, shape: bytes, node: str) -> bytes:
+    async def services(self, needs: bytes, node: str) -> bytes:
         """For a server that starts: what all of them share."""
-        shared = await self._services.for_server(msgspec.msgpack.decode(shape, type=KvShape), node)
+        shared = await self._services.for_server(msgspec.msgpack.decode(needs, type=EngineNeeds), node)
         self._fleet.pool = self._services.pool
         return msgspec.msgpack.encode(plain_values(shared))
 

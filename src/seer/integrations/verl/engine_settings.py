@@ -19,7 +19,7 @@ from seer.config import VllmSpeculation
 from seer.drafting.curve_keys import ClientKeys
 from seer.engine.prepare import OWN_ARGUMENTS
 from seer.engine.vllm.engine_arguments import engine_arguments
-from seer.engine.vllm.fitting import cpu_block_size, fit_to_model
+from seer.engine.vllm.fitting import cpu_block_size, default_speculation, fit_to_model
 from seer.engine.vllm.model_folder import ModelFolder, read_folder
 from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError
@@ -49,13 +49,14 @@ _OF_VERL = dict.fromkeys(OWN_ARGUMENTS, f"{ROLLOUT}.tensor_model_parallel_size s
 _VALUE_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 
 
-class KvShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What the shared pool must know of the engines' KV blocks."""
+class EngineNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the shared services must know of an engine: its KV blocks, and whether it drafts."""
 
     block_bytes: int
     """On each rank."""
     block_size: int
     num_ranks: int
+    drafts: bool
 
 
 class SharedServices(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,14 +84,22 @@ class EngineSettings:
         """How drafts are made; None where there are none."""
         if self.seer.speculation == "off":
             return None
-        return self.seer.drafts or (VllmSpeculation() if self._device == "cpu" else None)
+        if self.seer.drafts is not None:
+            return self.seer.drafts
+        if self._device == "cpu":
+            return VllmSpeculation()
+        ranks = self._rollout.tensor_model_parallel_size
+        return default_speculation(self._folder, on_cpu=False, tensor_parallel=ranks)
 
-    def kv_shape(self) -> KvShape:
-        """The shape of this engine's KV blocks."""
+    def needs(self) -> EngineNeeds:
+        """What this engine needs of the shared services."""
         block_size, ranks = self._block_size(), self._rollout.tensor_model_parallel_size
         value_bytes = _VALUE_BYTES.get(self._rollout.dtype, 2)
-        return KvShape(
-            block_bytes=self._folder.block_bytes(block_size, value_bytes, ranks), block_size=block_size, num_ranks=ranks
+        return EngineNeeds(
+            block_bytes=self._folder.block_bytes(block_size, value_bytes, ranks),
+            block_size=block_size,
+            num_ranks=ranks,
+            drafts=self.drafts is not None,
         )
 
     def with_services(self, shared: SharedServices) -> VllmSettings:

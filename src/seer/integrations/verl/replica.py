@@ -20,7 +20,6 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig, open_dict
-from verl.utils.device import get_device_name
 from verl.utils.import_utils import load_class_from_fqn
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
@@ -102,7 +101,6 @@ class SeerReplica(vLLMReplica):
         """The driver of this job, started beside the first rank of the trainer."""
         node, address = await self._place_of(self.workers[0])
         near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-        has_drafts = self._seer.speculation == "auto" and (get_device_name() == "cpu" or self._seer.drafts is not None)
         return (
             ray.remote(SeerDriver)
             .options(
@@ -116,7 +114,6 @@ class SeerReplica(vLLMReplica):
                 num_machines=_num_machines(),
                 run_dir=self._run_dir,
                 model=str(self.model_config.path),
-                drafts=has_drafts,
                 seed=self.config.seed,
                 response_tokens=self.config.response_length,
                 chat=self._chat,

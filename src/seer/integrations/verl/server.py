@@ -96,9 +96,9 @@ class SeerHttpServer(vLLMHttpServer):
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine with our arguments, then take it."""
         driver = ray.get_actor(DRIVER)
-        shape = msgspec.msgpack.encode(self._engine_settings.kv_shape())
+        needs = msgspec.msgpack.encode(self._engine_settings.needs())
         node = ray.get_runtime_context().get_node_id()
-        shared = msgspec.msgpack.decode(await driver.services.remote(shape, node), type=SharedServices)
+        shared = msgspec.msgpack.decode(await driver.services.remote(needs, node), type=SharedServices)
         self._identity = shared.identity
         self._settings = ready(guarded(self._engine_settings.with_services(shared)))
         apply_arguments(args, self._settings, self._identity)

@@ -16,7 +16,7 @@ from typing import Any
 from seer.errors import ConfigError
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool, default_pool_bytes, wanted_pool_bytes
-from seer.integrations.verl.engine_settings import KvShape, SharedServices
+from seer.integrations.verl.engine_settings import EngineNeeds, SharedServices
 from seer.integrations.verl.machine_stores import MachineStores
 from seer.integrations.verl.settings import VerlSettings
 
@@ -26,25 +26,24 @@ log = logging.getLogger(__name__)
 class Services:
     """Starts the shared services once, and answers servers that start."""
 
-    def __init__(self, settings: VerlSettings, num_servers: int, node: str, host: str, *, drafts: bool) -> None:
+    def __init__(self, settings: VerlSettings, num_servers: int, node: str, host: str) -> None:
         """`node` is Ray's name of the driver's machine, `host` the address that servers know it by."""
         self._settings, self._num_servers, self._node, self._host = settings, num_servers, node, host
-        self._wants_drafts = drafts
         self._identity = f"verl-{secrets.token_hex(8)}"
-        self._shape: KvShape | None = None
+        self._needs: EngineNeeds | None = None
         self._lock = asyncio.Lock()
         self.pool: FleetPool | None = None
         self.draft_servers: DraftServers | None = None
         self._stores: MachineStores | None = None
 
-    async def for_server(self, shape: KvShape, node: str) -> SharedServices:
+    async def for_server(self, needs: EngineNeeds, node: str) -> SharedServices:
         """What a server on this node is to use."""
         async with self._lock:
-            if self._shape is None:
-                await self._start(shape)
-                self._shape = shape
-        if shape != self._shape:
-            raise ConfigError(f"a replica has KV blocks of shape {shape}, the others {self._shape}")
+            if self._needs is None:
+                await self._start(needs)
+                self._needs = needs
+        if needs != self._needs:
+            raise ConfigError(f"a replica has {needs}, the others {self._needs}")
         drafts = self.draft_servers
         return SharedServices(
             identity=self._identity,
@@ -62,14 +61,14 @@ class Services:
         if self.pool is not None:
             self.pool.close()
 
-    async def _start(self, shape: KvShape) -> None:
-        self.pool = self._make_pool(shape)
+    async def _start(self, needs: EngineNeeds) -> None:
+        self.pool = self._make_pool(needs)
         if self.pool is not None:
             self.pool.start()
             if self.pool.between_nodes is not None:
                 self._stores = MachineStores(self.pool.between_nodes)
                 await self._stores.start()
-        if self._wants_drafts:
+        if needs.drafts:
             self.draft_servers = DraftServers(num_draft_servers(self._num_servers), host=self._host)
             await self.draft_servers.start()
 
@@ -87,19 +86,19 @@ class Services:
         )
         return None
 
-    def _make_pool(self, shape: KvShape) -> FleetPool | None:
+    def _make_pool(self, needs: EngineNeeds) -> FleetPool | None:
         config = self._settings.pool
-        sizes = {"block_bytes": shape.block_bytes, "block_size": shape.block_size, "num_ranks": shape.num_ranks}
+        sizes = {"block_bytes": needs.block_bytes, "block_size": needs.block_size, "num_ranks": needs.num_ranks}
         if config.backend == "none" or config.memory_bytes == 0 or self._num_servers == 1:
             return None
-        kv_bytes = self._kv_bytes(shape)
+        kv_bytes = self._kv_bytes(needs)
         if config.backend == "mooncake":
             node_bytes = config.memory_bytes or wanted_pool_bytes(kv_bytes, self._num_servers)
             return FleetPool.between(node_bytes, **sizes, protocol=config.protocol)
         num_bytes = config.memory_bytes or default_pool_bytes(kv_bytes, self._num_servers)
         return FleetPool.local(**sizes, dram_bytes=num_bytes, ssd=None)
 
-    def _kv_bytes(self, shape: KvShape) -> int | None:
+    def _kv_bytes(self, needs: EngineNeeds) -> int | None:
         """KV memory of a server, where it is known before it starts."""
         blocks = self._settings.kv_blocks
-        return None if blocks is None else blocks * shape.block_bytes * shape.num_ranks
+        return None if blocks is None else blocks * needs.block_bytes * needs.num_ranks
