@@ -265,7 +265,7 @@ class Rollout:
             n=n,
             sampling=sampling,
             tools=tools,
-            max_context_tokens=None if environment is None else max_context_tokens,
+            max_context_tokens=max_context_tokens,
         )
         if enough_groups is not None and not isinstance(prompts, Sequence):
             refuse_late_prompts(journal, verify)

@@ -205,6 +205,7 @@ SUBMITTING: dict[str, tuple[dict[str, Any], str]] = {
     "a deadline of NaN": ({"environment_deadline_s": math.nan}, "environment_deadline_s=nan"),
     "tools that are text": ({"tools": "python"}, "tools is no list"),
     "no context": ({"max_context_tokens": 0}, "max_context_tokens=0"),
+    "a context without an environment": ({"max_context_tokens": 80}, "is for an environment"),
 }
 
 RESIZING: dict[str, tuple[str, Any, str]] = {

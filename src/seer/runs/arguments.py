@@ -98,6 +98,11 @@ def check_environment_calls(environment: Any, deadline_s: Any, tools: Any, max_c
     check(deadline_s, Seconds, "environment_deadline_s")
     if max_context_tokens is not None:
         check(max_context_tokens, Count, "max_context_tokens")
+        if environment is None:
+            raise ConfigError(
+                f"max_context_tokens={max_context_tokens} is for an environment, and there is none",
+                hint="max_tokens of the sampling bounds a response",
+            )
     if tools is not None and not (_is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
         raise ConfigError("tools is no list of schemas", hint="transformers.utils.get_json_schema makes them")
 

@@ -37,9 +37,14 @@ def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int 
     refuse_surrogates(encoded.prompt.id, "id")
 
 
+def most_responses() -> int:
+    """Responses that the driver can keep the state of."""
+    return total_memory_bytes() // REQUEST_BYTES
+
+
 def refuse_too_many(prompts: Sequence[EncodedPrompt]) -> None:
     """Refuse more responses than the driver can keep the state of, before any state is made."""
-    num_responses, most = sum(prompt.n for prompt in prompts), total_memory_bytes() // REQUEST_BYTES
+    num_responses, most = sum(prompt.n for prompt in prompts), most_responses()
     if num_responses > most:
         raise ConfigError(
             f"{len(prompts):,} prompts ask for {num_responses:,} responses, and this machine has memory for the state "

@@ -25,7 +25,7 @@ from seer.engine.text_codec import TextCodec
 from seer.errors import InputError, SeerError
 from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.ranges import Responses, check
-from seer.runs.encoded_check import refuse_surrogates, refuse_unfit
+from seer.runs.encoded_check import most_responses, refuse_surrogates, refuse_unfit
 from seer.runs.prompt_lines import Messages, Prompt, from_value, read_line
 from seer.types import Sampling
 
@@ -114,11 +114,18 @@ def as_prompts(
     given: Iterable[str | Messages | Sequence[int] | Prompt | EncodedPrompt], *, first: int = 0
 ) -> list[Prompt | EncodedPrompt]:
     """Prompts given in Python: texts, conversations, token ids, or `Prompt`s; all problems in one error. Those without
-    an id get their position, the first of them `first`.
+    an id get their position, the first of them `first`. An iterator without end is refused once it has given more than
+    a run can have.
     """
+    most = most_responses()
     prompts: list[Prompt | EncodedPrompt] = []
     bad: list[BadPrompt] = []
     for position, item in enumerate(given, first):
+        if position - first == most:
+            raise InputError(
+                f"more than {most:,} prompts, and this machine has memory for the state of about as many responses",
+                hint="enough_groups=... takes prompts from an iterator as they are needed",
+            )
         try:
             prompts.append(item if isinstance(item, Prompt | EncodedPrompt) else from_value(item, str(position)))
         except InputError as error:

@@ -131,7 +131,6 @@ class _Reply:
             "finish_reason": _finish_reason(choice),
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": len(choice.ids),
-            "cached_tokens": 0,
             "weight_version": str(self._weights_version(choice)),
         }
         if self._asked.return_logprob:

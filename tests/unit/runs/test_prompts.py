@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from seer.errors import ConfigError, InputError
+from seer.runs import prompts as prompts_module
 from seer.runs.prompts import EncodedPrompt, Prompt, as_prompts, encode, read_prompts
 from seer.types import Sampling
 
@@ -124,6 +126,16 @@ def test_prompts_of_python_are_told_apart_and_all_problems_come_at_once() -> Non
     assert [p.id for p in prompts if isinstance(p, Prompt)] == ["0", "1", "2", "mine"]
     with pytest.raises(InputError, match=r"2 bad prompts: prompt 0: .*; prompt 2: "):
         as_prompts(["", "fine", []])
+
+
+def test_an_iterator_without_end_is_refused_at_what_a_run_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "most_responses", lambda: 100)
+    assert len(as_prompts(["fine"] * 100)) == 100
+    given = itertools.count()
+    with pytest.raises(InputError, match="more than 100 prompts") as caught:
+        as_prompts(f"prompt {number}" for number in given)
+    assert next(given) == 101
+    assert "enough_groups" in str(caught.value.hint)
 
 
 def test_half_a_character_is_refused_before_anything_is_generated() -> None:
