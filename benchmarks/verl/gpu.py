@@ -3,14 +3,16 @@
 
     python benchmarks/verl/gpu.py --model FOLDER --out DIR [--rollouts vllm,seer] [--steps 20] [--gpus 1] [SETTING ...]
 
-Runs examples/grpo_verl/train.sh once for each rollout, one after the other. A SETTING is one of verl's, for both runs;
-`--seer NAME=VALUE` is one of Seer's (`custom.seer.NAME`). Sampled tokens differ between the two. DIR/ROLLOUT.jsonl has
-verl's metrics of every step, DIR/ROLLOUT.log the output, DIR/summary.json the stamp, means and ranges.
+Runs examples/grpo_verl/train.sh once for each rollout, one after the other; with --together both at once, step by step
+in turns (taking_turns.py). A SETTING is one of verl's, for both runs; `--seer NAME=VALUE` is one of Seer's
+(`custom.seer.NAME`), `--stock NAME=VALUE` one of verl's for the other. Sampled tokens differ between the two.
+DIR/ROLLOUT.jsonl has verl's metrics of every step, DIR/ROLLOUT.log the output, DIR/summary.json the stamp, means and
+ranges. What runs for longer than --limit-s is ended, and the steps until then count.
 
 Times are verl's: `timing_s/gen` is the rollout, whose end it sees within 0.1 s here (often_polled.py; by itself it
 looks every two seconds), `timing_s/step` a whole step. `seer/rollout_s` is the rollout by Seer's own clock. The first
-two steps are not in the means: they compile kernels. Where the package flash-attn is missing, the trainer of both runs
-pads its batches and takes PyTorch's attention.
+two steps are not in the means: they compile kernels. Only steps that all runs have are counted. Where the package
+flash-attn is missing, the trainers take PyTorch's attention.
 
 A check without a GPU takes model, data and settings from tests/verl_training/verl_toy.py (make_toy, CPU_SETTINGS):
     python benchmarks/verl/gpu.py --model TOY/model --data TOY --reward FILE --out DIR --steps 3 CPU_SETTINGS...
@@ -19,13 +21,17 @@ A check without a GPU takes model, data and settings from tests/verl_training/ve
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,15 +39,22 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "grpo")]
 
-from stamp import as_text, take_stamp
+from recorded_questions import questions
+from word_problems import problems
+
+from stamp import QWEN_MIX, as_text, take_stamp
+from turns import await_turn
+
+TURNS, STEPS = "SEER_BENCHMARK_TURNS", "SEER_BENCHMARK_STEPS"
+"""Of taking_turns.py, which is imported in verl's process only."""
+TURNS_FILE = "turns"
 
 SCRIPT = HERE.parents[1] / "examples/grpo_verl/train.sh"
 WARM_UP_STEPS = 2
-WITHOUT_FLASH_ATTN = (
-    "actor_rollout_ref.model.use_remove_padding=False",
-    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-)
-"""verl's defaults need that package."""
+WITHOUT_FLASH_ATTN = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+"""verl's default needs that package."""
+END_S = 30.0
+"""For a run that was told to end."""
 SHOWN = {"rollout s": "timing_s/gen", "step s": "timing_s/step", "rollout s, own clock": "seer/rollout_s"}
 REWARD = "critic/score/mean"
 
@@ -51,10 +64,13 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.data is None:
         args.data = args.out
-        write_problems(args.data, args.seed)
-    runs = {rollout: train(args, rollout) for rollout in args.rollouts.split(",")}
+        write_problems(args)
+    rollouts = args.rollouts.split(",")
+    turns = [rollouts] if args.together else [[rollout] for rollout in rollouts]
+    runs = {rollout: steps for turn in turns for rollout, steps in train(args, turn).items()}
+    common = min(len(steps) for steps in runs.values())
     stamp = take_stamp(args, **{name: version(name) for name in ("verl", "ray")})
-    summary = {"stamp": stamp, **{rollout: summarize(steps) for rollout, steps in runs.items()}}
+    summary = {"stamp": stamp, **{rollout: summarize(steps[:common]) for rollout, steps in runs.items()}}
     (args.out / "summary.json").write_text(json.dumps(summary, indent=1))
     print(as_text(stamp))
     for rollout, steps in runs.items():
@@ -66,8 +82,12 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="a folder with train.parquet and val.parquet instead of --questions")
     parser.add_argument(
-        "--data", type=Path, help="a folder with train.parquet and val.parquet (generated word problems)"
+        "--questions",
+        default="generated",
+        choices=("generated", "recorded"),
+        help="short word problems (../grpo/word_problems.py), or mathematics (recorded_questions.py; Qwen's tokenizer)",
     )
     parser.add_argument("--reward", type=Path, default=HERE / "reward.py", help="file with compute_score")
     parser.add_argument("--rollouts", default="vllm,seer")
@@ -77,24 +97,81 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--response-tokens", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=7, help="of the order of prompts")
+    parser.add_argument("--together", action="store_true", help="all rollouts at once, their steps in turns")
+    parser.add_argument("--apart-s", type=float, default=60.0, help="between their starts: vLLM measures free memory")
+    parser.add_argument("--go", type=Path, help="with --together: no step begins before this file is there")
+    parser.add_argument("--limit-s", type=float, default=86_400.0, help="of one run, or of all together")
     parser.add_argument("--seer", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--stock", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("settings", nargs="*", metavar="SETTING")
     return parser.parse_args()
 
 
-def train(args: argparse.Namespace, rollout: str) -> list[dict[str, float]]:
-    """One training run; verl's metrics of its steps."""
-    metrics = args.out.absolute() / f"{rollout}.jsonl"
+def train(args: argparse.Namespace, rollouts: list[str]) -> dict[str, list[dict[str, float]]]:
+    """Training runs side by side; verl's metrics of the steps of each."""
+    deadline_s = time.monotonic() + args.limit_s
+    with contextlib.ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="verl-")))
+        with (folder / TURNS_FILE).open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            runs: dict[str, subprocess.Popen[bytes]] = {}
+            for rollout in rollouts:
+                time.sleep(args.apart_s if runs else 0.0)
+                runs[rollout] = start(args, rollout, folder, opened)
+            await_turn(args.go, args.limit_s)
+        codes = await_all(runs, deadline_s)
+    for rollout, code in codes.items():
+        if code not in (0, None):
+            sys.exit(f"verl ended with {code} under rollout.name={rollout}: see {args.out / f'{rollout}.log'}")
+    return {rollout: steps_of(args, rollout) for rollout in rollouts}
+
+
+def start(
+    args: argparse.Namespace, rollout: str, folder: Path, opened: contextlib.ExitStack
+) -> subprocess.Popen[bytes]:
+    """One training; `folder` is for its Ray, and for the turns of several."""
+    metrics = metrics_of(args, rollout)
     metrics.unlink(missing_ok=True)
-    own = [f"+actor_rollout_ref.rollout.custom.seer.{one}" for one in args.seer] if rollout == "seer" else []
-    with tempfile.TemporaryDirectory(prefix="ray-") as ray_dir, (args.out / f"{rollout}.log").open("wb") as log:
-        command = [str(SCRIPT), *settings_of(args, ray_dir), *attention(args.settings), *args.settings, *own]
-        code = subprocess.run(
-            command, cwd=args.out, env=environment(args, rollout, metrics), stdout=log, stderr=log, check=False
-        ).returncode
-    if code != 0:
-        sys.exit(f"verl ended with {code} under rollout.name={rollout}: see {args.out / f'{rollout}.log'}")
-    return [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+    prefix, given = ("+actor_rollout_ref.rollout.custom.seer.", args.seer) if rollout == "seer" else ("", args.stock)
+    own = [f"{prefix}{one}" for one in given]
+    ray_dir = folder / rollout  # short: Ray makes sockets in it
+    environ = environment(args, rollout, metrics)
+    if args.together:
+        environ |= {TURNS: str(folder / TURNS_FILE), STEPS: str(args.steps)}
+    log = opened.enter_context((args.out / f"{rollout}.log").open("wb"))
+    command = [str(SCRIPT), *settings_of(args, str(ray_dir)), *attention(args.settings), *args.settings, *own]
+    run = subprocess.Popen(command, cwd=args.out, env=environ, stdout=log, stderr=log, start_new_session=True)
+    opened.callback(end, run)
+    return run
+
+
+def await_all(runs: dict[str, subprocess.Popen[bytes]], deadline_s: float) -> dict[str, int | None]:
+    """Exit codes. When one fails, or at the deadline, those that still run are ended; their code is None."""
+    while time.monotonic() < deadline_s and not any(run.poll() for run in runs.values()):
+        if all(run.poll() == 0 for run in runs.values()):
+            break
+        time.sleep(0.5)
+    return {rollout: end(run) for rollout, run in runs.items()}
+
+
+def end(run: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a run; None if it still ran, and was ended."""
+    if run.poll() is not None:
+        return run.returncode
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(run.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(END_S)
+            break
+    return None
+
+
+def metrics_of(args: argparse.Namespace, rollout: str) -> Path:
+    return args.out.absolute() / f"{rollout}.jsonl"
+
+
+def steps_of(args: argparse.Namespace, rollout: str) -> list[dict[str, float]]:
+    return [json.loads(line)["data"] for line in metrics_of(args, rollout).read_text().splitlines()]
 
 
 def settings_of(args: argparse.Namespace, ray_dir: str) -> list[str]:
@@ -117,7 +194,7 @@ def attention(given: list[str]) -> list[str]:
     if importlib.util.find_spec("flash_attn") is not None:
         return []
     names = {setting.partition("=")[0].lstrip("+") for setting in given}
-    return [one for one in WITHOUT_FLASH_ATTN if one.partition("=")[0].lstrip("+") not in names]
+    return [] if WITHOUT_FLASH_ATTN.partition("=")[0].lstrip("+") in names else [WITHOUT_FLASH_ATTN]
 
 
 def environment(args: argparse.Namespace, rollout: str, metrics: Path) -> dict[str, str]:
@@ -147,23 +224,23 @@ def summarize(steps: list[dict[str, float]]) -> dict[str, Any]:
     return found
 
 
-def write_problems(folder: Path, seed: int) -> None:
-    """Word problems as verl reads them."""
+def write_problems(args: argparse.Namespace) -> None:
+    """The questions as verl reads them."""
     import pandas
-    from word_problems import problems
 
+    found = questions(QWEN_MIX, args.model) if args.questions == "recorded" else problems(4096, args.seed)
     rows = [
         {
-            "data_source": "word_problems",
+            "data_source": args.questions,
             "prompt": row["prompt"],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(row["answer"])},
             "extra_info": {"index": number},
         }
-        for number, row in enumerate(problems(4096, seed))
+        for number, row in enumerate(found)
     ]
-    pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
-    pandas.DataFrame(rows[:64]).to_parquet(folder / "val.parquet")
+    pandas.DataFrame(rows).to_parquet(args.data / "train.parquet")
+    pandas.DataFrame(rows[:64]).to_parquet(args.data / "val.parquet")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "grpo"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "grpo")]
 
-from word_problems import score
+import recorded_questions
+import word_problems
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
-    """1 for the right number, a tenth for a wrong one, 0 for none."""
-    return score(solution_str, int(ground_truth))
+    """1 for the right answer, a tenth for a wrong one, 0 for none."""
+    if data_source == "recorded":
+        return recorded_questions.score(solution_str, ground_truth)
+    return word_problems.score(solution_str, int(ground_truth))

@@ -50,6 +50,48 @@ def test_the_benchmark_writes_a_line_per_step(monkeypatch: pytest.MonkeyPatch, t
     assert all(line["rollout_s"] > 0 and line["mean_gap"] < 1e-5 for line in lines)
 
 
+def test_a_recorded_question_is_scored_by_the_answer_in_the_last_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load(monkeypatch, "benchmarks/verl", "recorded_questions")
+    assert script.score(r"\boxed{3}, no: \boxed{ \frac{\sqrt{2}}{5} }", r"\frac{\sqrt{2}}{5}") == 1.0
+    assert script.score(r"\boxed{3}", "4") == 0.1
+    assert script.score(r"it is 4, \boxed{4", "4") == 0.0
+
+
+def test_the_benchmark_says_what_its_arms_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    script = load(monkeypatch, "benchmarks/grpo", "gpu", "--tiny", "--arms", "seer", "--steps", "3", "--out", out)
+    script.main()
+    printed = capsys.readouterr().out
+    wanted = ("trainer built", "instances start", "instances up in", "step 1:", "handed over in", "step 3:", "g over")
+    found = [printed.find(one) for one in wanted]
+    assert min(found) >= 0, printed
+    assert found == sorted(found), printed
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["seer"]["status"] == {"status": 0, "weights": "in-place"}
+    assert summary["seer"]["steps"] == 3
+    assert (tmp_path / "out" / "seer-logs" / "instance-0.log").exists()
+
+
+def test_an_arm_at_its_limit_leaves_the_stack_of_every_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load(monkeypatch, "benchmarks/grpo", "gpu", "--tiny", "--arms", "seer", "--out", str(tmp_path))
+    monkeypatch.setattr(script, "QUIET_S", 0.0)
+    inner = "import threading\ndef waits_below():\n threading.Event().wait()\nprint('below', flush=True)\nwaits_below()"
+    outer = f"import subprocess, sys\ndef waits_above():\n subprocess.run([sys.executable, '-c', {inner!r}])\n"
+    outer += "print('-- begun', flush=True)\nwaits_above()"
+    status = script.run_process(script.read_arguments(), "seer", [sys.executable, "-c", outer], 5.0)
+    log = (tmp_path / "seer.log").read_text()
+    assert status == "ended at its limit"
+    assert "in waits_above" in log
+    assert "in waits_below" in log
+    printed = capsys.readouterr().out
+    assert printed.startswith("begun\n")
+    assert "seer.log: below" in printed
+
+
 def test_the_word_problems_know_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load(monkeypatch, "benchmarks/grpo", "word_problems")
     rows = script.problems(200, seed=1)
