@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,13 @@ def make_failing(id: int, settings: dict[str, Any], events: EventSink) -> FakeIn
     """As vLLM: the cause is in the log, and the error only says so."""
     print("the device is full", flush=True)
     raise RuntimeError("see above")
+
+
+def make_slow_to_start(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """Says what it does, and is at it for longer than anybody waits."""
+    print("compiling kernels", flush=True)
+    threading.Event().wait()
+    return FakeInstance(id)
 
 
 def make_crashing_once(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:

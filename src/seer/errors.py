@@ -62,5 +62,5 @@ class DraftError(SeerError):
 class DeadlineExceeded(SeerError):  # noqa: N818 - reads as what it is
     """A named wait ran out of time."""
 
-    def __init__(self, what: str, limit_s: float) -> None:
-        super().__init__(f"{what} took longer than {limit_s:g} s")
+    def __init__(self, what: str, limit_s: float, *, cause: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"{what} took longer than {limit_s:g} s" + (f": {cause}" if cause else ""), hint=hint)

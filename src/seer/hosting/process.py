@@ -72,6 +72,9 @@ from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 CHUNKS_PER_FRAME = 64
 """At a run's start hundreds are submitted: the instance begins with the first while the others are being placed."""
 
+LATE_START = "raise start_deadline_s where it only needs longer; log_dir keeps the whole log (both of rollout.hosting)"
+"""What to do about a start that took too long."""
+
 OnLost = Callable[[int, str], None]
 OnFatal = Callable[[SeerError], None]
 
@@ -428,8 +431,11 @@ class ProcessInstance:
                 raise InstanceError(f"instance {self._id} died while starting: {await child.exit_cause()}")
             assert isinstance(first, Ready), f"the first message is a {type(first).__name__}"
         except TimeoutError:
+            # Its log goes with it. Another machine's is not asked for: that machine may be why.
+            cause = await child.exit_cause() if child.node is None else None
             await self._clean_up()
-            raise DeadlineExceeded(f"the start of instance {self._id}", options.start_deadline_s) from None
+            what = f"the start of instance {self._id}"
+            raise DeadlineExceeded(what, options.start_deadline_s, cause=cause, hint=LATE_START) from None
         except BaseException:
             await self._clean_up()
             raise

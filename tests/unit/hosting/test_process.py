@@ -211,6 +211,34 @@ def test_a_start_that_takes_too_long_has_a_name() -> None:
     play(scenario())
 
 
+def test_a_start_that_takes_too_long_comes_with_the_end_of_the_log() -> None:
+    class Told(LocalLauncher):
+        """Looks for the cause once the process has said what it does."""
+
+        async def launch(self, *arguments: Any) -> Child:
+            child = await super().launch(*arguments)
+            usual = child.exit_cause
+
+            async def exit_cause() -> str:
+                while "compiling kernels" not in (cause := await usual()):  # noqa: ASYNC110 - a log tells nobody
+                    await asyncio.sleep(QUICK.heartbeat_s)
+                return cause
+
+            child.exit_cause = exit_cause  # type: ignore[method-assign]
+            return child
+
+    async def scenario() -> None:
+        watched = Watched("host_fakes:make_slow_to_start", HostingConfig(pin_cores=False, start_deadline_s=0.001))
+        watched.instance._launcher = Told()
+        with pytest.raises(DeadlineExceeded, match="the start of instance 0 took longer") as caught:
+            await watched.instance.start(watched.take)
+        assert "it is still running; the end of its log:\ncompiling kernels" in str(caught.value)
+        assert "start_deadline_s" in (caught.value.hint or "")
+        assert watched.instance.pid is None
+
+    play(scenario())
+
+
 def test_closing_leaves_no_process() -> None:
     async def scenario() -> None:
         watched = Watched("host_fakes:make_fake")
