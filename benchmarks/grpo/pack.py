@@ -9,8 +9,12 @@ most 55 MiB: OUT/1 ... OUT/N. Copy each part to the GPU machine, outside the che
 `mkdir -p ~/gpu && cp .trl/1/* ~/gpu/`. Then, once,
 
     bash ~/gpu/unpack-trl.sh                                     # makes ~/gpu/site-trl
+    checkout=$PWD; (cd ~/gpu/site-trl && find seer -name '*.so' -exec cp --parents {} $checkout/src/ \\;)
+    python3 -m compileall -q -j 16 ~/gpu/site ~/gpu/site-trl     # or the first imports do it, one file after the other
     export PYTHONPATH=~/gpu/site-trl:~/gpu/site HF_HUB_OFFLINE=1
     python benchmarks/grpo/gpu.py --model FOLDER --out DIR
+
+gpu.py runs the checkout's code, which lacks the native modules; so they are copied from the wheel.
 
 The GPU machine must have torch, transformers >= 5, accelerate, numpy, requests, pyyaml, filelock, tqdm, jinja2 and
 packaging. Versions are pinned to those that this benchmark was tested with.

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -74,22 +77,36 @@ def test_the_benchmark_says_what_its_arms_do(
     assert (tmp_path / "out" / "seer-logs" / "instance-0.log").exists()
 
 
-def test_an_arm_at_its_limit_leaves_the_stack_of_every_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_arm_at_its_limit_leaves_the_stack_of_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = load(monkeypatch, "benchmarks/grpo", "gpu", "--tiny", "--arms", "seer", "--out", str(tmp_path))
-    monkeypatch.setattr(script, "QUIET_S", 0.0)
     inner = "import threading\ndef waits_below():\n threading.Event().wait()\nprint('below', flush=True)\nwaits_below()"
-    outer = f"import subprocess, sys\ndef waits_above():\n subprocess.run([sys.executable, '-c', {inner!r}])\n"
-    outer += "print('-- begun', flush=True)\nwaits_above()"
-    status = script.run_process(script.read_arguments(), "seer", [sys.executable, "-c", outer], 5.0)
-    log = (tmp_path / "seer.log").read_text()
-    assert status == "ended at its limit"
+    outer = (
+        f"import subprocess, sys\ndef waits_above():\n subprocess.run([sys.executable, '-c', {inner!r}])\nwaits_above()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", outer],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+    ) as arm:
+        assert arm.stdout is not None
+        assert arm.stdout.readline() == b"below\n"
+        script.end_all(arm)
+        log = arm.stdout.read().decode()  # until the last of them has ended
+    assert arm.returncode == -signal.SIGABRT
     assert "in waits_above" in log
     assert "in waits_below" in log
-    printed = capsys.readouterr().out
-    assert printed.startswith("begun\n")
-    assert "seer.log: below" in printed
+
+
+def test_the_news_of_an_arm_are_its_marked_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = load(monkeypatch, "benchmarks/grpo", "gpu", "--tiny", "--arms", "seer", "--out", str(tmp_path))
+    log = tmp_path / "seer.log"
+    log.write_text("-- begun\nloading\n-- half a li")
+    with log.open("rb") as read:
+        assert list(script.news(read)) == ["begun"]
+        assert script.newest_line(script.read_arguments(), "seer") == "seer.log: loading"
+        log.write_text("-- begun\nloading\n-- half a line\n")
+        assert list(script.news(read)) == ["half a line"]
 
 
 def test_the_word_problems_know_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
