@@ -88,18 +88,19 @@ async def stage_in_thread(weights: Weights) -> StagedWeights:
         raise
 
 
-def make_shared_folder(kind: str, num_bytes: int) -> Path:
+def make_shared_folder(kind: str, num_bytes: int, *, named_after: bytes | None = None) -> Path:
     """A new folder in shared memory, or on disk with a warning if `num_bytes` do not fit there.
 
     It belongs to this process until `remove_shared_folder`. Folders of killed processes, of any kind, are removed.
+    `named_after` is that of `owned_folders.make_folder`.
     """
     remove_orphaned_folders()  # first: what they free may be needed
     if not has_shared_memory():
-        return owned_folders.make_folder(kind, tempfile.gettempdir())
+        return owned_folders.make_folder(kind, tempfile.gettempdir(), named_after=named_after)
     memory = private_files.SHARED_MEMORY
     free_bytes = shutil.disk_usage(memory).free
     if free_bytes > num_bytes:
-        return owned_folders.make_folder(kind, memory)
+        return owned_folders.make_folder(kind, memory, named_after=named_after)
     log.warning(
         "%s has %.1f GiB free, the weights need %.1f GiB: they go through %s; enlarge it (docker run --shm-size)",
         memory,
@@ -107,7 +108,7 @@ def make_shared_folder(kind: str, num_bytes: int) -> Path:
         num_bytes / 2**30,
         tempfile.gettempdir(),
     )
-    return owned_folders.make_folder(kind, tempfile.gettempdir())
+    return owned_folders.make_folder(kind, tempfile.gettempdir(), named_after=named_after)
 
 
 def remove_orphaned_folders() -> None:

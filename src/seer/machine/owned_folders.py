@@ -13,6 +13,8 @@ Invariant: a folder is removed only while the lock of its owner is free or this 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import logging
 import os
 import re
@@ -28,19 +30,25 @@ from seer.machine.private_files import SHARED_MEMORY, folder, make_private, remo
 log = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"[a-z][a-z-]*-[0-9a-f]{16}")
-"""Names that `make_folder` gives: their kind, then a random part."""
+"""Names that `make_folder` gives: their kind, then a part of 64 bits."""
 _RANDOM_NAME = re.compile(r"[a-z_]+_[0-9a-f]{32}")
 """Of a file after which a library names shared memory; shorter names could be those of other programs."""
 _LOCK_SUFFIX = ".folder.lock"
 _held: dict[Path, FileLock] = {}  # locks of the folders that this process made
 
 
-def make_folder(kind: str, base: Path | str) -> Path:
-    """A new folder for this process; the next process that calls this removes it if this one is killed."""
+def make_folder(kind: str, base: Path | str, *, named_after: bytes | None = None) -> Path:
+    """A new folder for this process; the next process that calls this removes it if this one is killed.
+
+    Its name is random; with `named_after`, the first of a row made from these bytes that no process has. A process that
+    is started again finds its old name free then, for caches whose keys have paths in them.
+    """
     home = folder(base)
     remove_orphans(home)
+    numbers = itertools.count()
     while True:
-        path = home / f"{kind}-{secrets.token_hex(8)}"
+        own = secrets.token_bytes(8) if named_after is None else _nth_name(named_after, next(numbers))
+        path = home / f"{kind}-{own.hex()}"
         assert _FOLDER.fullmatch(path.name), f"{kind!r} is not made of small letters and dashes"
         # Locked before it exists, so that no other process takes it for an orphan.
         lock = FileLock.acquire(_lock_of(path))
@@ -49,6 +57,10 @@ def make_folder(kind: str, base: Path | str) -> Path:
     _held[path] = lock
     make_private(path)
     return path
+
+
+def _nth_name(named_after: bytes, number: int) -> bytes:
+    return hashlib.blake2b(named_after, digest_size=8, salt=number.to_bytes(8, "little")).digest()
 
 
 def lock_descriptor(path: Path) -> int:

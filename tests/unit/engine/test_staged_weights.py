@@ -29,12 +29,12 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "memory"
 
 
-def a_process_with_a_folder(memory: Path) -> tuple[subprocess.Popen[str], Path]:
+def a_process_with_a_folder(memory: Path, options: str = "") -> tuple[subprocess.Popen[str], Path]:
     program = (
         "import sys; from pathlib import Path;"
         "from seer.machine import private_files; from seer.engine import staged_weights;"
         "private_files.SHARED_MEMORY = Path(sys.argv[1]);"
-        "print(staged_weights.make_shared_folder('seer-weights', 1), flush=True); input()"
+        f"print(staged_weights.make_shared_folder('seer-weights', 1{options}), flush=True); input()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", program, str(memory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -55,6 +55,33 @@ def test_folders_of_processes_that_were_killed_are_removed_and_others_are_not(me
     for folder in (mine, after):
         remove_shared_folder(folder)
     assert list(mine.parent.iterdir()) == []
+
+
+def test_a_folder_that_is_named_after_something_gets_its_old_name_again_and_shares_it_with_nobody(memory: Path) -> None:
+    first = make_shared_folder("seer-model", 1, named_after=b"one")
+    beside = make_shared_folder("seer-model", 1, named_after=b"one")
+    other = make_shared_folder("seer-model", 1, named_after=b"another")
+    assert len({first, beside, other}) == 3
+    (first / "model").touch()
+    remove_shared_folder(first)
+    again = make_shared_folder("seer-model", 1, named_after=b"one")
+    assert again == first
+    assert list(again.iterdir()) == []
+    for folder in (beside, other, again):
+        remove_shared_folder(folder)
+    assert list(memory.glob("*/*")) == []
+
+
+def test_the_name_of_a_killed_process_is_free_again(memory: Path) -> None:
+    child, theirs = a_process_with_a_folder(memory, ", named_after=b'one'")
+    with child:
+        beside = make_shared_folder("seer-weights", 1, named_after=b"one")
+        assert beside != theirs
+        child.kill()
+    again = make_shared_folder("seer-weights", 1, named_after=b"one")
+    assert again == theirs
+    for folder in (beside, again):
+        remove_shared_folder(folder)
 
 
 def test_the_folder_of_a_process_in_another_pid_namespace_stays(memory: Path) -> None:

@@ -44,15 +44,20 @@ def stamp_of(trainer: Any) -> tuple[int, str]:
 
 
 def write_model_folder(trainer: Any) -> Path:
-    """A model folder in shared memory with the trainer's weights, configuration and tokenizer."""
+    """A model folder in shared memory with the trainer's weights, configuration and tokenizer.
+
+    It is named after the configuration: vLLM finds what it has compiled by the model's path, too, and would compile for
+    every training anew.
+    """
     from safetensors.torch import save_file
 
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors_of(trainer).items()}
-    folder = make_shared_folder("seer-model", sum(tensor.nbytes for tensor in tensors.values()))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    config = json.dumps(model.config.to_dict() | {"architectures": [_architecture(model)]}, default=str)
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    folder = make_shared_folder("seer-model", num_bytes, named_after=config.encode())
     try:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        config = model.config.to_dict() | {"architectures": [_architecture(model)]}
-        (folder / "config.json").write_text(json.dumps(config, default=str))
+        (folder / "config.json").write_text(config)
         trainer.processing_class.save_pretrained(folder)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except BaseException:
