@@ -113,7 +113,7 @@ def test_an_instance_that_leaves_while_weights_change_is_not_waited_for(tmp_path
             engine = replace(rollout.engine, factory="host_fakes:make_never_updating")
             await rollout.fleet.add_instances(1, engine)
             updating = asyncio.create_task(rollout.update_weights(tmp_path))
-            while not rollout.fleet.instances[1]._open_calls:  # noqa: ASYNC110 - a few turns of the event loop
+            while not rollout.fleet.instances[1]._calls._answers:  # noqa: ASYNC110 - a few turns of the event loop
                 await asyncio.sleep(0)
             await rollout.remove_instances([1])
             assert await updating == 1

@@ -54,15 +54,15 @@ from seer.hosting.messages import (
     Pause,
     Ping,
     Prefetch,
-    Ready,
     Resume,
     Setup,
-    StartFailed,
     Submit,
     Up,
     UpdateWeights,
     revive_error,
 )
+from seer.hosting.open_calls import OpenCalls
+from seer.hosting.readiness import await_ready
 from seer.hosting.signs_of_life import SignsOfLife
 from seer.hosting.standing_commands import StandingCommands
 from seer.hosting.state_events import StateSampler
@@ -71,9 +71,6 @@ from seer.types import Attempt, Chunk, ChunkEnd, ChunkOutput, Lease
 
 CHUNKS_PER_FRAME = 64
 """At a run's start hundreds are submitted: the instance begins with the first while the others are being placed."""
-
-LATE_START = "raise start_deadline_s where it only needs longer; log_dir keeps the whole log (both of rollout.hosting)"
-"""What to do about a start that took too long."""
 
 OnLost = Callable[[int, str], None]
 OnFatal = Callable[[SeerError], None]
@@ -135,8 +132,7 @@ class ProcessInstance:
         self._unsent: list[Chunk] = []  # submitted since the event loop's last turn
         self._known_tokens: dict[int, int] = {}  # request -> tokens of it that this instance has computed
         self._groups: set[int] = set()  # that it ran members of and may draft for
-        self._open_calls: dict[int, asyncio.Future[None]] = {}
-        self._num_calls = 0
+        self._calls = OpenCalls()
         self._standing = StandingCommands()
         self._staged = StagedWeights(Path())
         self._is_paused = False
@@ -253,7 +249,7 @@ class ProcessInstance:
     async def close(self) -> None:
         """End the process: let it exit within the deadline, then kill it. Chunks in flight end as ABORTED."""
         was, self._state = self._state, State.CLOSED
-        self._fail_calls("was closed")
+        self._calls.fail(f"instance {self._id} was closed")
         if was is State.UP and self._channel is not None and self._child is not None:
             self._send(Close())
             await self._child.wait(self._options.close_deadline_s)
@@ -346,10 +342,7 @@ class ProcessInstance:
         name = type(command).__name__
         if self._state is not State.UP or self._channel is None:
             raise InstanceError(f"instance {self._id} is {self._state.value}; {name} was not sent")
-        self._num_calls += 1
-        number = self._num_calls
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open_calls[number] = answer
+        number, answer = self._calls.open()
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
                 self._send(Call(number, await self._localized(command)))
@@ -359,7 +352,7 @@ class ProcessInstance:
         except TimeoutError:
             raise DeadlineExceeded(f"{name} of instance {self._id}", self._options.call_deadline_s) from None
         finally:
-            self._open_calls.pop(number, None)
+            self._calls.forget(number)
 
     async def _localized(self, command: Command) -> Command:
         """The command as the process's machine must see it; the answer may come as the loss of the process."""
@@ -420,26 +413,15 @@ class ProcessInstance:
         self._channel = child.channel
         try:
             self._refuse_closed()
-            self._channel.send(self._setup(child))
-            async with asyncio.timeout(options.start_deadline_s):
-                first = await self._channel.receive()
+            child.channel.send(self._setup(child))
+            ready = await await_ready(self._id, child, options)
             self._refuse_closed()
-            if isinstance(first, StartFailed):
-                raise await self._start_failure(child, first)
-            if first is None:
-                await child.wait(options.close_deadline_s)
-                raise InstanceError(f"instance {self._id} died while starting: {await child.exit_cause()}")
-            assert isinstance(first, Ready), f"the first message is a {type(first).__name__}"
-        except TimeoutError:
-            # Its log goes with it. Another machine's is not asked for: that machine may be why.
-            cause = await child.exit_cause() if child.node is None else None
+        except BaseException as error:
             await self._clean_up()
-            what = f"the start of instance {self._id}"
-            raise DeadlineExceeded(what, options.start_deadline_s, cause=cause, hint=LATE_START) from None
-        except BaseException:
-            await self._clean_up()
+            if isinstance(error, Exception):
+                self._refuse_closed()  # then this is what it died of
             raise
-        self._limits, self._view, self._vocab_size = first.limits, first.view, first.vocab_size
+        self._limits, self._view, self._vocab_size = ready.limits, ready.view, ready.vocab_size
         self._signs.begin(self._now_s())
         self._is_paused = False
         self._state = State.UP
@@ -450,15 +432,6 @@ class ProcessInstance:
         """Raise if it was closed while it started: what `close` did not find is ended by who started it."""
         if self._state is State.CLOSED:
             raise InstanceError(f"instance {self._id} was closed while it started")
-
-    async def _start_failure(self, child: Child, failed: StartFailed) -> SeerError:
-        """Why it did not start. An error of a library often names its cause in the log alone, which goes with it."""
-        why = f"instance {self._id}: {failed.error}"
-        if failed.kind == InstanceError.__name__ and failed.hint is None:
-            await child.wait(self._options.close_deadline_s)
-            hint = "the whole log is in rollout.hosting.log_dir, if that names a folder"
-            return InstanceError(f"{why}; {await child.exit_cause()}", hint=hint)
-        return revive_error(why, failed.kind, failed.hint)
 
     def _setup(self, child: Child) -> Setup:
         options = self._options
@@ -491,14 +464,7 @@ class ProcessInstance:
                 error = revive_error(f"instance {self._id}: {message.error}", message.kind, message.hint)
                 self._lose(f"its engine failed: {message.error}", error if isinstance(error, NoProbability) else None)
             elif isinstance(message, CallResult):
-                answer = self._open_calls.pop(message.number, None)
-                if answer is None or answer.done():
-                    continue
-                if message.error is None:
-                    answer.set_result(None)
-                else:
-                    why = f"instance {self._id}: {message.error}"
-                    answer.set_exception(revive_error(why, message.kind, message.hint))
+                self._calls.settle(self._id, message)
         if channel.lost_a_frame:
             self._lose("a message of its process was lost")
         elif self._state is State.UP and (child := self._child) is not None:
@@ -567,7 +533,7 @@ class ProcessInstance:
         if self._child is not None:
             self._child.kill()
         self._known_tokens.clear()
-        self._fail_calls(f"was lost: {reason}")
+        self._calls.fail(f"instance {self._id} was lost: {reason}")
         self._view = InstanceView(weights_version=self._view.weights_version)
         self._sampler.sample(self._view, self._now_s(), self._limits)
         if fatal is not None:
@@ -575,13 +541,6 @@ class ProcessInstance:
         elif not self._is_restarting:  # during a restart, `restart` raises instead
             self._on_lost(self._id, reason)
         self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
-
-    def _fail_calls(self, what: str) -> None:
-        """No answer comes to the calls that are open."""
-        for answer in self._open_calls.values():
-            if not answer.done():
-                answer.set_exception(InstanceError(f"instance {self._id} {what}"))
-        self._open_calls.clear()
 
     def _end_all(self, end: ChunkEnd, error: str | None) -> None:
         ended, self._in_flight = self._in_flight, {}

@@ -11,6 +11,7 @@ import pytest
 
 from seer.hosting.channel import HEAD, MAX_FRAME_BYTES, BadFrame, Channel, frame
 from seer.hosting.messages import CallResult, Up
+from seer.hosting.open_calls import OpenCalls
 from seer.hosting.process import ProcessInstance
 
 
@@ -41,7 +42,7 @@ def test_a_frame_that_was_cut_off_is_the_end() -> None:
 
 def test_an_instance_that_sends_a_bad_frame_is_lost() -> None:
     async def read() -> mock.Mock:
-        instance = mock.Mock(_open_calls={}, _now_s=lambda: 0.0)
+        instance = mock.Mock(_calls=OpenCalls(), _now_s=lambda: 0.0)
         instance._take_messages = functools.partial(ProcessInstance._take_messages, instance)
         await ProcessInstance._read(instance, a_channel(frame(CallResult(1)) + frame("no message", 1)))
         return instance

@@ -467,7 +467,7 @@ def test_a_call_to_an_instance_that_is_closed_fails_at_once(tmp_path: Path) -> N
         watched = Watched("host_fakes:make_never_updating", PATIENT)
         await watched.instance.start(watched.take)
         updating = asyncio.create_task(watched.instance.update_weights(tmp_path, 1))
-        while not watched.instance._open_calls:  # noqa: ASYNC110 - a few turns of the event loop
+        while not watched.instance._calls._answers:  # noqa: ASYNC110 - a few turns of the event loop
             await asyncio.sleep(0)
         await watched.instance.close()
         with pytest.raises(InstanceError, match="instance 0 was closed"):
