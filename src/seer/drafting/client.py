@@ -55,10 +55,12 @@ class ClientConfig:
     """Version of the weights; drafts never mix weights versions."""
 
     ship_after_s: float = 0.05
-    """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms."""
+    """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms. Later while
+    this instance drafts nothing (pace.py)."""
 
     fetch_every_s: float = 0.025
-    """Ask for siblings' tokens this often, or as often as the engine calls if that is less often (pace.py)."""
+    """Ask for siblings' tokens this often, or as often as the engine calls if that is less often; less often while it
+    drafts nothing (pace.py)."""
 
     answer_within_s: float = 2.0
     """A server that has not answered for this long counts as gone."""
@@ -134,6 +136,7 @@ class DraftClient:
 
     def open_session(self, requests: Sequence[RequestKey]) -> IndexSession:
         """Look requests up once, to observe and draft for them several times."""
+        self._pace.drafted(time.monotonic())
         with self._lock:
             followed = IndexSession(self.index, self._streams, requests, self._note_growth)
             self._groups.update(number_of(group) for group, _ in requests)
@@ -236,7 +239,7 @@ class DraftClient:
                 if time.monotonic() >= next_expiry:
                     self._expire(links)
                     next_expiry = time.monotonic() + 1.0
-                Link.wait(links, self._pace.interval(tick_s))
+                Link.wait(links, self._pace.between_looks(tick_s, time.monotonic()))
         finally:
             for link in links:
                 link.close()

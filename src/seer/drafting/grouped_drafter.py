@@ -32,9 +32,9 @@ from seer.drafting.index_session import IndexSession
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.types import GROUP_DRAFTS, DraftMode
 
-HOLD_S = 0.02
+HOLD_S = 0.1
 """Observed tokens wait up to this long and are then indexed in one call. One call per token costs more than indexing
-it, which matters where steps take a few milliseconds."""
+it. Drafts here do not wait for it, and siblings elsewhere get most tokens later than that."""
 
 GROUP_TTL_S = 1800.0
 """Time to live of a group that no request has used here. A backstop: groups are dropped when they end. A request that
@@ -90,9 +90,9 @@ class GroupedDrafter:
     def begin_run(self, run: str, mode: DraftMode, weights_version: int) -> None:
         """Start with an empty index: responses of other runs are not drafted from."""
         self._client.close()
-        self._client = DraftClient(
-            ClientConfig(servers=self._servers, keys=self._keys, weights_version=weights_version)
-        )
+        # Without drafts nothing is exchanged, and a thread that looks for messages would take time from the engine.
+        servers = () if mode == "none" else self._servers
+        self._client = DraftClient(ClientConfig(servers=servers, keys=self._keys, weights_version=weights_version))
         self._run, self.mode = run, mode
         self.acceptance = _fresh_acceptance()
         self._newest.clear()

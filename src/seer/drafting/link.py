@@ -59,7 +59,7 @@ class Link:
         self._socket.connect(address)
         self._waiting_since: float | None = None
         self._unreachable_since: float | None = None
-        self._next_fetch = 0.0
+        self._fetched_s: float | None = None  # None: fetch at the next step
         self._down = False
         self._flushes: list[tuple[int, Callable[[], None]]] = []
 
@@ -86,19 +86,25 @@ class Link:
         self._unreachable_since = None
         for notice in self.replica.next_notices():
             self._send(notice)
-        due = self.replica.due_at(self._config.ship_after_s)
+        due = self.replica.due_at(self._pace.between_messages(self._config.ship_after_s, now))
         hurry = bool(self._flushes)
         if due is not None and (due <= now or hurry) and not self.replica.pushing:
             push = self.replica.next_push()
             if push is not None:
                 self._send_question(push, now)
-        if (now >= self._next_fetch or hurry) and not self.replica.fetching:
-            self._next_fetch = now + self._pace.interval(self._config.fetch_every_s)
+        if (self._is_fetch_due(now) or hurry) and not self.replica.fetching:
+            self._fetched_s = now
             # A flush asks even without groups: the answer proves that the server handled all messages before it.
             fetch = self.replica.next_fetch(even_if_idle=hurry)
             if fetch is not None:
                 self._send_question(fetch, now)
         self._finish_flushes()
+
+    def _is_fetch_due(self, now: float) -> bool:
+        # Not a time kept from the last fetch: a draft since then may have made the next one due earlier.
+        if self._fetched_s is None:
+            return True
+        return now >= self._fetched_s + self._pace.between_messages(self._config.fetch_every_s, now)
 
     def flush(self, done: Callable[[], None]) -> None:
         """Call `done` once everything noted so far is shipped and a fetch begun after that is answered."""
@@ -137,7 +143,7 @@ class Link:
             if isinstance(reply, Request):
                 continue
             if self.replica.receive(reply, now):
-                self._next_fetch = now
+                self._fetched_s = None
             if not self.replica.pushing and not self.replica.fetching:
                 self._waiting_since = None
             if self._down:

@@ -5,7 +5,10 @@ import contextlib
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,10 @@ from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, SERVER_KEYS, servin
 from seer.drafting.client import ClientConfig, DraftClient, shard_of
 from seer.drafting.curve_keys import ClientKeys, read_client_keys, write_keys
 from seer.drafting.ids import number_of
+from seer.drafting.index import DraftIndex
+from seer.drafting.link import Link
 from seer.drafting.log import LogLimits
+from seer.drafting.pace import SLOWEST_S, Pace
 from seer.drafting.server import DraftServer, ServerConfig
 from seer.drafting.wire import Ask, Refused, Status, decode, encode
 from seer.errors import DraftError
@@ -61,6 +67,81 @@ def test_siblings_on_two_instances_draft_for_each_other(caplog: pytest.LogCaptur
         two.observe("g", "b", [2, 3])
         assert two.draft([("g", "b")], [4]).draft(0).tokens.tolist() == [4, 5]
     assert not caplog.records, "connecting is not an outage"
+
+
+@dataclass
+class Exchanges:
+    """A link whose group grows by a token at every look, and the messages that it has sent."""
+
+    link: Link
+    index: DraftIndex
+    pace: Pace = field(default_factory=Pace)
+    num_pushes: int = 0
+    num_tokens: int = 0
+
+    def look(self, now_s: float) -> int:
+        """Look once and wait for the answers; returns the fetches."""
+        group, before = 7, self.link.replica.fetched_rounds
+        self.num_tokens = self.index.append_one(group, 1, [5], previous_count=self.num_tokens)
+        self.link.replica.note(group, 1, self.num_tokens, 3600.0, now_s)
+        self.link.step(now_s)
+        self.num_pushes += self.link.replica.pushing
+        while self.link.replica.fetching or self.link.replica.pushing:
+            Link.wait([self.link], DEADLINE_S)
+            self.link.step(now_s)
+        return self.link.replica.fetched_rounds - before
+
+
+@contextlib.contextmanager
+def exchanging() -> Iterator[Exchanges]:
+    with serving() as address:
+        index, pace = DraftIndex(), Pace()
+        link = Link(address, index, ClientConfig(servers=(address,), keys=CLIENT_KEYS), pace)
+        try:
+            link.replica.register(7, 3600.0, 0.0)
+            give_up_s = time.monotonic() + DEADLINE_S
+            while not link.replica.fetching:  # until it is connected
+                link.step(0.0)
+                assert time.monotonic() < give_up_s
+            yield Exchanges(link, index, pace)
+        finally:
+            link.close()
+
+
+def test_an_instance_that_does_not_draft_sends_few_messages_and_at_once_when_it_does() -> None:
+    with exchanging() as one:
+        looks_s = [0.03 * number for number in range(1, 301)]  # fewer tokens per message than are shipped at once
+        num_fetches = 0
+        for now_s in looks_s:
+            one.pace.drafted(now_s)
+            num_fetches += one.look(now_s)
+        often = num_fetches, one.num_pushes
+        one.num_pushes = num_fetches = 0
+        for now_s in looks_s:
+            num_fetches += one.look(9.0 + now_s)
+        assert num_fetches < often[0] / 5
+        assert one.num_pushes < often[1] / 3
+        assert one.look(18.03) == 0
+        one.pace.drafted(18.06)
+        assert one.look(18.06) == 1
+
+
+def test_a_client_that_does_not_draft_looks_seldom_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_s: deque[float] = deque(maxlen=1000)
+    wait = Link.wait
+
+    def noted(links: Sequence[Link], timeout_s: float) -> None:
+        waits_s.append(timeout_s)
+        wait(links, timeout_s)
+
+    monkeypatch.setattr(Link, "wait", staticmethod(noted))
+    monkeypatch.setattr("seer.drafting.pace.UNUSED_SHARE", 1e6)
+    with serving() as address, a_client(address) as client:
+        client.draft([("g", "a")], [1])
+        give_up_s = time.monotonic() + DEADLINE_S
+        while SLOWEST_S not in waits_s:
+            assert time.monotonic() < give_up_s
+            client.flush(DEADLINE_S)
 
 
 def test_a_node_that_is_cut_off_drafts_from_what_it_has() -> None:

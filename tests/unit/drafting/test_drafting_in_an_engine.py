@@ -125,7 +125,7 @@ def test_while_the_engine_steps_nothing_is_held_back_for_long(
     monkeypatch.setattr(
         DraftClient, "observe_batch", lambda client, requests, *_, **rest: batches.append(len(requests))
     )
-    clock_s = iter([10.0, 10.01, 10.021, 10.03])
+    clock_s = iter([10.0, 10.05, 10.101, 10.15])
     monkeypatch.setattr("seer.drafting.grouped_drafter.time.perf_counter", lambda: next(clock_s))
     begin(drafter, "grouped")
     for at in range(4):

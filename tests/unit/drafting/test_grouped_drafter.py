@@ -66,6 +66,25 @@ def test_the_end_of_a_group_frees_its_tokens_here_and_on_its_server(mode: DraftM
             drafter.close()
 
 
+def test_without_drafts_no_thread_looks_for_messages() -> None:
+    with serving() as address:
+        drafter = GroupedDrafter((address,), CLIENT_KEYS)
+        try:
+            drafter.begin_run("with", "grouped", 0)
+            assert exchanges_tokens(drafter)
+            drafter.begin_run("without", "none", 0)
+            assert not exchanges_tokens(drafter)
+            drafter.drop(3)
+            drafter.begin_run("with again", "grouped", 0)
+            assert exchanges_tokens(drafter)
+        finally:
+            drafter.close()
+
+
+def exchanges_tokens(drafter: GroupedDrafter) -> bool:
+    return drafter._client._thread is not None
+
+
 def test_responses_of_an_earlier_epoch_go_with_their_group() -> None:
     drafter = a_drafter()
     drafter.seed_from({3: [[10, 11, 12]], 4: [[20, 21, 22]]})

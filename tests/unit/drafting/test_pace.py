@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from seer.drafting.pace import PAUSE_S, SLOWEST_S, Pace
+from seer.drafting.pace import PAUSE_S, SLOWEST_S, UNUSED_S, UNUSED_SHARE, Pace
 
 
 def paced(interval_s: float, num_calls: int = 100) -> Pace:
@@ -33,3 +33,30 @@ def test_a_pause_says_nothing_of_the_pace() -> None:
     pace = paced(0.06)
     pace.called(100 * 0.06 + PAUSE_S)
     assert pace.interval(0.025) == pytest.approx(0.06, rel=1e-3)
+
+
+def test_messages_become_rarer_the_longer_nothing_was_drafted() -> None:
+    pace = paced(0.04)
+    pace.drafted(4.0)
+    assert pace.between_messages(0.025, 4.0) == pytest.approx(0.04, rel=1e-3)
+    assert pace.between_messages(0.025, 5.0) == pytest.approx(UNUSED_SHARE)
+    assert pace.between_messages(0.025, 60.0) == UNUSED_S
+    assert pace.between_messages(0.7, 60.0) == 0.7
+
+
+def test_the_first_draft_makes_messages_frequent_again() -> None:
+    pace = paced(0.04)
+    pace.drafted(4.0)
+    pace.drafted(60.0)
+    assert pace.between_messages(0.025, 60.0) == pytest.approx(0.04, rel=1e-3)
+
+
+def test_an_engine_that_drafts_elsewhere_gets_messages_at_its_pace() -> None:
+    assert paced(0.04).between_messages(0.025, 60.0) == pytest.approx(0.04, rel=1e-3)
+
+
+def test_a_draft_is_noticed_soon_however_rare_messages_are() -> None:
+    pace = paced(0.04)
+    pace.drafted(4.0)
+    assert pace.between_looks(0.0125, 4.0) == pytest.approx(0.04, rel=1e-3)
+    assert pace.between_looks(0.0125, 60.0) == SLOWEST_S
