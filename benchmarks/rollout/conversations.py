@@ -212,7 +212,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or make_tiny_model(
             Path(folder), vocab_size=VOCABULARY, hidden_size=args.width, intermediate_size=2 * args.width,
-            num_hidden_layers=args.layers, max_position_embeddings=8192, eos_token_id=END_TOKEN,
+            num_hidden_layers=args.layers, head_dim=args.width // 4, max_position_embeddings=8192,
+            eos_token_id=END_TOKEN,
         )  # fmt: skip
         runs = asyncio.run(run(args, model, world))
     found = medians(runs)

@@ -255,6 +255,7 @@ class Rollout:
             events=events,
             verify=verify,
         )
+        seed = int(seed)  # a number of numpy's would overflow
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
         check_choice(keep, keep_deadline_s, enough_groups, on_response)
         journal = check_journal(journal, resume)
@@ -337,7 +338,7 @@ class Rollout:
         options = SessionOptions(
             scheduler=scheduler or self.config.scheduler,
             speculation=self.config.speculation if speculation is None else speculation,
-            seed=seed,
+            seed=int(seed),
             chunk_tokens=self.config.chunk_tokens,
             length_hints=self._length_hints if length_hints is None else length_hints,
             spread=self._spread,

@@ -14,8 +14,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import operator
 import types
 import typing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -67,19 +70,30 @@ Temperature = Annotated[float, Meta(ge=0, le=1000)]
 """0 is greedy."""
 
 
-def check(value: Any, kind: Any, name: str) -> None:
-    """Refuse a value that is not of this kind; `name` is how its user knows it."""
+def check(value: Any, kind: Any, name: str) -> Any:
+    """The value, numbers of numpy as Python's. One of another kind is refused; `name` is how its user knows it."""
+    plain = _plain(value)
     try:
-        msgspec.convert(_plain(value), kind)
+        msgspec.convert(plain, kind)
     except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: bytes of a command line that are no text
-        raise ConfigError(f"{name}={_refusal(value, kind, error)}", hint=f"use {describe(kind)}") from None
+        raise ConfigError(f"{name}={_refusal(plain, kind, error)}", hint=f"use {describe(kind)}") from None
+    return plain
 
 
 def check_fields(owner: Any) -> None:
-    """For `__post_init__` of a dataclass: refuse a field that is not within the range of its type."""
+    """For `__post_init__` of a dataclass: refuse a field that is not within the range of its type, and a flag that is
+    none. Numbers of numpy become Python's, which can be sent to other processes, and text becomes a path.
+    """
     cls: type = type(owner)
-    for name, kind in _ranged_fields(cls):
-        check(getattr(owner, name), kind, name)
+    fields = _fields(cls)
+    for name, kind in fields.checked:
+        value = getattr(owner, name)
+        if (plain := check(value, kind, name)) is not value:
+            object.__setattr__(owner, name, plain)
+    for name in fields.paths:
+        value = getattr(owner, name)
+        if value is not None and not isinstance(value, Path):
+            object.__setattr__(owner, name, _path(value, name))
 
 
 def describe(kind: Any) -> str:
@@ -118,17 +132,38 @@ def _refusal(value: Any, kind: Any, error: Exception) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy as Python's, because msgspec knows only those."""
-    if isinstance(value, bool | int | float) or not isinstance(value, numbers.Real):
+    """Numbers of numpy as Python's, because msgspec knows only those; anything else as it is."""
+    if type(value) is tuple:
+        plain = tuple(map(_plain, value))
+        return value if all(map(operator.is_, plain, value)) else plain
+    if type(value) in (bool, int, float) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def _path(value: Any, name: str) -> Path:
+    try:
+        return Path(value)
+    except TypeError:
+        raise ConfigError(f"{name}={value!r:.60} is no path", hint="use text or a pathlib.Path") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Of a dataclass, those that are checked."""
+
+    checked: tuple[tuple[str, Any], ...]
+    paths: tuple[str, ...]
+
+
 @functools.cache
-def _ranged_fields(owner: type) -> tuple[tuple[str, Any], ...]:
+def _fields(owner: type) -> _Fields:
     hints = typing.get_type_hints(owner, include_extras=True)
-    names = [field.name for field in dataclasses.fields(owner)]
-    return tuple((name, hints[name]) for name in names if has_range(hints[name]))
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(owner)}
+    return _Fields(
+        checked=tuple((name, kind) for name, kind in kinds.items() if has_range(kind) or bool in _options(kind)),
+        paths=tuple(name for name, kind in kinds.items() if Path in _options(kind)),
+    )
 
 
 def _meta(kind: Any) -> Meta | None:

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from seer.errors import ConfigError
-from seer.ranges import Count, CountOrZero, Probability, Share, StopString, Temperature, TokenId, check, check_fields
+from seer.ranges import Count, CountOrZero, Probability, Share, StopString, Temperature, TokenId, check_fields
 
 DraftMode = Literal["none", "own", "grouped", "grouped-paper"]
 """What a request may be drafted from: nothing, its own tokens, or those of its whole group, by our budget or by the
@@ -72,8 +72,6 @@ class Sampling:
     def __post_init__(self) -> None:
         """Refuse impossible settings before anything expensive starts."""
         check_fields(self)
-        check(self.ignore_eos, bool, "ignore_eos")
-        check(self.logprobs, bool, "logprobs")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is out of range", hint=f"use 0 to max_tokens, {self.max_tokens}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from faults import KillOnce
@@ -57,6 +59,20 @@ def test_responses_that_are_asked_for_while_others_run_have_the_tokens_of_a_run(
             assert await tokens_of_a_run(rollout) == expected  # the fleet is free for a run again
 
     asyncio.run(scenario())
+
+
+def test_seeds_and_counts_of_numpy_give_the_same_tokens() -> None:
+    async def tokens(number: Callable[[int], Any]) -> list[list[int]]:
+        async with a_rollout() as rollout:
+            groups = rollout.run([PROMPTS[0]], n=number(2), sampling=SAMPLING, seed=number(3))
+            found = [r.token_ids async for group in groups for r in group.responses]
+            async with rollout.session(seed=number(5)) as session:
+                for settings in ({"seed": number(4)}, {}):
+                    handles = session.submit(PROMPTS[1], n=number(2), sampling=SAMPLING, **settings)
+                    found += [(await handle).token_ids for handle in handles]
+            return found
+
+    assert asyncio.run(tokens(np.int64)) == asyncio.run(tokens(int))
 
 
 def test_tokens_stream_once_and_in_order_although_an_instance_is_killed() -> None:

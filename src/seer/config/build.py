@@ -141,8 +141,7 @@ def _leaf(value: Any, hint: Any, path: str, source: str) -> Any:
         return _size(value, f"{_at(source)}{path}")
     if path.rpartition(".")[2] == "gpus" and isinstance(value, str):
         return parse_gpus(value)
-    check(value, hint, f"{_at(source)}{path}")
-    return msgspec.convert(value, hint)
+    return msgspec.convert(check(value, hint, f"{_at(source)}{path}"), hint)
 
 
 def _size(text: str, name: str) -> int:

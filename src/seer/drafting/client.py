@@ -55,8 +55,8 @@ class ClientConfig:
     """Version of the weights; drafts never mix weights versions."""
 
     ship_after_s: float = 0.05
-    """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms. Later while
-    this instance drafts nothing (pace.py)."""
+    """Ship tokens that have waited this long, even if fewer than 64; with a busy thread's delay, within 100 ms. Later
+    while this instance drafts nothing (pace.py)."""
 
     fetch_every_s: float = 0.025
     """Ask for siblings' tokens this often, or as often as the engine calls if that is less often; less often while it

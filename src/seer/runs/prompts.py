@@ -165,7 +165,7 @@ def encode(
     is not known, and token ids are not held against it. `tools` are schemas for the chat template. `first` is the
     position of the first of them.
     """
-    check(n, Responses, "n")
+    n = check(n, Responses, "n")
     good: list[EncodedPrompt] = []
     bad: list[BadPrompt] = []
     for position, given in enumerate(prompts, first):

@@ -341,7 +341,7 @@ class Session:
     def _seed_of(self, prompt: EncodedPrompt, seed: int | None) -> int:
         self._num_submitted += 1
         if seed is not None:
-            return seed
+            return int(seed)  # a number of numpy's would overflow
         if prompt.prompt.seed is not None:
             return prompt.prompt.seed
         return request_seed(self._options.seed, self._num_submitted - 1)
