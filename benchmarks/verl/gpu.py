@@ -12,7 +12,7 @@ ranges. What runs for longer than --limit-s is ended, and the steps until then c
 Times are verl's: `timing_s/gen` is the rollout, whose end it sees within 0.1 s here (often_polled.py; by itself it
 looks every two seconds), `timing_s/step` a whole step. `seer/rollout_s` is the rollout by Seer's own clock. The first
 two steps are not in the means: they compile kernels. Only steps that all runs have are counted. Where the package
-flash-attn is missing, the trainers take PyTorch's attention.
+flash-attn is missing, the trainers take PyTorch's attention, and log-probabilities as many_rows.py does.
 
 A check without a GPU takes model, data and settings from tests/verl_training/verl_toy.py (make_toy, CPU_SETTINGS):
     python benchmarks/verl/gpu.py --model TOY/model --data TOY --reward FILE --out DIR --steps 3 CPU_SETTINGS...
@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ SCRIPT = HERE.parents[1] / "examples/grpo_verl/train.sh"
 WARM_UP_STEPS = 2
 WITHOUT_FLASH_ATTN = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
 """verl's default needs that package."""
+MODULES = "VERL_USE_EXTERNAL_MODULES"
 END_S = 30.0
 """For a run that was told to end."""
 SHOWN = {"rollout s": "timing_s/gen", "step s": "timing_s/step", "rollout s, own clock": "seer/rollout_s"}
@@ -189,9 +191,13 @@ def settings_of(args: argparse.Namespace, ray_dir: str) -> list[str]:
     ]
 
 
+def has_flash_attn() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
 def attention(given: list[str]) -> list[str]:
     """What the trainer's attention needs here, but for settings that are given anyway."""
-    if importlib.util.find_spec("flash_attn") is not None:
+    if has_flash_attn():
         return []
     names = {setting.partition("=")[0].lstrip("+") for setting in given}
     return [] if WITHOUT_FLASH_ATTN.partition("=")[0].lstrip("+") in names else [WITHOUT_FLASH_ATTN]
@@ -200,6 +206,7 @@ def attention(given: list[str]) -> list[str]:
 def environment(args: argparse.Namespace, rollout: str, metrics: Path) -> dict[str, str]:
     return {
         **os.environ,
+        **({} if has_flash_attn() else with_many_rows(os.environ)),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "MODEL": str(args.model.absolute()),
@@ -210,6 +217,13 @@ def environment(args: argparse.Namespace, rollout: str, metrics: Path) -> dict[s
         "PROMPT_TOKENS": str(args.prompt_tokens),
         "RESPONSE_TOKENS": str(args.response_tokens),
     }
+
+
+def with_many_rows(environ: Mapping[str, str]) -> dict[str, str]:
+    """For verl's processes: import many_rows.py too."""
+    modules = [environ.get(MODULES, ""), "many_rows"]
+    paths = [str(HERE), environ.get("PYTHONPATH", "")]
+    return {MODULES: ",".join(filter(None, modules)), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def summarize(steps: list[dict[str, float]]) -> dict[str, Any]:
