@@ -24,10 +24,13 @@ from pathlib import Path
 from typing import IO
 
 from seer.errors import InputError
+from seer.hosting.log_cause import root_error
 from seer.machine.daemon_thread import in_thread
 
 LOG_TAIL_BYTES = 2000
 """Quoted from a child's log when it dies: about the length of a Python traceback."""
+SEARCHED_LOG_BYTES = 1 << 20
+"""Of a log's end: the error that ended a process may stand pages before it."""
 MAX_LOG_BYTES = 64 << 20
 """Of one child's log. A longer one loses its beginning: the end says why a process died."""
 KEPT_LOG_BYTES = 1 << 20
@@ -131,7 +134,7 @@ class ChildProcess:
         await in_thread(self._process.wait)
 
     def exit_cause(self) -> str:
-        """How it ended, and the last lines it wrote."""
+        """How it ended, the error that its log has for it, and the last lines it wrote."""
         status = self._process.poll()
         if status is None:
             how = "it is still running"
@@ -140,15 +143,21 @@ class ChildProcess:
         else:
             how = f"exit status {status}"
         tail = self.log_tail()
+        error = root_error(self._end_of_log(SEARCHED_LOG_BYTES)) if status is not None and status >= 0 else None
+        if error is not None and error not in tail:
+            how += f"; in its log: {error}"
         return f"{how}; the end of its log:\n{tail}" if tail else how
 
     def log_tail(self) -> str:
         """The last LOG_TAIL_BYTES of its log."""
+        return self._end_of_log(LOG_TAIL_BYTES)
+
+    def _end_of_log(self, num_bytes: int) -> str:
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        start = max(0, size - LOG_TAIL_BYTES)
-        return os.pread(self._log.fileno(), LOG_TAIL_BYTES, start).decode(errors="replace").strip()
+        start = max(0, size - num_bytes)
+        return os.pread(self._log.fileno(), num_bytes, start).decode(errors="replace").strip()
 
     @property
     def log_descriptor(self) -> int:

@@ -87,6 +87,23 @@ def test_the_folder_of_a_module_that_the_child_needs_stays(tmp_path: Path, monke
     assert str(source) in module_folders(("seer.hosting.child",))
 
 
+def test_a_process_that_ended_by_itself_says_which_error_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing.py").write_text(
+        "print('ValueError: the cause')\nprint('and much more\\n' * 1000)\n"
+        "raise SystemExit('RuntimeError: see the stack trace above')\n"
+    )
+    child = ChildProcess("failing", None, module="failing", single_thread=True)
+    with child.socket:
+        child._process.wait()
+        cause = child.exit_cause()
+    assert cause.startswith("exit status 1; in its log: ValueError: the cause; the end of its log:\n")
+    assert cause.endswith("see the stack trace above")
+    child.close()
+
+
 @pytest.mark.parametrize("has_folder", [True, False])
 def test_a_log_that_gets_too_long_keeps_its_end(
     has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
