@@ -23,7 +23,7 @@ from seer.sim.paper import SHARES, WORKLOADS, CellResult, Measure, Study, answer
 
 EXAMPLES = """\
 examples:
-  seer paper                     about half an hour on two cores
+  seer paper                     about ten minutes on two cores
   seer paper --seeds 0           one arrangement of the groups: a few minutes
   seer paper --json > paper.json
 """
