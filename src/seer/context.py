@@ -7,7 +7,7 @@ longest finished response. A length hint (the group's estimate in an earlier epo
 one.
 
 `spread` says how far an estimate may be off: how many times as long as the first of its group to finish a response may
-be, as this iteration and those before it have shown (seer.spread).
+be, as this iteration and those before it have shown; `limit_binds`, whether many end at their limit (seer.spread).
 
 `turns` is what conversations have shown: turns, tokens of a turn, and how long tools take (seer.turn_estimates).
 
@@ -66,6 +66,11 @@ class Context:
     def spread(self) -> float:
         """How many times as long as the first of its group to finish a response may be."""
         return self._spread.value
+
+    @property
+    def limit_binds(self) -> bool:
+        """Whether many responses end at their limit, so that any may."""
+        return self._spread.limit_binds
 
     def observe_finished(self, request: Request, members: Sequence[Request] = ()) -> None:
         """Learn the length of a request that ended by itself; cancelled and failed requests say nothing of lengths.

@@ -24,7 +24,7 @@ from seer.sim.paper import SHARES, WORKLOADS, CellResult, Measure, Study, answer
 EXAMPLES = """\
 examples:
   seer paper                     about ten minutes on two cores
-  seer paper --seeds 0           one arrangement of the groups: a few minutes
+  seer paper --seeds 0           one arrangement of the groups: under a minute
   seer paper --json > paper.json
 """
 TITLES: dict[Study, str] = {

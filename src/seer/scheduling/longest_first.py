@@ -34,7 +34,10 @@ def rank_by_remaining(request: Request, remaining_tokens: float, level_ratio: fl
     Each level is `level_ratio` times the one below. Within a level the request that has generated more runs first, so
     that requests with nearly equal needs do not take turns on the same memory. A ratio of 1 means no levels.
     """
-    level = max(1.0, remaining_tokens)
-    if level_ratio > 1.0:
-        level = math.floor(math.log(level) / math.log(level_ratio))
-    return (-level, -request.num_generated, request.index, request.id)
+    return (-level_of(remaining_tokens, level_ratio), -request.num_generated, request.index, request.id)
+
+
+def level_of(num_tokens: float, level_ratio: float) -> float:
+    """The level of a number of tokens."""
+    level = max(1.0, num_tokens)
+    return math.floor(math.log(level) / math.log(level_ratio)) if level_ratio > 1.0 else level

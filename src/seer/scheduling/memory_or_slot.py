@@ -13,7 +13,9 @@ finish is its shortest, and with heavy tails any group can contain a very long o
   the longest estimate first. If a length hint from an earlier weights version is given for a group, it replaces the
   limit.
 * *Sequence slots are scarce.* A request takes one slot however long it is. The request that is expected to need the
-  most tokens runs first. Within about the same need, the one that has generated more runs first.
+  most tokens runs first. Within about the same need, the one that has generated more runs first. Where many responses
+  end at their limit (`Context.limit_binds`), any may: then the one with most left to its limit runs first, so that all
+  get about as far, short ones end, and those that go to the limit run side by side at the end, not one after another.
 * *There is no pool.* The KV of a paused request would be computed again, so the request that has generated most runs
   first.
 
@@ -33,7 +35,7 @@ from seer.buffer import Request
 from seer.context import Context
 from seer.scheduling.estimated_rank import EstimatedRank
 from seer.scheduling.fixed_rank import Rank
-from seer.scheduling.longest_first import rank_by_remaining
+from seer.scheduling.longest_first import level_of, rank_by_remaining
 
 LEVEL_RATIO = 1.25
 """Requests whose needs differ by less than about this factor do not displace each other: each switch moves KV."""
@@ -49,6 +51,7 @@ class MemoryOrSlotOrdering:
         self._context = context
         self._has_pool = has_pool
         self._spread = context.spread  # at which waiting requests were ranked
+        self._limit_binds = context.limit_binds  # the same
         self.memory_is_scarce = True
         """Whether memory, not sequence slots, is scarce. Set before each decision."""
         self._by_memory = EstimatedRank(context, self._most_needed if has_pool else self._begun_first)
@@ -114,6 +117,10 @@ class MemoryOrSlotOrdering:
             self._by_memory.rank_all()
         if self._by_slots is not None:
             self._by_slots.finished(request)
+        if self._limit_binds != self._context.limit_binds:
+            self._limit_binds = self._context.limit_binds
+            if self._by_slots is not None:
+                self._by_slots.rank_all()
 
     def forget(self, family: int) -> None:
         """No more requests of it come."""
@@ -157,11 +164,23 @@ class MemoryOrSlotOrdering:
         return needs
 
     def _longest_expected(self, request: Request) -> Rank:
-        remaining = expected_remaining_tokens(self._context, request)
-        return rank_by_remaining(request, remaining + self._context.turns.remaining_wait_tokens(request), LEVEL_RATIO)
+        context = self._context
+        need = slot_tokens(context, request, limit_binds=self._limit_binds)
+        need += context.turns.remaining_wait_tokens(request)
+        if self._limit_binds:
+            expected = context.expected_tokens(request.group)
+            return (-level_of(need, LEVEL_RATIO), -expected, request.index, request.id)
+        return rank_by_remaining(request, need, LEVEL_RATIO)
 
     def _begun_first(self, request: Request) -> Rank:
         return (-request.num_generated, -self._context.expected_tokens(request.group), request.index, request.id)
+
+
+def slot_tokens(context: Context, request: Request, *, limit_binds: bool) -> float:
+    """Tokens for which the request is expected to keep its sequence slot: to its limit, where any may go there."""
+    if limit_binds and not context.has_length_hint(request.group):
+        return float(request.max_tokens - request.num_generated)
+    return expected_remaining_tokens(context, request)
 
 
 def expected_remaining_tokens(context: Context, request: Request) -> float:

@@ -36,7 +36,7 @@ from seer.scheduling.leases import (
     RankedOrdering,
     Tenants,
 )
-from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
+from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens, slot_tokens
 
 MIN_CHUNK_TOKENS = 128
 """Without a pool, a shorter chunk costs more than the memory it saves: returning a request takes about one step."""
@@ -74,11 +74,14 @@ class EarliestFinishPlacement(Divided):
         ordering: RankedOrdering,
         remaining_tokens: Callable[[Request], float],
         *,
+        slot_tokens: Callable[[Request], float] | None = None,
         max_chunk_tokens: int,
         placement: PlacementConfig | None = None,
         whole_blocks: bool = False,
     ) -> None:
-        """`remaining_tokens` estimates what a request still needs, for placement."""
+        """`remaining_tokens` estimates what a request still needs, for placement; `slot_tokens` for how many it keeps
+        its sequence slot, if that is another number.
+        """
         super().__init__(ordering, chunk_tokens=max_chunk_tokens, placement=placement, whole_blocks=whole_blocks)
         self._remaining_tokens = remaining_tokens
         self._has_pool = self._placement.transfer is not None
@@ -88,7 +91,7 @@ class EarliestFinishPlacement(Divided):
             self._tenants,
             ordering=ordering,
             more_tokens=self._more_tokens,
-            remaining_tokens=remaining_tokens,
+            remaining_tokens=slot_tokens or remaining_tokens,
             may_park=self._has_pool,
         )
         self._longest: dict[int, list[tuple[float, int, int]]] = {}  # instance -> heap of (-remaining, request, turn)
@@ -272,6 +275,7 @@ class Seer(EarliestFinishPlacement):
         super().__init__(
             self._scarcity,
             lambda request: expected_remaining_tokens(context, request),
+            slot_tokens=lambda request: slot_tokens(context, request, limit_binds=context.limit_binds),
             max_chunk_tokens=max_chunk_tokens,
             placement=placement,
             whole_blocks=whole_blocks,

@@ -12,6 +12,7 @@ from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.fleet import Fleet
 from seer.placement import PlacementConfig
+from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, slot_tokens
 from seer.scheduling.seer import Seer
 from seer.transfer import TransferEstimate
 from seer.types import InstanceLimits
@@ -145,3 +146,57 @@ def test_nobody_leaves_for_a_request_that_then_lacks_memory(prompt: int, fits: b
     world = World()
     world.wait(num_prompt_tokens=prompt)
     assert bool(world.yielded()) is fits
+
+
+def let_the_limit_bind(world: World) -> None:
+    """Many responses of others have ended at their limit; the scheduler hears of the last."""
+    for at in range(20):
+        (request,) = RequestBuffer().admit([a_group(100 + at, 1, max_tokens=MAX_TOKENS)], 0.0)
+        end(request, MAX_TOKENS)
+        world.context.observe_finished(request, [request])
+    world.scheduler.finished(request)
+    assert world.context.limit_binds
+
+
+@pytest.mark.parametrize("binds", [False, True])
+def test_where_the_limit_binds_one_that_is_far_leaves_its_slot_to_one_of_a_short_group(binds: bool) -> None:
+    world = World()
+    if binds:
+        let_the_limit_bind(world)
+    world.running[2].num_generated = MAX_TOKENS - 1000
+    (waiting,) = RequestBuffer().admit([a_group(0, 1, max_tokens=MAX_TOKENS)], 0.0)
+    waiting.id = 99
+    world.scheduler.admit([waiting], world.fleet)
+    assert world.scheduler.next(world.fleet) is None
+    assert world.yielded() == ([world.running[2]] if binds else [])
+
+
+def test_where_the_limit_binds_those_that_have_generated_least_run_first() -> None:
+    context = Context()
+    ordering = MemoryOrSlotOrdering(context)
+    ordering.memory_is_scarce = False
+    first, *short = RequestBuffer().admit([a_group(0, 3, max_tokens=MAX_TOKENS)], 0.0)
+    (far,) = RequestBuffer().admit([a_group(1, 1, max_tokens=MAX_TOKENS)], 0.0)
+    far.id, far.num_generated = 50, MAX_TOKENS // 2
+    end(first, 20)
+    context.observe_finished(first, [first, *short])
+    ordering.admit([*short, far])
+    ordering.finished(first)
+    assert ordering.peek() is far, "the others are expected to need 20 tokens"
+    for at in range(20):
+        (request,) = RequestBuffer().admit([a_group(100 + at, 1, max_tokens=MAX_TOKENS)], 0.0)
+        end(request, MAX_TOKENS)
+        context.observe_finished(request, [request])
+        ordering.finished(request)
+    assert [ordering.pop() for _ in range(3)] == [*short, far]
+
+
+def test_a_group_with_a_length_hint_keeps_its_estimate_where_the_limit_binds() -> None:
+    context = Context({"known": 300})
+    hinted, unknown = (
+        RequestBuffer().admit([a_group(number, 1, max_tokens=MAX_TOKENS, key=key)], 0.0)[0]
+        for number, key in ((0, "known"), (1, None))
+    )
+    assert slot_tokens(context, hinted, limit_binds=True) == 300
+    unknown.num_generated = 96
+    assert slot_tokens(context, unknown, limit_binds=True) == 4000
