@@ -146,9 +146,11 @@ def kill_processes(holder: int) -> None:
 
 
 def ray_environment() -> dict[str, str]:
-    """Of Ray's processes and of drivers. Ray would run its workers, and so the instances, behind all other work."""
+    """Of Ray's processes and of drivers. Ray would run its workers, and so the instances, behind all other work, and
+    would ask for the token that another of its clusters has left in this user's home.
+    """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **quiet, "RAY_worker_niceness": "0"}
+    return {**os.environ, **quiet, "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
 
 
 @contextlib.contextmanager
