@@ -90,6 +90,12 @@ class MemoryOrSlotOrdering:
     def granted(self, request: Request, num_tokens: int) -> None:
         """Does nothing: ranks do not depend on grants."""
 
+    def slot_tokens(self, request: Request) -> float:
+        """Tokens for which it is expected to keep its sequence slot: to its limit, where any request may go there."""
+        if self._limit_binds and not self._context.has_length_hint(request.group):
+            return float(request.max_tokens - request.num_generated)
+        return expected_remaining_tokens(self._context, request)
+
     def rank(self, request: Request) -> Rank:
         """Its rank by what is scarce now, whether it waits or runs; smaller ranks run first."""
         if not self._memory_counts():
@@ -164,23 +170,14 @@ class MemoryOrSlotOrdering:
         return needs
 
     def _longest_expected(self, request: Request) -> Rank:
-        context = self._context
-        need = slot_tokens(context, request, limit_binds=self._limit_binds)
-        need += context.turns.remaining_wait_tokens(request)
+        need = self.slot_tokens(request) + self._context.turns.remaining_wait_tokens(request)
         if self._limit_binds:
-            expected = context.expected_tokens(request.group)
+            expected = self._context.expected_tokens(request.group)
             return (-level_of(need, LEVEL_RATIO), -expected, request.index, request.id)
         return rank_by_remaining(request, need, LEVEL_RATIO)
 
     def _begun_first(self, request: Request) -> Rank:
         return (-request.num_generated, -self._context.expected_tokens(request.group), request.index, request.id)
-
-
-def slot_tokens(context: Context, request: Request, *, limit_binds: bool) -> float:
-    """Tokens for which the request is expected to keep its sequence slot: to its limit, where any may go there."""
-    if limit_binds and not context.has_length_hint(request.group):
-        return float(request.max_tokens - request.num_generated)
-    return expected_remaining_tokens(context, request)
 
 
 def expected_remaining_tokens(context: Context, request: Request) -> float:

@@ -36,7 +36,7 @@ from seer.scheduling.leases import (
     RankedOrdering,
     Tenants,
 )
-from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens, slot_tokens
+from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, expected_remaining_tokens
 
 MIN_CHUNK_TOKENS = 128
 """Without a pool, a shorter chunk costs more than the memory it saves: returning a request takes about one step."""
@@ -275,7 +275,7 @@ class Seer(EarliestFinishPlacement):
         super().__init__(
             self._scarcity,
             lambda request: expected_remaining_tokens(context, request),
-            slot_tokens=lambda request: slot_tokens(context, request, limit_binds=context.limit_binds),
+            slot_tokens=self._scarcity.slot_tokens,
             max_chunk_tokens=max_chunk_tokens,
             placement=placement,
             whole_blocks=whole_blocks,

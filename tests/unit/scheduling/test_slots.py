@@ -12,7 +12,7 @@ from seer.buffer import Request, RequestBuffer
 from seer.context import Context
 from seer.fleet import Fleet
 from seer.placement import PlacementConfig
-from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering, slot_tokens
+from seer.scheduling.memory_or_slot import MemoryOrSlotOrdering
 from seer.scheduling.seer import Seer
 from seer.transfer import TransferEstimate
 from seer.types import InstanceLimits
@@ -148,13 +148,18 @@ def test_nobody_leaves_for_a_request_that_then_lacks_memory(prompt: int, fits: b
     assert bool(world.yielded()) is fits
 
 
+def end_at_the_limit(context: Context) -> Request:
+    """Many responses do; returns the last of them."""
+    requests = [RequestBuffer().admit([a_group(100 + at, 1, max_tokens=MAX_TOKENS)], 0.0)[0] for at in range(20)]
+    for request in requests:
+        end(request, MAX_TOKENS)
+        context.observe_finished(request, [request])
+    return requests[-1]
+
+
 def let_the_limit_bind(world: World) -> None:
     """Many responses of others have ended at their limit; the scheduler hears of the last."""
-    for at in range(20):
-        (request,) = RequestBuffer().admit([a_group(100 + at, 1, max_tokens=MAX_TOKENS)], 0.0)
-        end(request, MAX_TOKENS)
-        world.context.observe_finished(request, [request])
-    world.scheduler.finished(request)
+    world.scheduler.finished(end_at_the_limit(world.context))
     assert world.context.limit_binds
 
 
@@ -183,11 +188,7 @@ def test_where_the_limit_binds_those_that_have_generated_least_run_first() -> No
     ordering.admit([*short, far])
     ordering.finished(first)
     assert ordering.peek() is far, "the others are expected to need 20 tokens"
-    for at in range(20):
-        (request,) = RequestBuffer().admit([a_group(100 + at, 1, max_tokens=MAX_TOKENS)], 0.0)
-        end(request, MAX_TOKENS)
-        context.observe_finished(request, [request])
-        ordering.finished(request)
+    ordering.finished(end_at_the_limit(context))
     assert [ordering.pop() for _ in range(3)] == [*short, far]
 
 
@@ -197,6 +198,8 @@ def test_a_group_with_a_length_hint_keeps_its_estimate_where_the_limit_binds() -
         RequestBuffer().admit([a_group(number, 1, max_tokens=MAX_TOKENS, key=key)], 0.0)[0]
         for number, key in ((0, "known"), (1, None))
     )
-    assert slot_tokens(context, hinted, limit_binds=True) == 300
+    end_at_the_limit(context)
+    ordering = MemoryOrSlotOrdering(context)
+    assert ordering.slot_tokens(hinted) == 300
     unknown.num_generated = 96
-    assert slot_tokens(context, unknown, limit_binds=True) == 4000
+    assert ordering.slot_tokens(unknown) == 4000
