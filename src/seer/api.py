@@ -27,7 +27,7 @@ from seer.hosting.memory_limits import refuse_what_cannot_fit
 from seer.hosting.pool_choice import choose_pool
 from seer.metrics.events import Event, EventSink, discard
 from seer.metrics.summary import Summary
-from seer.ranges import Count, Port, check
+from seer.ranges import Count, Port, Seed, check
 from seer.runs.arguments import (
     check_choice,
     check_environment_calls,
@@ -244,8 +244,8 @@ class Rollout:
         Leaving the iteration early, or `cancel`, ends the rest; what was generated is handed out after
         `cancel`.
         """
+        seed = check(seed, Seed, "seed")
         check_run(
-            seed=seed,
             reward=reward,
             reward_deadline_s=reward_deadline_s,
             scheduler=scheduler,
@@ -255,7 +255,6 @@ class Rollout:
             events=events,
             verify=verify,
         )
-        seed = int(seed)  # a number of numpy's would overflow
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
         check_choice(keep, keep_deadline_s, enough_groups, on_response)
         journal = check_journal(journal, resume)
@@ -332,13 +331,14 @@ class Rollout:
         events: EventSink = discard,
     ) -> Session:
         """A rollout without an end, as an async context manager: prompts may come at any time (seer.runs.session)."""
-        check_run(seed=seed, scheduler=scheduler, length_hints=length_hints, events=events)
+        seed = check(seed, Seed, "seed")
+        check_run(scheduler=scheduler, length_hints=length_hints, events=events)
         self._require_started()
         self._require_no_run()
         options = SessionOptions(
             scheduler=scheduler or self.config.scheduler,
             speculation=self.config.speculation if speculation is None else speculation,
-            seed=int(seed),
+            seed=seed,
             chunk_tokens=self.config.chunk_tokens,
             length_hints=self._length_hints if length_hints is None else length_hints,
             spread=self._spread,

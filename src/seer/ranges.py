@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import numbers
 import operator
+import os
 import types
 import typing
 from dataclasses import dataclass
@@ -80,6 +81,15 @@ def check(value: Any, kind: Any, name: str) -> Any:
     return plain
 
 
+def check_path(value: Any, name: str) -> Path:
+    """Text or a path as a path; refused is what no path can be."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={value!r:.60} is no path", hint="use text or a pathlib.Path")
+    if "\0" in str(value):
+        raise ConfigError(f"{name}={str(value)!r} has a NUL character", hint="no path has one")
+    return Path(value)
+
+
 def check_fields(owner: Any) -> None:
     """For `__post_init__` of a dataclass: refuse a field that is not within the range of its type, and a flag that is
     none. Numbers of numpy become Python's, which can be sent to other processes, and text becomes a path.
@@ -92,8 +102,8 @@ def check_fields(owner: Any) -> None:
             object.__setattr__(owner, name, plain)
     for name in fields.paths:
         value = getattr(owner, name)
-        if value is not None and not isinstance(value, Path):
-            object.__setattr__(owner, name, _path(value, name))
+        if value is not None:
+            object.__setattr__(owner, name, check_path(value, name))
 
 
 def describe(kind: Any) -> str:
@@ -139,13 +149,6 @@ def _plain(value: Any) -> Any:
     if type(value) in (bool, int, float) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def _path(value: Any, name: str) -> Path:
-    try:
-        return Path(value)
-    except TypeError:
-        raise ConfigError(f"{name}={value!r:.60} is no path", hint="use text or a pathlib.Path") from None
 
 
 @dataclass(frozen=True, slots=True)

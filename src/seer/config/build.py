@@ -24,7 +24,7 @@ from seer.config.run import RunConfig
 from seer.errors import ConfigError
 from seer.machine.gpus import parse_gpus
 from seer.machine.sizes import parse_size
-from seer.ranges import check
+from seer.ranges import check, check_path
 
 C = TypeVar("C")
 Values = Mapping[str, Any]
@@ -132,9 +132,7 @@ def _default(kind: type, key: str) -> Any:
 
 def _leaf(value: Any, hint: Any, path: str, source: str) -> Any:
     if Path in _options(hint) and isinstance(value, str | Path):
-        if "\0" in str(value):
-            raise ConfigError(f"{_at(source)}{path}={str(value)!r} has a NUL character", hint="no path has one")
-        return Path(value)
+        return check_path(value, f"{_at(source)}{path}")
     if typing.get_origin(hint) is typing.Literal and isinstance(value, str):
         return value  # the dataclass knows a better word than "enum value" for it
     if path.endswith("_bytes") and isinstance(value, str):

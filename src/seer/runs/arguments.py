@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from seer.environments.base import check_environment
 from seer.errors import ConfigError, InputError
-from seer.ranges import Count, CountOrZero, Seconds, Seed, TokenId, check
+from seer.ranges import Count, CountOrZero, Seconds, TokenId, check
 from seer.types import Sampling
 
 VerifiedShare = Annotated[float, Meta(ge=0, le=1)]
@@ -37,7 +37,6 @@ def check_sampling(sampling: Any) -> None:
 
 def check_run(
     *,
-    seed: Any,
     scheduler: Any,
     length_hints: Any,
     events: Any,
@@ -48,7 +47,6 @@ def check_run(
     verify: Any = 0.0,
 ) -> None:
     """Refuse settings of a run or a session that are of a wrong kind or out of range."""
-    check(seed, Seed, "seed")
     check(reward_deadline_s, Seconds, "reward_deadline_s")
     check(verify, VerifiedShare, "verify")
     if scheduler is not None and not isinstance(scheduler, str):
@@ -68,15 +66,13 @@ def check_run(
             _check_rows(rows, list[TokenId], f"past_responses[{name!r}]", "[token ids, ...]")
 
 
-def check_submission(seed: Any, group: Any, on_tokens: Any, home: Any, num_instances: int) -> None:
+def check_submission(group: Any, on_tokens: Any, home: Any, num_instances: int) -> None:
     """Refuse what a session cannot take with a prompt; of instances that were removed `home` is one, too."""
     is_instance = isinstance(home, int) and not isinstance(home, bool) and 0 <= home < num_instances
     if home is not None and not is_instance:
         raise ConfigError(
             f"home={home!r}: there are instances 0 to {num_instances - 1}", hint="last_instance of an earlier response"
         )
-    if seed is not None:
-        check(seed, Seed, "seed")
     if group is not None and not isinstance(group, str):
         raise ConfigError(f"group is a {type(group).__name__}, not a name", hint="group='uid-1'")
     if group == "":

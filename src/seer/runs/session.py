@@ -43,6 +43,7 @@ from seer.engine.text_codec import TextCodec
 from seer.environments.base import Environment, Message
 from seer.errors import ConfigError, SeerError
 from seer.metrics.events import Ended, Event, Stepped
+from seer.ranges import Seed, check
 from seer.rollout import RolloutLoop
 from seer.runs.arguments import check_environment_calls, check_submission
 from seer.runs.conversations import Conversations, EnvironmentCalls
@@ -188,7 +189,8 @@ class Session:
             raise self._failure
         if self._is_closed:
             raise SeerError("the session has been closed", hint="async with rollout.session() as session:")
-        check_submission(seed, group, on_tokens, home, len(self._fleet.instances))
+        seed = None if seed is None else check(seed, Seed, "seed")
+        check_submission(group, on_tokens, home, len(self._fleet.instances))
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
         [encoded] = self._encode([prompt], n=n, sampling=sampling, tools=tools)
         self._refuse_unfit(encoded)
@@ -341,7 +343,7 @@ class Session:
     def _seed_of(self, prompt: EncodedPrompt, seed: int | None) -> int:
         self._num_submitted += 1
         if seed is not None:
-            return int(seed)  # a number of numpy's would overflow
+            return seed
         if prompt.prompt.seed is not None:
             return prompt.prompt.seed
         return request_seed(self._options.seed, self._num_submitted - 1)
