@@ -189,14 +189,19 @@ def test_an_error_of_the_factory_is_raised_in_the_driver_with_its_own_class() ->
     play(scenario())
 
 
+async def refused_start(watched: Watched, kind: type[SeerError], match: str) -> SeerError:
+    """The error with which an instance does not start; it leaves no process."""
+    with pytest.raises(kind, match=match) as caught:
+        await watched.instance.start(watched.take)
+    assert watched.instance.pid is None
+    return caught.value
+
+
 def test_an_error_of_a_library_at_the_start_comes_with_the_end_of_the_log() -> None:
     async def scenario() -> None:
-        watched = Watched("host_fakes:make_failing")
-        with pytest.raises(InstanceError, match="RuntimeError: see above") as caught:
-            await watched.instance.start(watched.take)
-        assert "the device is full" in str(caught.value)
-        assert "log_dir" in (caught.value.hint or "")
-        assert watched.instance.pid is None
+        error = await refused_start(Watched("host_fakes:make_failing"), InstanceError, "RuntimeError: see above")
+        assert "the device is full" in str(error)
+        assert "log_dir" in (error.hint or "")
 
     play(scenario())
 
@@ -230,11 +235,9 @@ def test_a_start_that_takes_too_long_comes_with_the_end_of_the_log() -> None:
     async def scenario() -> None:
         watched = Watched("host_fakes:make_slow_to_start", HostingConfig(pin_cores=False, start_deadline_s=0.001))
         watched.instance._launcher = Told()
-        with pytest.raises(DeadlineExceeded, match="the start of instance 0 took longer") as caught:
-            await watched.instance.start(watched.take)
-        assert "it is still running; the end of its log:\ncompiling kernels" in str(caught.value)
-        assert "start_deadline_s" in (caught.value.hint or "")
-        assert watched.instance.pid is None
+        error = await refused_start(watched, DeadlineExceeded, "the start of instance 0 took longer")
+        assert "it is still running; the end of its log:\ncompiling kernels" in str(error)
+        assert "start_deadline_s" in (error.hint or "")
 
     play(scenario())
 
