@@ -3,8 +3,9 @@
 
 An engine on a GPU calls every few milliseconds, one on a CPU about every fifty. On a CPU the thread that talks to the
 draft server takes its time from the core that computes, and so does the server itself. Where drafts do not pay, an
-engine drafts in rare trials only, and tokens that travel in between are of use to nobody. So messages become rarer the
-longer nothing was drafted, and frequent again with the first draft. Pure: the caller passes the time.
+engine drafts only now and then, to see whether they would, and does not use the tokens that come in between. So the
+time between messages grows while nothing is drafted, and is short again from the first draft on. Pure: the caller
+passes the time.
 """
 
 from __future__ import annotations

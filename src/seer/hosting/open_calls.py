@@ -30,7 +30,7 @@ class OpenCalls:
         self._answers.pop(number, None)
 
     def settle(self, instance: int, result: CallResult) -> None:
-        """The process has answered; an answer that nobody waits for is dropped."""
+        """The process has answered. The answer to a call that has ended already is ignored."""
         answer = self._answers.pop(result.number, None)
         if answer is None or answer.done():
             return
