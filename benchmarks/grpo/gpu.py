@@ -34,6 +34,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import statistics
 import subprocess
@@ -59,6 +60,8 @@ START_S = 150.0
 """Time for an arm to reach its first step. With less time left, no arm but the first is started."""
 END_S = 10.0
 """Of an arm's limit: for the end of its instances."""
+STACKS_S = 5.0
+"""Time for the processes of an arm to write their stacks."""
 QUIET_S = 15.0
 """Without news of the arm for so long, the newest line of its logs is shown."""
 NEWS = "-- "
@@ -191,14 +194,31 @@ def newest_line(args: argparse.Namespace, arm: str) -> str:
 
 
 def end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it has started; each writes its stacks to its log first."""
-    pids = processes_of(process.pid)
-    for number, wait_s in ((signal.SIGABRT, 5.0), (signal.SIGKILL, None)):
-        for pid in reversed(pids):  # those that end with others first
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
+    """End a process with all that it has started; each writes its stacks to its log first.
+
+    They are stopped before, and go on one after the other: one that waits for another would go on when that has ended,
+    and write another stack; one that ends with another would be ended before it has written.
+    """
+    deadline_s = time.monotonic() + STACKS_S
+    handles = []
+    for pid in processes_of(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    for number in (signal.SIGSTOP, signal.SIGABRT):
+        for handle in handles:
+            send(number, handle)
+    for handle in reversed(handles):  # those that end with others first
+        send(signal.SIGCONT, handle)
+        select.select([handle], [], [], max(0.0, deadline_s - time.monotonic()))  # readable once it has ended
+    for handle in handles:
+        send(signal.SIGKILL, handle)
+        os.close(handle)
+    process.wait()
+
+
+def send(number: signal.Signals, handle: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, number)
 
 
 def processes_of(pid: int) -> list[int]:

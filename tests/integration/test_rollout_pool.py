@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from faults import KillOnce, damage
+from faults import damage
 from pools import a_mooncake_store
 
 pytest.importorskip("torch")
@@ -155,16 +155,19 @@ def test_damage_is_noticed_computed_again_and_reported(model: Path) -> None:
             assert (rollout.summary.pool_failures, rollout.summary.pool_corrupt) == (0, 0)
             await rollout.update_weights(model)
             pool_of(rollout).transfer = MovingIsFree()
-            kill = KillOnce(rollout.fleet.instances[1])
-            # The requests of the killed instance go on elsewhere, from what the pool holds of them.
-            damage_once = Once(Stopped, lambda: damage(pool_of(rollout)))
+            victim = rollout.fleet.instances[1]
 
-            def kill_and_damage(event: Event) -> None:
-                if isinstance(event, Stopped) and event.num_generated >= 3 * 16:
-                    kill(event)
-                    damage_once(event)
+            def kill_and_damage() -> None:
+                assert victim.pid is not None
+                os.kill(victim.pid, signal.SIGKILL)
+                damage(pool_of(rollout))
 
-            return expected, await rolled_out(rollout, events=kill_and_damage), rollout.summary
+            # A second chunk in a row that is about to start there: it goes on elsewhere, where nobody has the KV of the
+            # first. The pool does.
+            twice_there = Once(
+                Started, kill_and_damage, when=lambda one: one.moved_from == one.instance == victim.id and one.load_kv
+            )
+            return expected, await rolled_out(rollout, events=twice_there), rollout.summary
 
     expected, groups, summary = asyncio.run(scenario())
     assert tokens_of(groups) == tokens_of(expected)

@@ -79,7 +79,7 @@ def test_the_benchmark_says_what_its_arms_do(
 
 def test_an_arm_at_its_limit_leaves_the_stack_of_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = load(monkeypatch, "benchmarks/grpo", "gpu", "--tiny", "--arms", "seer", "--out", str(tmp_path))
-    inner = "import threading\ndef waits_below():\n threading.Event().wait()\nprint('below', flush=True)\nwaits_below()"
+    inner = "import time\ndef waits_below():\n print('below', flush=True)\n time.sleep(1000)\nwaits_below()"
     outer = (
         f"import subprocess, sys\ndef waits_above():\n subprocess.run([sys.executable, '-c', {inner!r}])\nwaits_above()"
     )
