@@ -39,7 +39,7 @@ HERE, FAR = 0, 1
 """The two instances. What lies between the second and the draft servers can be cut."""
 NUM_GROUPS = 16
 """On one of two servers all of them would be in one of 32,768 runs."""
-SAMPLING = Sampling(max_tokens=160, ignore_eos=True)
+SAMPLING = Sampling(max_tokens=480, ignore_eos=True)
 DEADLINE_S = 200.0
 MOST_ROUNDS = 8
 """Where drafting did not seem to pay, it is tried again within so many steps. And a sibling's first drafts may be made
@@ -52,19 +52,26 @@ class Acceptance:
     """Drafts of one instance, from its reports."""
 
     def __init__(self, instance: int) -> None:
-        self.num_drafted = self.num_accepted = 0
         self._instance = instance
+        self._reports: list[Stepped] = []
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Stepped) and event.instance == self._instance:
-            self.num_drafted += event.num_drafted
-            self.num_accepted += event.num_accepted
+            self._reports.append(event)
 
     def take(self) -> float | None:
-        """The share that was accepted since the last call; None if nothing was drafted."""
-        share = self.num_accepted / self.num_drafted if self.num_drafted else None
-        self.num_drafted = self.num_accepted = 0
-        return share
+        """The share that was accepted in the second half of the steps since the last call; None if nothing was drafted
+        there. In the first the others' tokens may be on their way.
+        """
+        num_left = sum(report.num_steps for report in self._reports) / 2
+        num_drafted = num_accepted = 0
+        while self._reports and num_left > 0:
+            report = self._reports.pop()
+            num_left -= report.num_steps
+            num_drafted += report.num_drafted
+            num_accepted += report.num_accepted
+        self._reports.clear()
+        return num_accepted / num_drafted if num_drafted else None
 
 
 class Groups:
