@@ -16,7 +16,7 @@ The loop knows neither real time nor any engine. On an event loop with a virtual
 models, the same code is the simulator.
 
 Waits for                                    unblocked by
-  outputs (`_wake`)                            an output, `admit`, `seal`, `cancel`, a lost, returned or new instance,
+  outputs (inbox.py)                           an output, `admit`, `seal`, `cancel`, a lost, returned or new instance,
                                                the answer of an environment, the stall deadline, which runs while a
                                                request waits or is in flight and the instances are not `frozen`
 """
@@ -30,8 +30,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from seer.buffer import Request, RequestBuffer, RequestState
 from seer.context import Context
 from seer.engine.base import Instance, node_of
-from seer.errors import ConfigError, DeadlineExceeded, InstanceError
+from seer.errors import ConfigError, InstanceError
 from seer.fleet import Fleet
+from seer.inbox import Inbox
 from seer.metrics.events import Answered, Asked, Ended, EventSink, Extended, Placed, Queued, Started, Stopped, discard
 from seer.prefetch import Prefetcher
 from seer.scheduling.base import Scheduler
@@ -70,8 +71,7 @@ class RolloutLoop:
         """A request fails for good after this many failed chunks."""
         self._stall_deadline_s = stall_deadline_s
         """The rollout fails if no instance sends an output for this long; None waits for ever."""
-        self._gather_s = gather_s
-        """Outputs that end no chunk may wait for others this long: each round of decisions then has more of them."""
+        self._inbox = Inbox(gather_s)
         self._is_frozen = False
         self._failures: dict[int, int] = {}
         self._low: dict[int, Request] = {}  # in flight, with a lease that runs low
@@ -84,10 +84,6 @@ class RolloutLoop:
         self._is_sealed = False
         self._cancelling = False
         self._cancelled: set[int] = set()  # in flight, and to end with the tokens they have
-        self._outputs: list[ChunkOutput] = []
-        self._gathering: asyncio.TimerHandle | None = None
-        self._are_due = False  # the outputs, to be applied
-        self._wake = asyncio.Event()
 
     async def run(
         self,
@@ -123,180 +119,6 @@ class RolloutLoop:
                 yield complete
         for cancelled in self.buffer.take_complete_groups():
             yield cancelled
-
-    def seal(self) -> None:
-        """Nothing more is admitted: `serve` ends when every request has."""
-        self._is_sealed = True
-        self._wake.set()
-
-    def let_go(self) -> None:
-        """Make no more calls: it has ended. Else its maker and it hold each other, and all tokens, until Python's
-        collector looks.
-        """
-        self._events, self._on_tokens, self._on_turn = discard, None, None
-
-    def forget(self, group: Group) -> None:
-        """Drop what is kept of a group that was handed out."""
-        for request in self.buffer.members(group.id):
-            self._failures.pop(request.id, None)
-            self._prefetcher.forget(request.id)
-        self.buffer.forget(group.id)
-
-    def forget_family(self, family: int) -> None:
-        """No group of this family comes any more; all that came have ended."""
-        self.context.forget(family)
-        self.scheduler.forget(family)
-
-    def on_output(self, output: ChunkOutput) -> None:
-        """Take an output; instances are started with this as their sink."""
-        self._outputs.append(output)
-        if output.end is not None or not self._gather_s:
-            if not self._are_due:
-                self._apply_soon()
-        elif self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._apply_soon)
-
-    def _apply_soon(self) -> None:
-        self._are_due = True
-        self._wake.set()
-
-    def cancel(self) -> None:
-        """End every request that has not ended; those in flight end once their last tokens have arrived."""
-        self._cancelling = True
-        for request in self.buffer.requests():
-            if request.instance is not None:
-                self.instances[request.instance].abort(request.id)
-            elif not request.ended:
-                self._end_cancelled(request, self._now_s())
-        self._wake.set()
-
-    def cancel_request(self, request: Request) -> None:
-        """End one request soon, with the tokens that it has; nothing happens if it has ended."""
-        if request.ended:
-            return
-        if request.instance is None:
-            self._end_cancelled(request, self._now_s())
-        else:
-            self._cancelled.add(request.id)
-            self._low.pop(request.id, None)
-            self.instances[request.instance].abort(request.id)
-        self._wake.set()
-
-    def freeze(self, is_frozen: bool) -> None:
-        """Say that the instances are paused and owe no output, or that they go on; the stall deadline starts anew."""
-        self._is_frozen = is_frozen
-        self._wake.set()
-
-    def add_instance(self, instance: Instance) -> None:
-        """A new instance takes work from now on; its id is the next one."""
-        assert instance.id == len(self.instances), f"instance {instance.id} follows {len(self.instances) - 1}"
-        self.fleet.add(instance.limits, node_of(instance))
-        self.instances.append(instance)
-        self._say_where([instance])
-        self._wake.set()
-
-    def retire_instance(self, instance: int) -> None:
-        """Give an instance no more work; its requests are parked, and go on elsewhere without a token lost."""
-        self.fleet.retire(instance)
-        here = [request for request in self.buffer.requests() if request.instance == instance]
-        self.instances[instance].park([Attempt(request.id, request.attempt) for request in here])
-        for request in here:
-            self._low.pop(request.id, None)
-        self._fail_unfit()
-        self._wake.set()
-
-    def lose_instance(self, instance: int) -> None:
-        """An instance is lost: its requests wait again, with every token received so far. Again: nothing happens."""
-        now_s = self._now_s()
-        for lost in self.fleet.lose(instance):
-            request = self.buffer[lost]
-            self._low.pop(lost, None)
-            self.buffer.lose(request)
-            self._events(Stopped(now_s, lost, instance, request.num_generated, "lost"))
-            self._wait_again(request, now_s)
-        self._wake.set()
-
-    def rejoin_instance(self, instance: int) -> None:
-        """A lost instance is back, with empty KV memory; where it now runs it may have other limits."""
-        self.fleet.join(instance, self.instances[instance].limits)
-        self.fleet.nodes.place(instance, node_of(self.instances[instance]))
-        self._fail_unfit()
-        self._say_where([self.instances[instance]])
-        self._wake.set()
-
-    def admit(
-        self, groups: Sequence[Group], restored: Mapping[tuple[int, int], Restored] | None = None
-    ) -> list[Request]:
-        """Take groups in, at any time before `seal`; refused as a whole if one of them fits on no instance."""
-        assert not self._is_sealed, "the loop was sealed"
-        longest = self.fleet.longest_request_tokens
-        for group in groups:
-            if _needed_tokens(group) > longest:
-                raise ConfigError(
-                    f"group {group.id}: prompt and max_tokens make {_needed_tokens(group)} tokens, an instance holds "
-                    f"{longest}",
-                    hint="lower max_tokens, or give instances more KV memory",
-                )
-        now_s = self._now_s()
-        admitted = self.buffer.admit(groups, now_s)
-        for request in admitted:
-            group = request.group
-            self._events(Queued(now_s, request.id, group.family, request.index, group.num_prompt_tokens))
-            past = restored.get((group.id, request.index)) if restored else None
-            if past is not None:
-                self._restore(request, past, now_s)
-        self.scheduler.admit([one for one in admitted if one.state is RequestState.WAITING], self.fleet)
-        self._wake.set()
-        return admitted
-
-    def answer(self, request: Request, token_ids: Sequence[int] | None, num_tokens: int | None = None) -> None:
-        """The environment of a request at its tool gave tokens, or their number in simulation: it goes on."""
-        now_s = self._now_s()
-        num_tokens = len(token_ids) if token_ids is not None else num_tokens or 0
-        self.buffer.answer(request, token_ids, num_tokens, now_s)
-        self._events(Answered(now_s, request.id, num_tokens, request.num_turns))
-        if request.id in self._restored_at_tool:
-            self._restored_at_tool.remove(request.id)
-            self.scheduler.admit([request], self.fleet)
-        else:
-            self._wait_again(request, now_s)
-        self._wake.set()
-
-    def conclude(self, request: Request, reward: float | None) -> None:
-        """The environment of a request at its tool ended the response."""
-        now_s = self._now_s()
-        self.buffer.conclude(request, reward, now_s)
-        self._learn(request, now_s)
-        self._wake.set()
-
-    def fail_at_tool(self, request: Request, error: str) -> None:
-        """The environment of a request at its tool failed, and with it the response."""
-        now_s = self._now_s()
-        self.buffer.fail(request, error, now_s)
-        self._learn(request, now_s)
-        self._wake.set()
-
-    def _say_where(self, instances: Sequence[Instance]) -> None:
-        """Events say where instances are if they are not all on the driver's machine."""
-        now_s = self._now_s()
-        for instance in instances:
-            node = node_of(instance)
-            if node is not None:
-                self._events(Placed(now_s, instance.id, node))
-
-    def _hand_over(self, request: Request, now_s: float) -> None:
-        assert self._on_turn is not None, f"{request} has turns, and nothing takes them"
-        self._events(Asked(now_s, request.id, request.num_turns))
-        self._on_turn(request)
-
-    def _restore(self, request: Request, past: Restored, now_s: float) -> None:
-        self.buffer.restore(request, past, now_s)
-        if request.state is RequestState.AT_TOOL:
-            self._restored_at_tool.add(request.id)
-            self._hand_over(request, now_s)
-        elif past.finish_reason is not None:
-            self.context.observe_finished(request, self.buffer.members(request.group.id))
-            self._events(Ended(now_s, request.id, request.num_generated, past.finish_reason.value))
 
     def _renew_leases(self) -> None:
         """Let requests stay or leave, as the scheduler says: one message of either kind per instance."""
@@ -350,11 +172,18 @@ class RolloutLoop:
                 return False
         self._prefetcher.look_ahead(self.fleet)
         # While instances are lost, the others may be too small for those that wait.
-        may_wait = not self.buffer.num_waiting or self._outputs or self.fleet.num_alive < len(self.fleet)
+        may_wait = not self.buffer.num_waiting or self._inbox or self.fleet.num_alive < len(self.fleet)
         assert self.buffer.num_in_flight or may_wait, (
             f"{self.buffer.num_waiting} requests wait, none is in flight, and the scheduler starts none"
         )
         return True
+
+    async def _take_outputs(self, *, wait: bool) -> list[ChunkOutput]:
+        if not wait:
+            await asyncio.sleep(0)  # what was started is sent, and what has come is read
+        elif not self.buffer.has_complete_groups:  # restored ones, for instance
+            await self._inbox.wait(self._stall_deadline_s if self._owes_output else None, self._stall_cause)
+        return self._inbox.take()
 
     def _apply(self, output: ChunkOutput, now_s: float) -> None:
         request = self.buffer.apply(output, now_s)
@@ -382,6 +211,171 @@ class RolloutLoop:
             self._learn(request, now_s)
         else:
             self._wait_again(request, now_s)
+
+    def seal(self) -> None:
+        """Nothing more is admitted: `serve` ends when every request has."""
+        self._is_sealed = True
+        self._inbox.wake()
+
+    def let_go(self) -> None:
+        """Make no more calls: it has ended. Else its maker and it hold each other, and all tokens, until Python's
+        collector looks.
+        """
+        self._events, self._on_tokens, self._on_turn = discard, None, None
+
+    def forget(self, group: Group) -> None:
+        """Drop what is kept of a group that was handed out."""
+        for request in self.buffer.members(group.id):
+            self._failures.pop(request.id, None)
+            self._prefetcher.forget(request.id)
+        self.buffer.forget(group.id)
+
+    def forget_family(self, family: int) -> None:
+        """No group of this family comes any more; all that came have ended."""
+        self.context.forget(family)
+        self.scheduler.forget(family)
+
+    def on_output(self, output: ChunkOutput) -> None:
+        """Take an output; instances are started with this as their sink."""
+        self._inbox.put(output)
+
+    def cancel(self) -> None:
+        """End every request that has not ended; those in flight end once their last tokens have arrived."""
+        self._cancelling = True
+        for request in self.buffer.requests():
+            if request.instance is not None:
+                self.instances[request.instance].abort(request.id)
+            elif not request.ended:
+                self._end_cancelled(request, self._now_s())
+        self._inbox.wake()
+
+    def cancel_request(self, request: Request) -> None:
+        """End one request soon, with the tokens that it has; nothing happens if it has ended."""
+        if request.ended:
+            return
+        if request.instance is None:
+            self._end_cancelled(request, self._now_s())
+        else:
+            self._cancelled.add(request.id)
+            self._low.pop(request.id, None)
+            self.instances[request.instance].abort(request.id)
+        self._inbox.wake()
+
+    def freeze(self, is_frozen: bool) -> None:
+        """Say that the instances are paused and owe no output, or that they go on; the stall deadline starts anew."""
+        self._is_frozen = is_frozen
+        self._inbox.wake()
+
+    def add_instance(self, instance: Instance) -> None:
+        """A new instance takes work from now on; its id is the next one."""
+        assert instance.id == len(self.instances), f"instance {instance.id} follows {len(self.instances) - 1}"
+        self.fleet.add(instance.limits, node_of(instance))
+        self.instances.append(instance)
+        self._say_where([instance])
+        self._inbox.wake()
+
+    def retire_instance(self, instance: int) -> None:
+        """Give an instance no more work; its requests are parked, and go on elsewhere without a token lost."""
+        self.fleet.retire(instance)
+        here = [request for request in self.buffer.requests() if request.instance == instance]
+        self.instances[instance].park([Attempt(request.id, request.attempt) for request in here])
+        for request in here:
+            self._low.pop(request.id, None)
+        self._fail_unfit()
+        self._inbox.wake()
+
+    def lose_instance(self, instance: int) -> None:
+        """An instance is lost: its requests wait again, with every token received so far. Again: nothing happens."""
+        now_s = self._now_s()
+        for lost in self.fleet.lose(instance):
+            request = self.buffer[lost]
+            self._low.pop(lost, None)
+            self.buffer.lose(request)
+            self._events(Stopped(now_s, lost, instance, request.num_generated, "lost"))
+            self._wait_again(request, now_s)
+        self._inbox.wake()
+
+    def rejoin_instance(self, instance: int) -> None:
+        """A lost instance is back, with empty KV memory; where it now runs it may have other limits."""
+        self.fleet.join(instance, self.instances[instance].limits)
+        self.fleet.nodes.place(instance, node_of(self.instances[instance]))
+        self._fail_unfit()
+        self._say_where([self.instances[instance]])
+        self._inbox.wake()
+
+    def admit(
+        self, groups: Sequence[Group], restored: Mapping[tuple[int, int], Restored] | None = None
+    ) -> list[Request]:
+        """Take groups in, at any time before `seal`; refused as a whole if one of them fits on no instance."""
+        assert not self._is_sealed, "the loop was sealed"
+        longest = self.fleet.longest_request_tokens
+        for group in groups:
+            if _needed_tokens(group) > longest:
+                raise ConfigError(
+                    f"group {group.id}: prompt and max_tokens make {_needed_tokens(group)} tokens, an instance holds "
+                    f"{longest}",
+                    hint="lower max_tokens, or give instances more KV memory",
+                )
+        now_s = self._now_s()
+        admitted = self.buffer.admit(groups, now_s)
+        for request in admitted:
+            group = request.group
+            self._events(Queued(now_s, request.id, group.family, request.index, group.num_prompt_tokens))
+            past = restored.get((group.id, request.index)) if restored else None
+            if past is not None:
+                self._restore(request, past, now_s)
+        self.scheduler.admit([one for one in admitted if one.state is RequestState.WAITING], self.fleet)
+        self._inbox.wake()
+        return admitted
+
+    def answer(self, request: Request, token_ids: Sequence[int] | None, num_tokens: int | None = None) -> None:
+        """The environment of a request at its tool gave tokens, or their number in simulation: it goes on."""
+        now_s = self._now_s()
+        num_tokens = len(token_ids) if token_ids is not None else num_tokens or 0
+        self.buffer.answer(request, token_ids, num_tokens, now_s)
+        self._events(Answered(now_s, request.id, num_tokens, request.num_turns))
+        if request.id in self._restored_at_tool:
+            self._restored_at_tool.remove(request.id)
+            self.scheduler.admit([request], self.fleet)
+        else:
+            self._wait_again(request, now_s)
+        self._inbox.wake()
+
+    def conclude(self, request: Request, reward: float | None) -> None:
+        """The environment of a request at its tool ended the response."""
+        now_s = self._now_s()
+        self.buffer.conclude(request, reward, now_s)
+        self._learn(request, now_s)
+        self._inbox.wake()
+
+    def fail_at_tool(self, request: Request, error: str) -> None:
+        """The environment of a request at its tool failed, and with it the response."""
+        now_s = self._now_s()
+        self.buffer.fail(request, error, now_s)
+        self._learn(request, now_s)
+        self._inbox.wake()
+
+    def _say_where(self, instances: Sequence[Instance]) -> None:
+        """Events say where instances are if they are not all on the driver's machine."""
+        now_s = self._now_s()
+        for instance in instances:
+            node = node_of(instance)
+            if node is not None:
+                self._events(Placed(now_s, instance.id, node))
+
+    def _hand_over(self, request: Request, now_s: float) -> None:
+        assert self._on_turn is not None, f"{request} has turns, and nothing takes them"
+        self._events(Asked(now_s, request.id, request.num_turns))
+        self._on_turn(request)
+
+    def _restore(self, request: Request, past: Restored, now_s: float) -> None:
+        self.buffer.restore(request, past, now_s)
+        if request.state is RequestState.AT_TOOL:
+            self._restored_at_tool.add(request.id)
+            self._hand_over(request, now_s)
+        elif past.finish_reason is not None:
+            self.context.observe_finished(request, self.buffer.members(request.group.id))
+            self._events(Ended(now_s, request.id, request.num_generated, past.finish_reason.value))
 
     def _wait_again(self, request: Request, now_s: float) -> None:
         if self._cancelling or request.id in self._cancelled:
@@ -423,27 +417,6 @@ class RolloutLoop:
     def _record_failure(self, request: Request) -> bool:
         self._failures[request.id] = self._failures.get(request.id, 0) + 1
         return self._failures[request.id] >= self._max_failures
-
-    async def _take_outputs(self, *, wait: bool) -> list[ChunkOutput]:
-        if not wait:
-            await asyncio.sleep(0)  # what was started is sent, and what has come is read
-        elif not self._are_due and not self.buffer.has_complete_groups:  # restored ones, for instance
-            self._wake.clear()
-            if self._stall_deadline_s is None or not self._owes_output:
-                await self._wake.wait()
-            else:
-                try:
-                    # Not `wait_for`: on Python 3.11 it can swallow a cancellation that arrives with the wake-up.
-                    async with asyncio.timeout(self._stall_deadline_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    raise DeadlineExceeded(self._stall_cause(), self._stall_deadline_s) from None
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        self._are_due = False
-        outputs, self._outputs = self._outputs, []
-        return outputs
 
     @property
     def _owes_output(self) -> bool:
