@@ -75,6 +75,7 @@ def toy_trainer(rollout_func: Any, output_dir: Path, *, seed: int = 0, **setting
     callbacks = settings.pop("callbacks", [])
     num_rows = settings.pop("num_rows", 8)
     model = settings.pop("model", None) or toy_model(seed)
+    peft_config = settings.pop("peft_config", None)
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": 32,
         "num_generations": 8,
@@ -100,6 +101,7 @@ def toy_trainer(rollout_func: Any, output_dir: Path, *, seed: int = 0, **setting
         train_dataset=toy_dataset(num_rows),
         rollout_func=rollout_func,
         callbacks=callbacks,
+        peft_config=peft_config,
     )
 
 

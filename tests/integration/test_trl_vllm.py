@@ -17,13 +17,27 @@ if not os.environ.get("SEER_GRPO_VLLM"):
 from seer.integrations.trl import seer_rollouts
 from trl_toy import rewards_of, toy_model, toy_trainer
 
+SMALL: dict[str, Any] = {"kv_memory_bytes": 256 << 20, "max_num_seqs": 8, "max_model_len": 128}
+
 
 def test_a_model_with_a_tied_head_learns_on_policy(tmp_path: Path) -> None:
     """The head's weights are the embedding's: an engine that keeps a copy of them has to renew it."""
-    settings: dict[str, Any] = {"kv_memory_bytes": 256 << 20, "max_num_seqs": 8, "max_model_len": 128}
-    with seer_rollouts(engine="vllm", dtype="float32", speculation="off", **settings) as rollouts:
+    with seer_rollouts(engine="vllm", dtype="float32", speculation="off", **SMALL) as rollouts:
         trainer = toy_trainer(rollouts, tmp_path, model=toy_model(0, head_dim=64), max_steps=12)
         trainer.train()
     rewards = rewards_of(trainer)
     assert rewards[-1] > rewards[0] + 0.3
     assert all(line["seer/on_policy/mean_gap"] < 1e-5 for line in trainer.state.log_history if "reward" in line)
+
+
+def test_an_adapter_is_rolled_out_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=linear, task_type="CAUSAL_LM")
+    with seer_rollouts(engine="vllm", dtype="float32", speculation="off", **SMALL) as rollouts:
+        model = toy_model(0, head_dim=64)
+        trainer = toy_trainer(rollouts, tmp_path, model=model, peft_config=config, max_steps=6, learning_rate=1e-2)
+        trainer.train()
+    gaps = [line["seer/on_policy/mean_gap"] for line in trainer.state.log_history if "reward" in line]
+    assert len(gaps) == 6
+    assert max(gaps) < 1e-5, gaps

@@ -146,11 +146,6 @@ def test_weights_spread_over_ranks_are_refused(name: str) -> None:
         refuse_unreadable(a_trainer(**{name: True}))
 
 
-def test_adapters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="peft_config"):
-        refuse_unreadable(a_trainer(model=SimpleNamespace(training=True, peft_config={})))
-
-
 def test_only_a_prompts_newest_rollout_is_remembered() -> None:
     memory = PromptMemory(lengths=True, responses=True)
     memory.learn("a", a_group(3, 9))

@@ -3,6 +3,9 @@
 
 The first rollout starts them from a model folder in shared memory. Before each later rollout the trainer's weights are
 sent if they have changed.
+
+Invariants
+  1. A file with the newest weights stays until newer ones have arrived: an instance that restarts reads it again.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from typing import Any
 from seer.config import HostingConfig, from_keywords
 from seer.engine.staged_weights import remove_shared_folder
 from seer.errors import ConfigError
-from seer.integrations.trl.trainer_weights import stamp_of, tensors_of, write_model_folder
+from seer.integrations.trl.trainer_weights import (
+    WEIGHTS_FILE,
+    are_as_held,
+    stamp_of,
+    tensors_of,
+    write_model_folder,
+    write_weights,
+)
 from seer.sync_api import SyncRollout
 
 GPU_HOSTING = HostingConfig(progress_deadline_s=300.0)
@@ -44,6 +54,7 @@ class TrainedInstances:
             self._settings["device"] = self._device
         from_keywords("trained", self._settings)  # a wrong setting is refused here, not at the first rollout
         self._folder: Path | None = None
+        self._weights: Path | None = None  # the folder of the newest weights, where they are in a file
         self._rollout: SyncRollout | None = None
         self._stamp: tuple[int, str] | None = None
 
@@ -78,12 +89,14 @@ class TrainedInstances:
     def close(self) -> None:
         """End them and give their memory back; `sync_with` starts them anew."""
         rollout, self._rollout = self._rollout, None
-        folder, self._folder = self._folder, None
+        folders = self._folder, self._weights
+        self._folder = self._weights = None
         if rollout is not None:
             atexit.unregister(self.close)
             rollout.__exit__(None, None, None)
-        if folder is not None:
-            remove_shared_folder(folder)
+        for folder in folders:
+            if folder is not None:
+                remove_shared_folder(folder)
 
     def _start(self, trainer: Any) -> None:
         own = trainer.accelerator.device
@@ -112,4 +125,15 @@ class TrainedInstances:
 
     def _send_weights(self, trainer: Any) -> None:
         assert self._rollout is not None, "weights are sent to instances that run"
-        self._rollout.update_weights(tensors_of(trainer))
+        if are_as_held(trainer):
+            self._rollout.update_weights(tensors_of(trainer))
+            return
+        folder = write_weights(trainer)
+        try:
+            self._rollout.update_weights(folder / WEIGHTS_FILE)
+        except BaseException:
+            remove_shared_folder(folder)
+            raise
+        if self._weights is not None:
+            remove_shared_folder(self._weights)
+        self._weights = folder

@@ -11,10 +11,11 @@ because rounding alone can give an unlikely token a large gap.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,12 +131,26 @@ def _trainer_logprobs(trainer: Any, prompts: list[Sequence[int]], responses: lis
         span = slice(widest - len(prompt), widest + len(response))
         ids[row, span] = torch.tensor([*prompt, *response])
         mask[row, span] = 1
-    with torch.no_grad(), disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
+    without_checkpoints = disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs)
+    with torch.no_grad(), without_checkpoints, _without_dropout(trainer.model):
         scored, _, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids.to(device), mask.to(device), longest, batch_size=trainer.args.per_device_train_batch_size
         )
     rows = scored.float().cpu()
     return [float(value) for row, response in zip(rows, responses, strict=True) for value in row[: len(response)]]
+
+
+@contextlib.contextmanager
+def _without_dropout(model: Any) -> Iterator[None]:
+    """Rollouts have no dropout, so a gap that it makes says nothing about the weights; LoRA often has some."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False  # by itself: `eval` does more in some adapters, and would not know what to undo
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _compare(trainer: Sequence[float], rollout: Sequence[float], limit: float) -> OnPolicyNumbers:

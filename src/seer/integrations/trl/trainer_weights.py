@@ -3,44 +3,56 @@
 
 The instances load a model folder, which the first rollout writes from the trainer's model into shared memory. What the
 trainer holds then (for example a checkpoint it resumed from) is weights version 0.
+
+Plain parameters are handed over as they are. Weights that exist only while they are read, those of adapters that are
+merged, go into a file in shared memory one part at a time: nobody has to keep merged copies while instances restart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
 from seer.errors import ConfigError
+from seer.integrations.trl.adapters import adapter_state, has_adapters, refuse_unmergeable, without_peft
+from seer.integrations.trl.model_parts import Part, parts_of
+from seer.integrations.trl.weights_file import Like, layout_bytes, write_one_by_one
+
+WEIGHTS_FILE = "model.safetensors"
 
 
 def refuse_unreadable(trainer: Any) -> None:
-    """Refuse a model whose tensors this process does not hold whole: adapters and sharded weights."""
-    if hasattr(trainer.model, "peft_config"):
-        raise ConfigError(
-            "peft_config: Seer cannot roll out a model with adapters",
-            hint="train the full model, or merge_and_unload() the adapter before training",
-        )
+    """Refuse a model whose weights this process cannot read: some adapters, and tensors spread over ranks."""
     for setting in ("is_fsdp_enabled", "is_deepspeed_enabled"):
         if getattr(trainer, setting, False):
             raise ConfigError(
                 f"{setting}: Seer cannot read weights that are spread over ranks",
                 hint="use plain data parallelism (DDP)",
             )
+    refuse_unmergeable(trainer.model)
+
+
+def are_as_held(trainer: Any) -> bool:
+    """Whether the rollout's weights are the tensors that the trainer holds."""
+    return not has_adapters(model_of(trainer))
 
 
 def tensors_of(trainer: Any) -> dict[str, Any]:
-    """The model's tensors by their Hugging Face names; a tied head is named once."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """Of weights that are as the trainer holds them, the tensors by their Hugging Face names."""
+    return {name: parameter.detach() for part in parts_of(model_of(trainer)) for name, parameter in part.like.items()}
 
 
 def stamp_of(trainer: Any) -> tuple[int, str]:
     """Changes when the weights do: the step, and a sample of every tensor (a trainer may be trained twice)."""
     from seer.engine.local.weights import fingerprint
 
-    return trainer.state.global_step, fingerprint(tensors_of(trainer))
+    model = model_of(trainer)
+    held = fingerprint({name: parameter.detach() for name, parameter in model.named_parameters()})
+    return trainer.state.global_step, hashlib.blake2b((held + adapter_state(model)).encode()).hexdigest()
 
 
 def write_model_folder(trainer: Any) -> Path:
@@ -49,21 +61,63 @@ def write_model_folder(trainer: Any) -> Path:
     It is named after the configuration: vLLM finds what it has compiled by the model's path, too, and would compile for
     every training anew.
     """
-    from safetensors.torch import save_file
-
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors_of(trainer).items()}
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    config = json.dumps(model.config.to_dict() | {"architectures": [_architecture(model)]}, default=str)
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    folder = make_shared_folder("seer-model", num_bytes, named_after=config.encode())
+    model = model_of(trainer)
+    parts = list(parts_of(model))
+    layout = layout_of(parts)
+    config = json.dumps(_config(without_peft(model), layout), default=str)
+    folder = make_shared_folder("seer-model", layout_bytes(layout), named_after=config.encode())
     try:
         (folder / "config.json").write_text(config)
         trainer.processing_class.save_pretrained(folder)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_one_by_one(folder / WEIGHTS_FILE, layout, _read(parts))
     except BaseException:
         remove_shared_folder(folder)
         raise
     return folder
+
+
+def write_weights(trainer: Any) -> Path:
+    """A folder in shared memory with the trainer's weights alone, in one file."""
+    parts = list(parts_of(model_of(trainer)))
+    layout = layout_of(parts)
+    folder = make_shared_folder("seer-weights", layout_bytes(layout))
+    try:
+        write_one_by_one(folder / WEIGHTS_FILE, layout, _read(parts))
+    except BaseException:
+        remove_shared_folder(folder)
+        raise
+    return folder
+
+
+def model_of(trainer: Any) -> Any:
+    """The trainer's model without what data parallelism puts around it."""
+    return trainer.accelerator.unwrap_model(trainer.model)
+
+
+def layout_of(parts: list[Part]) -> dict[str, Like]:
+    """Shapes and types by name."""
+    return {name: Like(tuple(like.shape), like.dtype) for part in parts for name, like in part.like.items()}
+
+
+def _read(parts: list[Part]) -> Iterator[tuple[str, Any]]:
+    for part in parts:
+        # A parameter by itself is only read, so it needs no copy; a layer is merged in place.
+        yield from part.read(_as_it_is if part.layer is None else _copied).items()
+
+
+def _as_it_is(parameter: Any) -> Any:
+    return parameter.detach()
+
+
+def _copied(parameter: Any) -> Any:
+    return parameter.detach().clone()
+
+
+def _config(model: Any, layout: dict[str, Like]) -> dict[str, Any]:
+    config: dict[str, Any] = model.config.to_dict() | {"architectures": [_architecture(model)]}
+    if config.get("tie_word_embeddings") and "lm_head.weight" in layout:
+        config["tie_word_embeddings"] = False  # an adapter has changed one of the two
+    return config
 
 
 def _architecture(model: Any) -> str:
