@@ -89,6 +89,7 @@ class ChildProcess:
         is added to this process's own.
         """
         self._log = open_log(name, log_dir)
+        self._log_start = os.fstat(self._log.fileno()).st_size  # before it is what earlier processes of this name wrote
         ours, theirs = socket.socketpair()
         self.socket = ours
         variables = {**os.environ, **(environment or {})} | {
@@ -149,14 +150,14 @@ class ChildProcess:
         return f"{how}; the end of its log:\n{tail}" if tail else how
 
     def log_tail(self) -> str:
-        """The last LOG_TAIL_BYTES of its log."""
+        """The last LOG_TAIL_BYTES that it wrote."""
         return self._end_of_log(LOG_TAIL_BYTES)
 
     def _end_of_log(self, num_bytes: int) -> str:
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        start = max(0, size - num_bytes)
+        start = max(self._log_start, size - num_bytes)
         return os.pread(self._log.fileno(), num_bytes, start).decode(errors="replace").strip()
 
     @property
@@ -166,7 +167,8 @@ class ChildProcess:
 
     def bound_log(self) -> None:
         """Keep its log within the limit."""
-        bound_log(self._log.fileno())
+        if bound_log(self._log.fileno()):
+            self._log_start = 0
 
     def close(self) -> None:
         """Close the log; the process must have ended."""
@@ -174,14 +176,16 @@ class ChildProcess:
         self._log.close()
 
 
-def bound_log(log: int) -> None:
-    """Cut the beginning of a log that got too long. What a child writes during the cut may be lost."""
+def bound_log(log: int) -> bool:
+    """Cut the beginning of a log that got too long; returns whether it did. What a child writes then may be lost."""
     size = os.fstat(log).st_size
-    if size > MAX_LOG_BYTES:
-        kept = os.pread(log, KEPT_LOG_BYTES, size - KEPT_LOG_BYTES)
-        os.ftruncate(log, 0)  # the child appends, so its next line follows what is written here
-        with contextlib.suppress(OSError):  # the disk is full
-            os.write(log, b"(the beginning of this log was cut off)\n" + kept)
+    if size <= MAX_LOG_BYTES:
+        return False
+    kept = os.pread(log, KEPT_LOG_BYTES, size - KEPT_LOG_BYTES)
+    os.ftruncate(log, 0)  # the child appends, so its next line follows what is written here
+    with contextlib.suppress(OSError):  # the disk is full
+        os.write(log, b"(the beginning of this log was cut off)\n" + kept)
+    return True
 
 
 def open_log(name: str, log_dir: Path | None) -> IO[bytes]:

@@ -87,21 +87,39 @@ def test_the_folder_of_a_module_that_the_child_needs_stays(tmp_path: Path, monke
     assert str(source) in module_folders(("seer.hosting.child",))
 
 
+def cause_of_end(program: str, folder: Path, log_dir: Path | None = None) -> str:
+    """Run a module with this text to its end; returns what the driver says of that."""
+    (folder / "failing.py").write_text(program)
+    child = ChildProcess("failing", log_dir, module="failing", single_thread=True)
+    with child.socket:
+        child._process.wait()
+        cause = child.exit_cause()
+    child.close()
+    return cause
+
+
 def test_a_process_that_ended_by_itself_says_which_error_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "failing.py").write_text(
+    cause = cause_of_end(
         "print('ValueError: the cause')\nprint('and much more\\n' * 1000)\n"
-        "raise SystemExit('RuntimeError: see the stack trace above')\n"
+        "raise SystemExit('RuntimeError: see the stack trace above')\n",
+        tmp_path,
     )
-    child = ChildProcess("failing", None, module="failing", single_thread=True)
-    with child.socket:
-        child._process.wait()
-        cause = child.exit_cause()
     assert cause.startswith("exit status 1; in its log: ValueError: the cause; the end of its log:\n")
     assert cause.endswith("see the stack trace above")
-    child.close()
+
+
+def test_the_error_of_an_earlier_process_is_not_that_of_the_next_in_the_same_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    logs = tmp_path / "logs"
+    first = cause_of_end("raise SystemExit('ValueError: of the first')", tmp_path, logs)
+    assert "ValueError: of the first" in first
+    assert cause_of_end("raise SystemExit('it ends')", tmp_path, logs) == "exit status 1; the end of its log:\nit ends"
+    assert cause_of_end("raise SystemExit(3)", tmp_path, logs) == "exit status 3"
 
 
 @pytest.mark.parametrize("has_folder", [True, False])

@@ -32,6 +32,9 @@ def test_the_error_of_a_worker_is_found_behind_those_that_point_to_it() -> None:
         ("Exception ignored in: <function f>\nOSError: late", None),
         ("OSError: first\nException ignored in: <function f>\nOSError: late\nKeyError: 'x'", "KeyError: 'x'"),
         ("Error: a word of a program", None),
+        ("OSError: old\nValueError: top_p must be above 0", "ValueError: top_p must be above 0"),
+        ("OSError: it\nRuntimeError: Worker failed, please check the stack trace above for details", "OSError: it"),
+        ("a.b" * 100_000 + "\nOSError: it\nValueError: " + "see " * 100_000 + "above", "OSError: it"),
     ],
 )
 def test_other_logs(log: str, expected: str | None) -> None:
