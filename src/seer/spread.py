@@ -45,6 +45,9 @@ MOST_OPEN = 512
 """Groups watched at a time: a sample is enough, and bounds the work of a look."""
 MOST_KEPT = 4096.0
 """Responses remembered: with more, what is known counts half."""
+MOST_JUDGED = 16_384.0
+"""The same of those that were counted for the limit, for sessions that go on and on. More than a rollout has: its
+longest responses end last, and would count for too many."""
 
 
 class LifeTable:
@@ -121,8 +124,7 @@ class Spread:
         for family in list(self._open):
             self.close(family)
         self.known.fade()
-        self._num_ended, self._num_at_limit = self._num_ended / 2, self._num_at_limit / 2
-        self._next_judged = max(LEAST_NEW, self._num_ended * 9 / 8)
+        self._fade_judged()
         self._look()
 
     def observe(self, request: Request, members: Sequence[Request]) -> None:
@@ -132,6 +134,8 @@ class Spread:
         if self._num_ended >= self._next_judged:
             self.limit_binds = self._num_at_limit >= LIMIT_SHARE * self._num_ended
             self._next_judged = self._num_ended * 9 / 8
+            if self._num_ended > MOST_JUDGED:
+                self._fade_judged()
         family = request.group.family
         if family not in self._open and not self._opened(request, members):
             return
@@ -151,6 +155,10 @@ class Spread:
         self.known.add_group(first, members)
         if self.known.num > MOST_KEPT:
             self.known.fade()
+
+    def _fade_judged(self) -> None:
+        self._num_ended, self._num_at_limit = self._num_ended / 2, self._num_at_limit / 2
+        self._next_judged = max(LEAST_NEW, self._num_ended * 9 / 8)
 
     def _opened(self, request: Request, members: Sequence[Request]) -> bool:
         """Whether the group is watched from now on: only from its first finish on can it be."""

@@ -153,6 +153,15 @@ def test_the_next_rollout_knows_that_the_limit_binds_and_forgets_it_within_a_few
     assert not spread.limit_binds
 
 
+def test_a_session_without_an_end_forgets_that_the_limit_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seer.spread.MOST_JUDGED", 200.0)
+    spread = Spread()
+    end_many(spread, 5_000, 250)
+    assert spread.limit_binds
+    end_many(spread, 1_500, 0)
+    assert not spread.limit_binds
+
+
 def test_no_more_groups_are_watched_than_a_look_can_afford() -> None:
     spread = Spread()
     for first, other in groups_of(MOST_OPEN + 50, 2):
