@@ -19,7 +19,16 @@ import pytest
 from seer.engine.vllm import leftovers
 from seer.machine import owned_folders, private_files
 
-VARIABLES = ("VLLM_RPC_BASE_PATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+VARIABLES = ("VLLM_RPC_BASE_PATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "SEER_VLLM_HOST")
+HOST = """
+import subprocess, sys
+from seer.engine.vllm import leftovers
+leftovers.place_files()
+leftovers.end_with_host()  # vLLM calls it here, too
+program = "from seer.engine.vllm import leftovers; leftovers.end_with_host(); print('begun', flush=True); input()"
+subprocess.Popen([sys.executable, "-c", program], stdin=0)
+input()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +99,20 @@ def test_a_place_of_kernels_that_the_user_chose_stays(monkeypatch: pytest.Monkey
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
         owned_folders.remove_folder(leftovers.place_files())
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
+
+
+def test_a_process_of_an_engine_ends_with_its_host_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_temporary_folder(30, monkeypatch) as temporary:
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        host = subprocess.Popen([sys.executable, "-c", HOST], stdin=-1, stdout=-1, env=environment)
+        with host:
+            assert host.stdin is not None
+            assert host.stdout is not None
+            assert host.stdout.readline() == b"begun\n"
+            host.kill()
+            assert host.stdout.read() == b"", "the other has its end too, until it ends"
+        program = "from seer.engine.vllm import leftovers; leftovers.end_with_host(); print('begun', flush=True)"
+        late = subprocess.run(
+            [sys.executable, "-c", program], env=environment | {"SEER_VLLM_HOST": str(host.pid)}, stdout=-1, check=False
+        )
+        assert (late.returncode, late.stdout) == (1, b"")

@@ -4,8 +4,11 @@
 On a CPU the engine and its worker talk through segments named `psm_*` and semaphores named `sem.mp-*`, the ranks of a
 tensor-parallel engine through segments named after the file at which they meet. Once all have mapped them, the names
 are not needed: the system frees a segment without a name when its last process ends, however it ends. Sockets and
-temporary files go into a folder of this process, which the next process removes if this one is killed. Segments are
-named after that folder, or after a file in it, and go with it, so that also a kill during the start leaves nothing.
+temporary files go into a folder of this process, the host, which the next process removes if this one is killed.
+Segments are named after that folder, or after a file in it, and go with it, so that also a kill during the start leaves
+nothing. For that the engine's processes must end with the host, and do from their beginning: otherwise they would go on
+starting, and serve nobody.
+
 Compiled kernels are kept for the next start, in this user's private folder: PyTorch's own place for them is a name in
 the temporary folder that another user can take first, and PyTorch loads and runs what is there.
 """
@@ -18,10 +21,13 @@ from pathlib import Path
 
 from seer.machine import owned_folders, private_files
 from seer.machine.owned_segments import name_segments_after
+from seer.machine.parent_death import end_with_process
 
 _KIND = "vllm"
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes its sockets; its processes inherit it."""
+_HOST = "SEER_VLLM_HOST"
+"""The process that places the files; those that it starts inherit its id."""
 _PREFIXES = ("/dev/shm/psm_", "/dev/shm/sem.mp-", "/dev/shm/vllm_dist_")
 """The names that Python's `multiprocessing` gives, and vLLM to the memory between its ranks."""
 
@@ -45,7 +51,7 @@ def place_files() -> Path:
     folder = owned_folders.make_folder(_KIND, temporary if fits else private_files.SHARED_MEMORY)
     if _is_of_everyone(os.environ.get(_KERNELS, ""), temporary):
         os.environ[_KERNELS] = str(private_files.folder(temporary) / "kernels")
-    os.environ |= {_SOCKETS: str(folder), "TMPDIR": str(folder)}
+    os.environ |= {_SOCKETS: str(folder), "TMPDIR": str(folder), _HOST: str(os.getpid())}
     name_segments_after(folder)
     return folder
 
@@ -61,3 +67,10 @@ def name_segments() -> None:
     folder = Path(os.environ.get(_SOCKETS, ""))
     if folder.name.startswith(f"{_KIND}-"):
         name_segments_after(folder)
+
+
+def end_with_host() -> None:
+    """In a process that vLLM started: it ends with the host of its engine, however that ends."""
+    host = os.environ.get(_HOST)
+    if host is not None and int(host) != os.getpid():
+        end_with_process(int(host))

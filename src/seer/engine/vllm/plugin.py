@@ -7,10 +7,11 @@ An engine that has none of our settings is not changed.
 from __future__ import annotations
 
 from seer.engine.vllm.gpu_drafts.install import allow_in_config
-from seer.engine.vllm.leftovers import name_segments
+from seer.engine.vllm.leftovers import end_with_host, name_segments
 
 
 def prepare() -> None:
     """Prepare this process for an engine of ours."""
+    end_with_host()
     name_segments()
     allow_in_config()

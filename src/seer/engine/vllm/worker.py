@@ -7,8 +7,6 @@ vLLM mixes this class into its own worker class (`worker_extension_cls`), so `se
 from __future__ import annotations
 
 import os
-import select
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from seer.engine.vllm.leftovers import unname_segments
 from seer.engine.vllm.model_folder import read_folder
 from seer.engine.vllm.new_weights import identify
 from seer.errors import InputError
+from seer.machine.parent_death import end_with_process
 
 
 class SeerWorker:
@@ -27,17 +26,7 @@ class SeerWorker:
     def seer_exit_with_host(self, host_pid: int) -> None:
         """End this process when the process that started the engine ends, and leave no shared memory behind."""
         unname_segments(os.getpid())
-        host = os.pidfd_open(host_pid)
-
-        def watch() -> None:
-            try:
-                poll = select.poll()
-                poll.register(host, select.POLLIN)
-                poll.poll()
-            finally:  # without its watch, this process could outlive its host
-                os._exit(1)
-
-        threading.Thread(target=watch, name="seer-watch-host", daemon=True).start()
+        end_with_process(host_pid)
 
     def seer_load_weights(self, source: str) -> str | None:
         """Load the weights of a folder or safetensors file in place; why not, if they have values that are not finite.
