@@ -55,6 +55,7 @@ def make_folder(kind: str, base: Path | str, *, named_after: bytes | None = None
         if lock is not None:
             break
     _held[path] = lock
+    _remove_with_segments(path)  # a process that had this name may have been killed since the orphans were removed
     make_private(path)
     return path
 

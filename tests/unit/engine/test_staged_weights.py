@@ -72,6 +72,17 @@ def test_a_folder_that_is_named_after_something_gets_its_old_name_again_and_shar
     assert list(memory.glob("*/*")) == []
 
 
+def test_a_folder_with_an_old_name_is_empty_although_its_lock_was_gone(memory: Path) -> None:
+    first = make_shared_folder("seer-model", 1, named_after=b"one")
+    remove_shared_folder(first)
+    first.mkdir()
+    (first / "model").touch()
+    again = make_shared_folder("seer-model", 1, named_after=b"one")
+    assert again == first
+    assert list(again.iterdir()) == []
+    remove_shared_folder(again)
+
+
 def test_the_name_of_a_killed_process_is_free_again(memory: Path) -> None:
     child, theirs = a_process_with_a_folder(memory, ", named_after=b'one'")
     with child:
