@@ -103,7 +103,7 @@ test: check test-native test-kernels ## All checks and all tests that a CPU mach
 test-kernels: setup ## The GPU kernels under Triton's interpreter, on a CPU
 	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(BIN)/pytest -n 2 tests/unit/engine/local/test_gpu_kernels.py \
 	  tests/unit/engine/test_gpu_drafts.py tests/unit/engine/test_gpu_draft_sampler.py \
-	  tests/unit/engine/test_vllm_noise.py
+	  tests/unit/engine/test_gpu_draft_speculator.py tests/unit/engine/test_vllm_noise.py
 
 .PHONY: test-verl
 # verl, Ray and vLLM warn of each other.

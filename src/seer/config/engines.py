@@ -52,7 +52,7 @@ class VllmSpeculation:
     arena_tokens: Count | None = None
     """On the GPU: tokens that the store of drafts holds. None: the store's own default."""
     table_entries: Count | None = None
-    """On the GPU: entries of the store's hash table. None: the store's own default."""
+    """On the GPU: entries of the store's hash table, a power of two. None: the store's own default."""
     fixed_tokens: DraftTokens | None = None
     """Always draft this many tokens, instead of the measured budget; for benchmarks."""
 
@@ -63,6 +63,11 @@ class VllmSpeculation:
             raise ConfigError(f"place={self.place!r}", hint="scheduler or gpu")
         if self.padding not in PADDINGS:
             raise ConfigError(f"padding={self.padding!r}", hint="none, drafted or always")
+        entries = self.table_entries
+        if entries is not None and entries & (entries - 1):
+            raise ConfigError(
+                f"table_entries={entries} is no power of two", hint=f"use {1 << (entries.bit_length() - 1)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

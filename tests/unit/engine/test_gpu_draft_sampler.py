@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,30 +16,16 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to interpret the kernels", allow_module_level=True)
-tl: Any = importlib.import_module("triton.language")
+pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import interpreted_vllm  # noqa: F401 - before vLLM's own modules
+from seer.engine.vllm.gpu_drafts import install
+from seer.engine.vllm.gpu_drafts.sampler import VERIFYING, couple
+from seer.engine.vllm.gpu_drafts.speculator import GroupedSpeculator
 from vllm_engines import needs_vllm
 from vllm_names import read
 
 pytestmark = needs_vllm
-
-
-@triton.jit
-def log1p(x):  # type: ignore[no-untyped-def]
-    """CUDA's own function, which releases before 0.32 call, is not interpreted."""
-    return tl.log(1 + x)
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's imports use what PyTorch is about to drop
-    triton_utils: Any = pytest.importorskip("vllm.triton_utils", reason="vLLM is not installed")
-    # On a CPU vLLM puts empty modules in the place of Triton; what is imported below takes the real one.
-    triton_utils.triton, triton_utils.tl, triton_utils.tldevice = triton, tl, SimpleNamespace(log1p=log1p)
-    triton_utils.HAS_TRITON = True
-
-    from seer.engine.vllm.gpu_drafts import install
-    from seer.engine.vllm.gpu_drafts.sampler import VERIFYING, couple
-    from seer.engine.vllm.gpu_drafts.speculator import GroupedSpeculator
 
 VOCABULARY, K = 40, 3
 POSITIONS = [[7, 8, 9, 10], [3], [20, 21, 22, 23]]

@@ -13,6 +13,7 @@ import pytest
 
 from chunk_facts_cases import GOOD
 from draft_servers import CLIENT_KEYS, DEADLINE_S, serving
+from seer.drafting.ids import number_of
 from seer.engine.vllm.chunk_facts import ChunkFacts
 from seer.engine.vllm.gpu_drafts import siblings
 from seer.engine.vllm.gpu_drafts.siblings import Siblings
@@ -49,9 +50,17 @@ def two_engines() -> Iterator[tuple[Siblings, Siblings]]:
                 engine.close()
 
 
-def facts(request: int, group: int, *, left: int = 50, run: str = "run", weights_version: int = 0) -> ChunkFacts:
+def facts(
+    request: int,
+    group: int,
+    *,
+    left: int = 50,
+    run: str = "run",
+    weights_version: int = 0,
+    ended_groups: tuple[int, ...] = (),
+) -> ChunkFacts:
     given = {"request": request, "group": group, "run": run, "weights_version": weights_version, "max_left": left}
-    return msgspec.convert(GOOD | given, ChunkFacts)
+    return msgspec.convert(GOOD | given | {"ended_groups": ended_groups}, ChunkFacts)
 
 
 def settle(*engines: Siblings) -> None:
@@ -106,6 +115,25 @@ def test_a_request_that_moved_on_continues_behind_what_the_engine_has() -> None:
         settle(here, there)
         (tail,) = here.take()
         assert (tail.start, tail.tokens.tolist(), tail.max_tokens) == (2, [22], 50)
+
+
+def test_a_group_that_ended_is_dropped_when_the_next_request_names_it() -> None:
+    with two_engines() as (here, there):
+        mine, sibling = ARequest("0.1"), ARequest("1.1")
+        here.track(mine, facts(0, 5))  # type: ignore[arg-type]
+        there.track(sibling, facts(1, 5))  # type: ignore[arg-type]
+        mine.all_token_ids += [10]
+        sibling.all_token_ids += [20]
+        settle(here, there)
+        group = number_of("run/5")
+        assert len(list(here._client.index.requests(group))) == 2
+        assert len(here._handed) == 1
+        mine.has_ended = sibling.has_ended = True
+        here.exchange()
+        here.track(ARequest("2.1"), facts(2, 6, ended_groups=(5,)))  # type: ignore[arg-type]
+        here.exchange()
+        assert list(here._client.index.requests(group)) == []
+        assert here._handed == {}
 
 
 def test_a_new_run_begins_with_nothing() -> None:

@@ -237,6 +237,88 @@ def test_tokens_of_a_group_that_is_not_here_are_not_kept() -> None:
     assert scene.store.counters()["used_arena_tokens"] > before
 
 
+def tail(group: str, stream: int, max_tokens: int) -> Tail:
+    return Tail(group, stream, 0, np.array([1, 2, 3], np.int32), max_tokens)
+
+
+def test_a_group_that_receives_tokens_does_not_make_room_for_them() -> None:
+    scene = Scene(6, arena_tokens=128)
+    scene.start(0, "a")
+    scene.store.finish([0])
+    scene.store.receive([tail("a", 7, 100)])
+    counters = scene.store.counters()
+    assert (counters["num_freed_groups"], counters["num_dropped"], counters["num_groups"]) == (0, 1, 1)
+    scene.store.check()
+
+
+def test_groups_that_receive_tokens_together_keep_their_memory() -> None:
+    scene = Scene(7, arena_tokens=3 * 128)
+    for row, group in enumerate("abc"):
+        scene.start(row, group)
+    scene.store.finish([0, 1, 2])
+    scene.store.receive([tail("a", 7, 100), tail("b", 7, 100)])  # the third makes room for one of them
+    counters = scene.store.counters()
+    assert (counters["num_freed_groups"], counters["num_dropped"], counters["num_groups"]) == (1, 1, 2)
+    scene.store.check()
+    scene.store.reset()
+    assert scene.store.counters()["used_arena_tokens"] == 0
+    scene.store.check()
+
+
+def test_a_group_that_has_ended_is_freed_once_none_of_its_requests_runs() -> None:
+    scene = Scene(8)
+    scene.start(0, "a")
+    scene.start(1, "b")
+    scene.start(2, "a")
+    scene.store.finish([1])
+    scene.store.end(["a", "b", "never seen"])
+    assert scene.store.counters()["num_groups"] == 1
+    scene.store.finish([0])
+    assert scene.store.counters()["num_groups"] == 1
+    scene.learn([2])  # it is aborted a little later
+    scene.store.finish([2])
+    counters = scene.store.counters()
+    assert (counters["num_groups"], counters["used_arena_tokens"], counters["num_freed_groups"]) == (0, 0, 0)
+    scene.store.check()
+
+
+def test_a_row_that_goes_on_without_drafts_is_neither_learned_nor_drafted_for() -> None:
+    scene = Scene(9)
+    scene.start(0, "a")
+    _, _, tokens = scene.rows[0]
+    scene.grow(0, 12)
+    scene.learn([0])
+    scene.store.finish([0])
+    scene.store.ignore([0, 3])
+    scene.tokens[0, len(tokens) : len(tokens) + 9] = VOCABULARY + 1  # of a request that the store was not told of
+    scene.total[0] = len(tokens) + 9
+    everyone = torch.tensor([0, 3], dtype=torch.int32)
+    scene.store.learn(everyone, scene.tokens, scene.total)
+    assert scene.draft([0], [1])[0] == [tokens[-1]] * K
+    scene.start(1, "a", tokens=tokens[:-1], request=2)
+    scene.known[id(tokens)] = len(tokens)
+    assert scene.draft([1], [1])[0][0] == tokens[-1]
+    assert VOCABULARY + 1 not in scene.draft([1], [1])[0]
+
+
+def test_the_prompt_is_indexed_again_when_the_request_that_had_it_needs_more_room() -> None:
+    scene = Scene(10)
+    prompt = [1, 2, 3, 4, 5, 6, 1]
+    rows = torch.tensor([0, 1], dtype=torch.int32)
+    for row in (0, 1):
+        scene.tokens[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        scene.total[row] = len(prompt)
+        scene.last[row, 0] = prompt[-1]
+    scene.store.start([NewRow(0, "a", 1, len(prompt), 30), NewRow(1, "a", 2, len(prompt), 30)])
+    scene.store.learn(rows, scene.tokens, scene.total)
+    scene.store.finish([0])
+    scene.store.start([NewRow(0, "a", 1, len(prompt), 90)])  # its environment gave it tokens, so it may become longer
+    scene.store.start([NewRow(2, "b", 3, len(prompt), 30)])  # what it gave back
+    scene.store.learn(rows, scene.tokens, scene.total)
+    assert scene.draft([1], [1])[0] == [2, 3, 4, 5]
+    scene.store.check()
+
+
 def test_a_reset_forgets_every_group() -> None:
     scene = Scene(5)
     scene.start(0, "a")

@@ -23,9 +23,11 @@ from seer.engine.vllm import fitting
 from seer.engine.vllm.draft_link import VARIABLE, DraftLink, publish, read_link
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.gpu_drafts import install
+from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.engine.vllm.model_folder import read_folder
 from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError
+from seer.types import GROUP_DRAFTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM's modules import
 
@@ -107,16 +109,15 @@ def test_on_a_cpu_a_small_model_has_no_drafts_by_default(tmp_path: Path) -> None
     assert fitting.default_speculation(folder, on_cpu=True, tensor_parallel=1) is None
 
 
-def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, **own: Any) -> Any:
+def a_scheduler(monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, *, fixed_tokens: int | None = None) -> Any:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from seer.engine.vllm.gpu_drafts.scheduler import GroupedDraftsScheduler
     from seer.engine.vllm.step_counting import CountingAsyncScheduler
 
     def begin(self: Any) -> None:
-        shapes = {"max_num_seqs": max_num_seqs, "max_draft_tokens": 4}
-        settings = {"shapes": shapes, "fixed_tokens": None} | own
-        self.vllm_config = SimpleNamespace(additional_config={"seer": settings})
+        shapes = {"max_num_seqs": max_num_seqs, "max_draft_tokens": 4, "fixed_tokens": fixed_tokens}
+        self.vllm_config = SimpleNamespace(additional_config={"seer": {"shapes": shapes}})
         self.dynamic_sd_lookup = [0] * (max_num_seqs + 1)
         self.running = list(range(max_num_seqs))
 
@@ -135,6 +136,44 @@ def test_runs_without_drafts_verify_none(monkeypatch: pytest.MonkeyPatch, mode: 
     scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
     scheduler.schedule()
     assert scheduler.dynamic_sd_lookup == [0 if mode == "none" else 4] * 4
+
+
+@pytest.mark.parametrize(("fixed_tokens", "depth"), [(3, 3), (4, 4), (9, 4)])
+def test_a_fixed_number_of_drafts_need_not_be_one_of_the_budget_s(
+    monkeypatch: pytest.MonkeyPatch, fixed_tokens: int, depth: int
+) -> None:
+    scheduler = a_scheduler(monkeypatch, 3, fixed_tokens=fixed_tokens)
+    params = SimpleNamespace(extra_args={"seer": GOOD})
+    scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
+    scheduler.schedule()
+    assert scheduler.dynamic_sd_lookup == [depth] * 4
+
+
+def test_a_fixed_number_of_drafts_has_graphs_of_its_own() -> None:
+    fixed = replace(settings(16), speculation=VllmSpeculation(place="gpu", max_draft_tokens=8, fixed_tokens=3))
+    shapes = engine_arguments(fixed, "identity")["additional_config"]["seer"]["shapes"]
+    assert {depth for _, depth in Shapes(**shapes)} == {0, 3}
+
+
+@pytest.mark.parametrize("entries", [3, 1000, (1 << 25) - 1])
+def test_a_table_of_drafts_whose_size_is_no_power_of_two_is_refused(entries: int) -> None:
+    with pytest.raises(ConfigError, match=f"table_entries={entries} is no power of two"):
+        VllmSpeculation(place="gpu", table_entries=entries)
+    assert VllmSpeculation(place="gpu", table_entries=1 << 10).table_entries == 1024
+
+
+@pytest.mark.parametrize("mode", sorted(GROUP_DRAFTS))
+def test_a_stranger_s_request_changes_nothing_about_drafts(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    scheduler = a_scheduler(monkeypatch, 3, fixed_tokens=4)
+    tracked: list[str] = []
+    scheduler._siblings = SimpleNamespace(track=lambda request, facts: tracked.append(request.request_id), take=list)
+    ours = SimpleNamespace(extra_args={"seer": GOOD | {"drafts": mode}})
+    scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=ours))
+    plain = SimpleNamespace(extra_args=None)
+    scheduler.add_request(SimpleNamespace(request_id="a-client-s", num_tokens=NUM_TOKENS, sampling_params=plain))
+    scheduler.schedule()
+    assert tracked == ["7.0"]
+    assert scheduler.dynamic_sd_lookup == [4] * 4
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)

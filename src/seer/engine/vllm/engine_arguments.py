@@ -124,12 +124,11 @@ def _in_scheduler(speculation: VllmSpeculation) -> dict[str, Any]:
 
 
 def _on_gpu(speculation: VllmSpeculation, settings: VllmSettings) -> dict[str, Any]:
-    shapes = Shapes(settings.max_num_seqs, speculation.max_draft_tokens)
+    shapes = Shapes(settings.max_num_seqs, speculation.max_draft_tokens, fixed_tokens=speculation.fixed_tokens)
     own = {
         "arena_tokens": speculation.arena_tokens,
         "table_entries": speculation.table_entries,
         "shapes": dataclasses.asdict(shapes),
-        "fixed_tokens": speculation.fixed_tokens,
     }
     return {
         "worker_cls": "seer.engine.vllm.gpu_drafts.worker.GroupedDraftsWorker",

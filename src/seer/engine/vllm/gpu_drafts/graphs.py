@@ -34,10 +34,14 @@ class Shapes:
     max_num_seqs: int
     max_draft_tokens: int
     max_step_tokens: int = MAX_VERIFIED_TOKENS
+    fixed_tokens: int | None = None
+    """Where every step is to draft so many, whatever it costs."""
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """0, powers of two, and the most."""
+        """0, powers of two, and the most; or 0 and the fixed one."""
+        if self.fixed_tokens is not None:
+            return (0, min(self.fixed_tokens, self.max_draft_tokens))
         return (0, *(depth for depth in DEPTHS if depth < self.max_draft_tokens), self.max_draft_tokens)
 
     def allows(self, num_requests: int, depth: int) -> bool:

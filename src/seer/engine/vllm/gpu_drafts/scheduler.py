@@ -17,6 +17,7 @@ from seer.engine.vllm.gpu_drafts.depth import DepthBudget
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.engine.vllm.gpu_drafts.siblings import SIBLINGS, Siblings
 from seer.engine.vllm.step_counting import CountingAsyncScheduler
+from seer.types import GROUP_DRAFTS
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -40,7 +41,7 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         own = additional["seer"]
         shapes = Shapes(**own["shapes"])
         self._budget = DepthBudget(shapes)
-        self._fixed_tokens: int | None = own["fixed_tokens"]
+        self._fixed_depth = shapes.depths[-1] if shapes.fixed_tokens is not None else None
         self._orders = {depth: [depth] * len(self.dynamic_sd_lookup) for depth in shapes.depths}
         self._siblings: Siblings | None = None
         link = read_link()
@@ -51,10 +52,12 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         self._done_s = 0.0
 
     def enter(self, request: Request, facts: ChunkFacts | None) -> None:
-        """All requests of a run want drafts, or none does."""
+        """All requests of a run want drafts, or none does. One that is no chunk of ours changes nothing."""
         super().enter(request, facts)
-        self._wants_drafts = facts is not None and facts.drafts != "none"
-        if self._siblings is not None and facts is not None and facts.drafts == "grouped":
+        if facts is None:
+            return
+        self._wants_drafts = facts.drafts != "none"
+        if self._siblings is not None and facts.drafts in GROUP_DRAFTS:
             self._siblings.track(request, facts)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -88,8 +91,8 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
     def _depth(self, num_running: int) -> int:
         if not self._wants_drafts or not num_running:
             return 0
-        if self._fixed_tokens is not None:
-            return self._fixed_tokens
+        if self._fixed_depth is not None:
+            return self._fixed_depth
         return self._budget.choose(num_running)
 
 

@@ -10,6 +10,7 @@ Invariants
   2. Tokens of a request that runs here are not sent to the workers: they have them.
   3. A tail continues where the last one of its stream ended; the first begins at 0.
   4. One `take` hands out TAKE_TOKENS tokens at most, so that no step waits long for its copy.
+  5. A group that has ended takes no memory: the next request names it, and the thread drops it here and on its server.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Siblings:
         self._client = DraftClient()
         self._run: tuple[str, int] | None = None
         self._running: dict[str, _Running] = {}
-        self._arrived: deque[tuple[str, _Running, tuple[str, int]]] = deque()
+        self._arrived: deque[tuple[_Running, ChunkFacts]] = deque()
         self._handed: dict[tuple[int, int], int] = {}  # (group, stream) -> tokens the workers have of it
         self._tails: deque[Tail] = deque()
         self._closing = threading.Event()
@@ -92,7 +93,7 @@ class Siblings:
             # `max_left` counts from the chunk's beginning, whose response so far is part of vLLM's prompt.
             min(facts.max_left + request.num_prompt_tokens, self._max_model_len) - facts.num_prompt_tokens,
         )
-        self._arrived.append((request.request_id, one, (facts.run, facts.weights_version)))
+        self._arrived.append((one, facts))
 
     def take(self) -> list[Tail]:
         """What has been collected since the last call, as far as one step may carry it."""
@@ -105,10 +106,11 @@ class Siblings:
     def exchange(self) -> None:
         """Send what is new here, and collect what is new elsewhere. Called by the thread; by tests without one."""
         while self._arrived:
-            name, one, run = self._arrived.popleft()
-            if run != self._run:
-                self._begin_run(*run)
-            self._running[name] = one
+            one, facts = self._arrived.popleft()
+            if (facts.run, facts.weights_version) != self._run:
+                self._begin_run(facts.run, facts.weights_version)
+            self._drop(facts.ended_groups)
+            self._running[one.request.request_id] = one
         self._send()
         self._collect()
 
@@ -137,6 +139,15 @@ class Siblings:
         self._running.clear()
         self._handed.clear()
         self._tails.clear()
+
+    def _drop(self, groups: Sequence[int]) -> None:
+        if not groups:
+            return
+        assert self._run is not None, "requests carry their run"
+        for group in groups:
+            self._client.drop(f"{self._run[0]}/{group}")
+        ended = frozenset(groups)
+        self._handed = {key: count for key, count in self._handed.items() if key[0] not in ended}
 
     def _send(self) -> None:
         grown = []

@@ -6,7 +6,8 @@ drafts the next step will verify, is read from the scheduler's output when the s
 
 Invariants
   1. `propose` never waits for the device and moves nothing to the host.
-  2. Every token that became final is learned before its row is given to another request.
+  2. Every token that became final is learned before its row is given to another request, and none of a request that
+     does not draft.
   3. A step after which nothing is drafted costs nothing but, every LEARN_EVERY_STEPS, one small kernel.
 """
 
@@ -80,17 +81,21 @@ class GroupedSpeculator(BaseSpeculator):
         self.store.finish(rows)
 
     def _start(self, new_requests: Iterable[Any]) -> None:
-        rows = []
+        rows: list[NewRow] = []
+        without_drafts: list[int] = []
         for one in new_requests:
             known = len(one.prefill_token_ids)
             facts = read_facts(one.sampling_params, known, name=one.req_id)
             if facts is None or facts.drafts == "none":
+                without_drafts.append(self._states.req_id_to_index[one.req_id])
                 continue
             self._begin_run((facts.run, facts.weights_version))
+            self.store.end(facts.ended_groups)
             group = facts.group if facts.drafts != "own" else ("own", facts.request)
             limit = min(len(one.prompt_token_ids) + facts.max_left, self.max_model_len) + SPARE_TOKENS
             row = self._states.req_id_to_index[one.req_id]
             rows.append(NewRow(row, group, facts.request, facts.num_prompt_tokens, max(limit, known)))
+        self.store.ignore(without_drafts)
         self.store.start(rows)
 
     def _begin_run(self, run: Any) -> None:

@@ -5,18 +5,20 @@ A *row* is a place in vLLM's request states; a *region* is the arena's memory of
 region from chunk to chunk, and after its end: its siblings draft from it until its group is freed.
 
 Invariants
-  1. Memory is bounded: `arena_tokens` and `table_entries` are taken once. When the arena is full, groups that have no
-     running request are freed, least recently used first; if that gives no room, the new sequence is not stored
-     (`num_dropped`), and still drafts from its siblings.
-  2. Regions of one arena never overlap, and a freed region is cleared before it is used again.
+  1. Memory is bounded: `arena_tokens` and `table_entries` are taken once. A group is freed when it has ended and none
+     of its requests runs. When the arena is full, groups that have no running request are freed, least recently used
+     first; if that gives no room, the new sequence is not stored (`num_dropped`), and still drafts from its siblings.
+  2. Regions of one arena never overlap, and a freed region is cleared before it is used again. No group is freed while
+     tokens of it are being received.
   3. Group numbers are never used twice, so entries of a freed group match no later one.
   4. Nothing here waits for the device.
+  5. Only rows of requests that `start` was told of are learned and drafted for.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,6 +66,9 @@ class _Group:
     number: int
     regions: dict[Hashable, _Region] = field(default_factory=dict)
     num_running: int = 0
+    prompt_in: Hashable = None
+    """The request whose region has the contexts of the prompt."""
+    has_ended: bool = False
 
 
 class GroupStore:
@@ -99,12 +104,14 @@ class GroupStore:
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)
         self._groups: OrderedDict[Hashable, _Group] = OrderedDict()
         self._running: dict[int, Hashable] = {}
+        self._known_rows: set[int] = set()  # rows that the device knows a region or group of
         self._num_groups = 0
         self._free = [(0, arena_tokens)]
         self._free_numbers = list(range(max_regions - 1, -1, -1))
         self.num_dropped = 0
         """Sequences that found no room."""
         self.num_freed_groups = 0
+        """Groups that made room for others."""
 
     def start(self, rows: Iterable[NewRow]) -> None:
         """Sequences begin to run. A request that was here before goes on in its region."""
@@ -124,19 +131,36 @@ class GroupStore:
             if region is not None and region.size < size:
                 self._give_back(group.regions.pop(one.request))
                 region = None
+                if group.prompt_in == one.request:
+                    group.prompt_in = None
             if region is None and (region := self._take(size)) is not None:
-                first = one.num_prompt_tokens if group.regions else 0  # the prompt is the same for all of them
+                if group.prompt_in is None:
+                    group.prompt_in = one.request
+                # The prompt is the same for all of them.
+                first = 0 if group.prompt_in == one.request else one.num_prompt_tokens
                 group.regions[one.request] = region
                 fresh.append((region.number, region.base, size, one.max_tokens, group.number, first))
             placed.append((one.row, -1 if region is None else region.number, group.number))
+            self._known_rows.add(one.row)
         self._open(fresh)
         if placed:
             at, regions, group_numbers = self._to_device(placed)
             self._region_of_row[at] = regions.to(torch.int32)
             self._group_of_row[at] = group_numbers
 
-    def receive(self, tails: Iterable[Tail]) -> None:
+    def ignore(self, rows: Iterable[int]) -> None:
+        """Requests that are not drafted for begin to run on these rows: forget whose they were."""
+        forgotten = self._known_rows.intersection(rows)
+        if forgotten:
+            self.finish(forgotten)
+            self._known_rows -= forgotten
+            (at,) = self._to_device([(row,) for row in forgotten])
+            self._region_of_row[at] = -1
+            self._group_of_row[at] = -1
+
+    def receive(self, tails: Sequence[Tail]) -> None:
         """Store and index tokens of siblings that run elsewhere; of groups that are here."""
+        kept = {tail.group for tail in tails}
         placed: list[tuple[int, ...]] = []  # region number, start, offset, count
         fresh: list[tuple[int, ...]] = []
         tokens: list[NDArray[np.int32]] = []
@@ -147,7 +171,7 @@ class GroupStore:
                 continue
             region = group.regions.get(("elsewhere", tail.stream))
             if region is None:
-                region = self._take(self._size_for(tail.max_tokens))
+                region = self._take(self._size_for(tail.max_tokens), kept)
                 if region is None:
                     continue
                 group.regions["elsewhere", tail.stream] = region
@@ -173,15 +197,28 @@ class GroupStore:
     def finish(self, rows: Iterable[int]) -> None:
         """Sequences stop running on these rows; learn their last tokens first."""
         for row in rows:
-            group = self._groups.get(self._running.pop(row, None))
+            key = self._running.pop(row, None)
+            group = self._groups.get(key)
             if group is not None:
                 group.num_running -= 1
+                if group.has_ended and not group.num_running:
+                    self._drop(key)
+
+    def end(self, groups: Iterable[Hashable]) -> None:
+        """All requests of these groups have ended, here and elsewhere: free their memory."""
+        for key in groups:
+            group = self._groups.get(key)
+            if group is not None:
+                group.has_ended = True
+                if not group.num_running:
+                    self._drop(key)
 
     def reset(self) -> None:
         """Forget every group: the weights changed, or another run begins. Only while nothing runs."""
         for key in list(self._groups):
             self._drop(key)
         self._running.clear()
+        self._known_rows.clear()
         self._table.zero_()
         self._region_of_row.fill_(-1)
         self._group_of_row.fill_(-1)
@@ -285,22 +322,23 @@ class GroupStore:
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
 
-    def _take(self, size: int) -> _Region | None:
+    def _take(self, size: int, kept: Collection[Hashable] = ()) -> _Region | None:
+        """A region of this size; groups that are `kept` do not make room for it."""
         while True:
             for at, (base, free) in enumerate(self._free):
                 if free >= size and self._free_numbers:
                     self._free[at : at + 1] = [(base + size, free - size)] if free > size else []
                     return _Region(self._free_numbers.pop(), base, size)
-            idle = next((key for key, group in self._groups.items() if not group.num_running), None)
+            idle = next((key for key, one in self._groups.items() if not one.num_running and key not in kept), None)
             if idle is None:
                 self.num_dropped += 1
                 return None
             self._drop(idle)
+            self.num_freed_groups += 1
 
     def _drop(self, key: Hashable) -> None:
         for region in self._groups.pop(key).regions.values():
             self._give_back(region)
-        self.num_freed_groups += 1
 
     def _give_back(self, region: _Region) -> None:
         self._free_numbers.append(region.number)
