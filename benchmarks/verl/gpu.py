@@ -173,7 +173,10 @@ def metrics_of(args: argparse.Namespace, rollout: str) -> Path:
 
 
 def steps_of(args: argparse.Namespace, rollout: str) -> list[dict[str, float]]:
-    return [json.loads(line)["data"] for line in metrics_of(args, rollout).read_text().splitlines()]
+    metrics = metrics_of(args, rollout)
+    if not metrics.exists():
+        sys.exit(f"rollout.name={rollout} had no step within its limit: see {args.out / f'{rollout}.log'}")
+    return [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
 
 
 def settings_of(args: argparse.Namespace, ray_dir: str) -> list[str]:

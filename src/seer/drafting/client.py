@@ -2,8 +2,9 @@
 """The draft client: an instance's own index, synchronised with the draft servers in the background.
 
 The engine's thread calls `observe` and `draft`; both use the local index only and never wait for a server. One
-background thread ships new tokens (after 64 of them or 100 ms), fetches siblings' tokens from other instances, and
-handles servers that are slow, gone or restarted. Without a server the client drafts from what it observed itself.
+background thread ships new tokens (after 64 of them or 100 ms; later while nothing is drafted here, pace.py), fetches
+siblings' tokens from other instances, and handles servers that are slow, gone or restarted. Without a server the client
+drafts from what it observed itself.
 
 Invariants
   1. `observe`, `draft`, `register` and `drop` do no I/O; they pass work to the background thread through one queue.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls to an instance's process that wait for their answers.
 
-Invariant: every call ends once, with the process's answer or with the error of `fail`.
+Invariant: a call ends once, with the process's answer or with the error of `fail`, unless it is forgotten before.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def disown(path: Path) -> None:
 def _remove_with_segments(path: Path) -> None:
     """Remove a folder, and the shared memory and semaphores that are named after it or after files in it."""
     owner = path.name.rpartition("-")[2]
-    files = [f"{name}-" for name in (os.listdir(path) if path.is_dir() else ()) if _RANDOM_NAME.fullmatch(name)]
+    files: list[str] = []
+    with contextlib.suppress(OSError):  # there is none, or somebody else removes it now
+        files = [f"{name}-" for name in os.listdir(path) if _RANDOM_NAME.fullmatch(name)]
     prefixes = (f"psm_{owner}_", f"sem.mp-{owner}-", *files)  # not patterns: Python keeps the last 512 of those
     shutil.rmtree(path, ignore_errors=True)
     for segment in SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ():

@@ -5,7 +5,8 @@ A request takes memory as it grows. The memory up to the end of its lease is res
 is scarce. It is extended when it runs low, ahead of time, so a request that stays never stops. When an instance
 cannot extend all, the requests of most value are extended first, and the one of least value is parked until the rest
 can stay. When no request waits, requests move from crowded instances to emptier ones. While sequence slots are scarce,
-a request of a group that has turned out short makes place for one that may become far longer.
+a request of a group that has turned out short makes place for one that may become far longer; where many responses end
+at their limit, one that has come far makes place for one that has not.
 
 Invariants
   1. What is granted to an instance never exceeds its free blocks.

@@ -31,7 +31,8 @@ class VerlSettings:
     speculation: SpeculationMode = "auto"
     """`auto`: grouped drafts as the scheduler says; `off`: none."""
     drafts: VllmSpeculation | None = None
-    """Where and how drafts are made. None: on a CPU in the scheduler's process, on a GPU there if known to work."""
+    """Where and how drafts are made. None: in the scheduler's process on a CPU, on the GPU where they are known to
+    work."""
     chunk_tokens: Count | None = None
     """Tokens a request may generate before it is placed anew. None: an eighth of the longest response."""
     block_size: BlockSize = 16
