@@ -119,6 +119,8 @@ def test_on_a_cpu_more_arguments_are_seers() -> None:
 def test_adapters_are_refused_unless_they_are_merged() -> None:
     with pytest.raises(ConfigError, match="lora"):
         refuse_unsupported(rollout_config(), VerlConfig(lora_rank=8, lora={}))
+    with pytest.raises(ConfigError, match="lora"):  # loaded, and trained on
+        refuse_unsupported(rollout_config(), VerlConfig(lora_rank=0, lora={}, lora_adapter_path="adapter"))
     refuse_unsupported(rollout_config(), VerlConfig(lora_rank=8, lora={"merge": True}))
 
 

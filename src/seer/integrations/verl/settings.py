@@ -95,7 +95,8 @@ def _plain(values: Any) -> Any:
 def refuse_unsupported(rollout: Any, model: Any) -> None:
     """Refuse the first of verl's settings that Seer does not support; `rollout` and `model` are its configurations."""
     lora = getattr(model, "lora", None) or {}
-    has_adapter = (getattr(model, "lora_rank", 0) or lora.get("rank", 0)) > 0 and not lora.get("merge", False)
+    adapters = getattr(model, "lora_rank", 0), lora.get("rank", 0), getattr(model, "lora_adapter_path", None)
+    has_adapter = any(adapters) and not lora.get("merge", False)
     mtp = getattr(rollout, "mtp", None)
     disaggregation = getattr(rollout, "disaggregation", None)
     refusals: tuple[tuple[bool, str, str], ...] = (
