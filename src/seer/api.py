@@ -168,6 +168,7 @@ class Rollout:
             vocab_size=self.engine.vocab_size,
             tools=tools,
             first=first,
+            refuse_sampling=self.engine.refuse_sampling,
         )
         refuse(bad)
         refuse_too_many(good)

@@ -7,7 +7,8 @@ are read by the instances.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from seer.engine.gpu_memory import num_visible_gpus
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import ChatCodec
 from seer.errors import ConfigError, MissingExtra
+from seer.types import Sampling
 
 if TYPE_CHECKING:
     from seer.engine.vllm.model_folder import ModelFolder
@@ -67,6 +69,8 @@ class PreparedEngine:
     """Whether its instances on one machine share packed weights in a folder."""
     opens_gpu_handles: bool = False
     """Whether it can map new weights where they are on the GPU."""
+    refuse_sampling: Callable[[Sampling], None] | None = None
+    """Raises for sampling that the engine cannot do; None where it can do all."""
 
 
 def prepare(config: RolloutConfig) -> PreparedEngine:
@@ -119,6 +123,7 @@ def _prepare_local(config: RolloutConfig, engine: LocalEngineConfig) -> Prepared
 
 def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEngine:
     from seer.engine.vllm.model_folder import read_folder
+    from seer.engine.vllm.sampling_limits import refuse_sampling
     from seer.engine.vllm.version import require_vllm
 
     require_vllm()
@@ -130,6 +135,7 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
     resolved = _resolve_vllm(config, engine, folder)
     assert isinstance(resolved.engine_settings, VllmEngineConfig), "it is vLLM's configuration"
     assert resolved.max_model_len is not None, "it was read from the model"
+    drafts = resolved.engine_settings.speculation if resolved.speculation == "auto" else None
     stored = folder.stored_dtype if resolved.dtype == "auto" else resolved.dtype
     value_bytes = _VALUE_BYTES.get(stored, 2)
     return PreparedEngine(
@@ -143,6 +149,9 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
         value_bytes=value_bytes,
         can_draft=resolved.engine_settings.speculation is not None,
         opens_gpu_handles=not config.on_cpu,
+        refuse_sampling=functools.partial(
+            refuse_sampling, folder=folder, drafts_in_scheduler=drafts is not None and drafts.place == "scheduler"
+        ),
     )
 
 

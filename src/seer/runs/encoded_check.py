@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from seer.errors import ConfigError, InputError
@@ -18,14 +18,25 @@ from seer.ranges import Responses, TokenId, check
 
 if TYPE_CHECKING:
     from seer.runs.prompts import EncodedPrompt
+    from seer.types import Sampling
 
 REQUEST_BYTES = 2048
 """Of the driver's memory for one request, without its tokens: 40,000 simulated ones took 1,768 bytes each."""
 
 
-def refuse_unfit(encoded: EncodedPrompt, *, max_model_len: int, vocab_size: int | None, has_text: bool = True) -> None:
-    """Raise an error for a prompt that cannot run. Without `vocab_size` any token id of 31 bits will do."""
+def refuse_unfit(
+    encoded: EncodedPrompt,
+    *,
+    max_model_len: int,
+    vocab_size: int | None,
+    has_text: bool = True,
+    refuse_sampling: Callable[[Sampling], None] | None = None,
+) -> None:
+    """Raise an error for a prompt that cannot run. Without `vocab_size` any token id of 31 bits will do;
+    `refuse_sampling` raises for what the engine cannot sample."""
     check(encoded.n, Responses, "n")
+    if refuse_sampling is not None:
+        refuse_sampling(encoded.sampling)
     if encoded.sampling.stop and not has_text:
         raise InputError("the model has no tokenizer to find stop strings with", hint="stop_token_ids=...")
     _refuse_unknown_tokens(encoded, vocab_size)

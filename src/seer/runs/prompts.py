@@ -16,7 +16,7 @@ long once encoded) are reported by `encode`, in the same form.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,7 @@ def encode_for(
         sampling=config.sampling,
         max_model_len=engine.max_model_len,
         vocab_size=engine.vocab_size,
+        refuse_sampling=engine.refuse_sampling,
     )
 
 
@@ -158,21 +159,30 @@ def encode(
     vocab_size: int | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     first: int = 0,
+    refuse_sampling: Callable[[Sampling], None] | None = None,
 ) -> tuple[list[EncodedPrompt], list[BadPrompt]]:
     """Turn prompts into tokens and settle their sampling; those that cannot run come back as bad.
 
     Prompts that are encoded already keep their place and are checked too. Without `vocab_size` the model's vocabulary
     is not known, and token ids are not held against it. `tools` are schemas for the chat template. `first` is the
-    position of the first of them.
+    position of the first of them. `refuse_sampling` raises for what the engine cannot sample.
     """
     n = check(n, Responses, "n")
+    if refuse_sampling is not None:
+        refuse_sampling(sampling)  # once, and not for every prompt
     good: list[EncodedPrompt] = []
     bad: list[BadPrompt] = []
     for position, given in enumerate(prompts, first):
         prompt = given.prompt if isinstance(given, EncodedPrompt) else given
         try:
             encoded = given if isinstance(given, EncodedPrompt) else _encode(given, codec, n, sampling, tools)
-            refuse_unfit(encoded, max_model_len=max_model_len, vocab_size=vocab_size, has_text=codec is not None)
+            refuse_unfit(
+                encoded,
+                max_model_len=max_model_len,
+                vocab_size=vocab_size,
+                has_text=codec is not None,
+                refuse_sampling=refuse_sampling,
+            )
             good.append(encoded)
         except SeerError as error:
             where = f"line {prompt.line}" if prompt.line is not None else f"prompt {position}"

@@ -49,6 +49,7 @@ from seer.engine.vllm.guards import guarded
 from seer.engine.vllm.leased_scheduler import RENEW
 from seer.engine.vllm.model_folder import read_folder, weights_identity
 from seer.engine.vllm.new_weights import identify
+from seer.engine.vllm.sampling_limits import refuse_sampling
 from seer.engine.vllm.settings import ENVIRONMENT, VllmSettings
 from seer.engine.vllm.shared_cores import worker_threads
 from seer.engine.vllm.telemetry import StepCounts
@@ -344,11 +345,11 @@ class VllmInstance:
             vocab_size=self.folder.vocab_size,
         )
         speculation = self._settings.speculation
-        if chunk.sampling.min_p > 0 and speculation is not None and speculation.place == "scheduler":
-            raise InstanceError(
-                f"min_p={chunk.sampling.min_p:g}: vLLM's older runner cannot verify drafts with min_p",
-                hint="set speculation off, or min_p=0",
-            )
+        in_scheduler = speculation is not None and speculation.place == "scheduler"
+        try:
+            refuse_sampling(chunk.sampling, self.folder, drafts_in_scheduler=in_scheduler)
+        except InputError as error:
+            raise InstanceError(str(error), hint=error.hint) from None
 
     async def _generate(self, active: ActiveChunk) -> None:
         """Pass on one chunk's outputs, from the first to the last."""
@@ -362,8 +363,9 @@ class VllmInstance:
         facts = request_facts(chunk, self._identity, self._run, self._drafts, ended, lease=lease)
         # In the form that vLLM's renderer makes: any other form waits for a thread of vLLM first.
         prompt = tokens_input(chunk.token_ids(), cache_salt=f"{self._weights_version}/{self._identity}")
-        params = sampling_params(chunk, self.folder.eos_token_ids, facts, noise_by_position=self._noise_by_position)
+        by_position = self._noise_by_position
         try:
+            params = sampling_params(chunk, self.folder.eos_token_ids, facts, noise_by_position=by_position)
             async with contextlib.aclosing(self._started().generate(prompt, params, active.name)) as outputs:
                 async for output in outputs:
                     self._take(active, output)

@@ -31,6 +31,7 @@ class ModelFolder:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    """Those of the vocabulary: files name some that a small model does not have, and vLLM refuses them."""
     stored_dtype: str
     tied_head: bool
     """The output matrix is the embedding table."""
@@ -71,7 +72,7 @@ def read_folder(path: Path) -> ModelFolder:
         head_dim=read.head_width(source),
         vocab_size=read.vocab_size,
         max_model_len=read.max_position_embeddings,
-        eos_token_ids=tuple(sorted(eos)),
+        eos_token_ids=tuple(sorted(token for token in eos if token < read.vocab_size)),
         stored_dtype=outer.torch_dtype or outer.dtype or "bfloat16",
         tied_head=bool(tied),
         architecture=outer.architectures[0] if outer.architectures else None,

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM does not sample as it is asked to: refused in one line before a request reaches it. Does not import vLLM.
+
+Invariant: a request that vLLM would refuse, sample in another way than asked, or end the instance with, is refused.
+"""
+
+from __future__ import annotations
+
+from seer.engine.vllm.model_folder import ModelFolder
+from seer.errors import InputError
+from seer.types import Sampling
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
+"""Of one that is not greedy. vLLM takes a smaller one as the least, and 0.32 refuses a greater one."""
+
+
+def refuse_sampling(sampling: Sampling, folder: ModelFolder, *, drafts_in_scheduler: bool) -> None:
+    """Raise for sampling that an instance of this model cannot do."""
+    temperature = sampling.temperature
+    if temperature and not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise InputError(
+            f"temperature={temperature:g}: vLLM samples at {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}",
+            hint="use 0 for greedy responses, or a temperature in this range",
+        )
+    if sampling.min_p > 0 and drafts_in_scheduler:
+        raise InputError(
+            f"min_p={sampling.min_p:g}: vLLM's older runner cannot verify drafts with min_p",
+            hint="set speculation off, or min_p=0",
+        )
+    if sampling.min_tokens and len(sampling.stop_token_ids) + len(folder.eos_token_ids) >= folder.vocab_size:
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else folder.eos_token_ids)}
+        if ends.issuperset(range(folder.vocab_size)):
+            raise InputError(
+                f"min_tokens={sampling.min_tokens}, and every token of the vocabulary ends a response",
+                hint="min_tokens=0, or fewer stop_token_ids",
+            )
