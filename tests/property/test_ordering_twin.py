@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from random import Random
 
@@ -24,6 +24,7 @@ from seer.scheduling.memory_or_slot import (
     MemoryOrSlotOrdering,
     expected_remaining_tokens,
 )
+from seer.spread import Spread
 
 
 class SortedList:
@@ -140,6 +141,7 @@ def follow(ordering: Ordering, rank: Ranked, sizes: list[int], seed: int, contex
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=7)
 RATIOS = st.sampled_from([1.0, 1.5, 4.0])
 SEEDS = st.integers(0, 2**32)
+BY_TURNS = st.sampled_from([(True,), (False,), (True, False)])
 
 
 def level(remaining: float, ratio: float) -> float:
@@ -190,12 +192,25 @@ def test_longest_remaining_first_follows_what_is_known(sizes: list[int], ratio: 
     follow(LongestRemainingFirst(remaining, level_ratio=ratio), rank, sizes, seed)
 
 
-@settings(max_examples=100)
-@given(sizes=SIZES, has_pool=st.booleans(), scarce=st.sampled_from([(True,), (False,), (True, False)]), seed=SEEDS)
+class Judged(Spread):
+    """Whether the limit binds is judged anew with each response that ends, as the test says."""
+
+    def __init__(self, binds: Iterable[bool]) -> None:
+        super().__init__()
+        self.judgements = cycle(binds)
+        self.limit_binds = next(self.judgements)
+
+    def observe(self, request: Request, members: Sequence[Request]) -> None:
+        super().observe(request, members)
+        self.limit_binds = next(self.judgements)
+
+
+@settings(max_examples=150)
+@given(sizes=SIZES, has_pool=st.booleans(), scarce=BY_TURNS, binds=BY_TURNS, seed=SEEDS)
 def test_memory_or_slot_follows_the_limits_and_the_estimates(
-    sizes: list[int], has_pool: bool, scarce: tuple[bool, ...], seed: int
+    sizes: list[int], has_pool: bool, scarce: tuple[bool, ...], binds: tuple[bool, ...], seed: int
 ) -> None:
-    context = Context()
+    context = Context(spread=Judged(binds))
     turns = cycle(scarce)
 
     class Turning(MemoryOrSlotOrdering):
@@ -215,6 +230,9 @@ def test_memory_or_slot_follows_the_limits_and_the_estimates(
         return longest - request.num_generated
 
     def rank(request: Request) -> tuple[float, ...]:
+        if has_pool and not ordering.memory_is_scarce and context.limit_binds:
+            left = level(request.max_tokens - request.num_generated, LEVEL_RATIO)
+            return (-left, -context.expected_tokens(request.group), request.index, request.id)
         if has_pool and not ordering.memory_is_scarce:
             remaining = expected_remaining_tokens(context, request)
             return (-level(remaining, LEVEL_RATIO), -request.num_generated, request.index, request.id)
