@@ -49,6 +49,10 @@ TIMELINE_NOTE = (
     "of the responses, and the shaded time is the tail. Pale bars below the instances are requests that wait for their "
     "tools, on no instance; a red one failed. Rest the mouse on a bar for details."
 )
+SIDE_BY_SIDE_NOTE = (
+    "Each row has the medians over all runs of a scheduler. All other numbers and plots are of a scheduler's first "
+    "run; from the timeline on, of {} alone."
+)
 
 COLUMNS = (
     ("scheduler", "scheduler", "{}"),
@@ -97,7 +101,8 @@ def render(
         training,
     ]
     if rows:
-        sections.append("<h2>Schedulers side by side</h2>" + _table(rows))
+        note = f'<p class="soft">{SIDE_BY_SIDE_NOTE.format(escape(run.title))}</p>'
+        sections.append("<h2>Schedulers side by side</h2>" + note + _table(rows))
     sections += [
         "<h2>Responses ended over time</h2>",
         '<p class="soft">A line that climbs early and stays short of the top has a tail.</p>',

@@ -34,6 +34,8 @@ from seer.runs.run_lock import RunLock
 
 MANIFEST = "run.json"
 _HINT = "a run's folder is what `seer rollout` printed at its end"
+_HINT_SIMULATION = "it is of a simulation: plots and trace.json are there, and `seer replay` takes its events.jsonl"
+_SIMULATED = "finish_times.svg"  # report/simulation_folder.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,11 @@ class RunFolder:
     def find(cls, path: Path) -> RunFolder:
         """The folder of an earlier run; refused if the path holds none."""
         if not (path / MANIFEST).is_file():
-            was_killed = (path / "journal.jsonl").is_file()
-            hint = "its run was killed before it began: start it again" if was_killed else _HINT
+            hint = _HINT
+            if (path / "journal.jsonl").is_file():
+                hint = "its run was killed before it began: start it again"
+            elif (path / _SIMULATED).is_file() or (path.parent / _SIMULATED).is_file():
+                hint = _HINT_SIMULATION
             raise InputError(f"{path} holds no {MANIFEST}", hint=hint)
         return cls(path)
 

@@ -167,3 +167,24 @@ def test_the_waste_of_dropped_groups_is_reported(tmp_path: Path) -> None:
     page = a_page(tmp_path, Dropped(2.0, 0, 1, 30, 1.25), Dropped(2.0, 1, 1, 70, 2.0))
     assert "<b>100 tokens, 3.2 s</b><span>wasted on 2 groups that were dropped</span>" in page
     assert "wasted on" not in a_page(tmp_path / "other")
+
+
+def test_a_comparison_says_which_numbers_are_medians_and_which_of_one_run(tmp_path: Path) -> None:
+    run = read_run(a_run(tmp_path))
+    note = f"of a scheduler's first run; from the timeline on, of {run.title} alone"
+    assert note not in render(run)
+    row = {
+        "scheduler": "seer",
+        "throughput_tokens_s": 1.0,
+        "speedup": 1.0,
+        "makespan_s": 2.0,
+        "tail_s": 1.0,
+        "idle_share": 0.0,
+        "migrations": 0,
+        "preemptions": 0,
+        "accepted_tokens": 0,
+        "oracle_s": 1.0,
+        "oracle_share": 0.5,
+        "different_responses": 0,
+    }
+    assert note in render(run, rows=[row])
