@@ -115,7 +115,8 @@ class VllmEngineConfig:
     pool_options: TransferOptions = field(default_factory=TransferOptions)
     """How KV blocks move between vLLM and the pool."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Further engine arguments, passed to vLLM as they are; vLLM checks their names."""
+    """Further engine arguments, passed to vLLM as they are. Names that the installed vLLM does not have, and what Seer
+    sets itself, are refused before anything starts."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""

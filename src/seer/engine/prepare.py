@@ -158,8 +158,12 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
 def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: ModelFolder) -> RolloutConfig:
     """The configuration with what vLLM needs of this model on this device."""
     from seer.engine.vllm.fitting import cpu_block_size, default_speculation
+    from seer.engine.vllm.passed_arguments import refuse_arguments
 
     refuse_own_arguments(engine.engine)
+    pool = config.pool
+    may_have_pool = pool.backend != "none" and (config.instances > 1 or pool.memory_bytes or pool.ssd_dir is not None)
+    refuse_arguments(engine.engine, on_cpu=config.on_cpu, has_pool=bool(may_have_pool))
     kv, dtype = config.kv, config.dtype
     if engine.speculation is None:
         chosen = default_speculation(folder, on_cpu=config.on_cpu, tensor_parallel=config.tensor_parallel)

@@ -104,6 +104,50 @@ def test_arguments_that_spread_an_engine_are_not_passed_by(model: Path, name: st
         prepared(model, engine="vllm", engine_settings=VllmEngineConfig(engine={name: 2}))
 
 
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ({"max_num_seqs": 4}, "set max_num_seqs of the rollout"),
+        ({"speculative_config": {"method": "ngram"}}, "set engine_settings.speculation"),
+        ({"kv_transfer_config": {"kv_connector": "NixlConnector"}}, "set pool of the rollout"),
+        ({"logprobs_mode": "raw_logits"}, "the distribution that was sampled from"),
+        ({"scheduler_cls": "a.B"}, "Seer has its own"),
+        ({"enable_lora": True}, "merge the adapter"),
+        ({"max_lora_rank": 8}, "merge the adapter"),
+        ({"enable_chunked_prefill": True}, "on a CPU"),
+        ({"decode_context_parallel_size": 2}, "pool = 'none'"),
+        ({"gpu_memory_utilisation": 0.5}, "did you mean gpu_memory_utilization?"),
+        ({"no such thing": 1}, "vllm serve --help"),
+    ],
+)
+def test_arguments_of_vllm_that_cannot_be_followed_are_refused_before_anything_starts(
+    model: Path, argument: dict[str, Any], why: str
+) -> None:
+    pytest.importorskip("vllm")
+    (name,) = argument
+    with pytest.raises(ConfigError, match=name) as refused:
+        prepared(model, engine="vllm", instances=2, engine_settings=VllmEngineConfig(engine=argument))
+    assert why in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"gpu_memory_utilization": 0.3},
+        {"distributed_executor_backend": "uni"},
+        {"enable_expert_parallel": True},
+        {"quantization": "fp8", "kv_cache_dtype": "fp8", "enforce_eager": True, "load_format": "dummy"},
+        {"decode_context_parallel_size": 1},
+        {"enable_chunked_prefill": False},
+    ],
+)
+def test_other_arguments_reach_vllm_as_they_are(model: Path, argument: dict[str, Any]) -> None:
+    pytest.importorskip("vllm")
+    engine = prepared(model, engine="vllm", instances=2, engine_settings=VllmEngineConfig(engine=argument))
+    assert isinstance(engine.config.engine_settings, VllmEngineConfig)
+    assert engine.config.engine_settings.engine == argument
+
+
 def test_each_rank_holds_its_part_of_a_block(model: Path) -> None:
     pytest.importorskip("vllm")
     whole, half = (prepared(model, engine="vllm", tensor_parallel=ranks).block_bytes for ranks in (1, 2))
