@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's kernels that verify drafts on a CPU: which of them are wrong, and our replacement."""
+"""What vLLM verifies drafts with on a CPU: what of it is wrong, and our replacements."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 import pytest
 
@@ -62,3 +65,46 @@ def test_upstream_still_takes_placeholders_for_tokens() -> None:
         NO_DRAFT_PROBS=True,
     )
     assert output[1].tolist() != [recovered, -1, -1], "upstream is right now: placeholders may stay in these versions"
+
+
+def verifying(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from seer.engine.vllm.proposer import TOP_K, VERIFYING
+
+    module: Any = importlib.import_module(VERIFYING)
+    monkeypatch.setattr(module, TOP_K, getattr(module, TOP_K))  # put back afterwards
+    return module
+
+
+NOTHING = torch.empty(0, 16), torch.empty(0, dtype=torch.int32)
+
+
+def test_upstream_still_cannot_apply_top_k_to_a_step_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, top_k = NOTHING
+    with pytest.raises(RuntimeError, match="numel"):
+        verifying(monkeypatch).apply_top_k_top_p(logits, top_k, None)
+
+
+def test_a_step_without_drafts_applies_nothing_and_others_what_vllm_applies(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seer.engine.vllm.proposer import let_steps_have_no_drafts
+
+    module = verifying(monkeypatch)
+    original = module.apply_top_k_top_p
+    let_steps_have_no_drafts()
+    replaced = module.apply_top_k_top_p
+    let_steps_have_no_drafts()
+    assert module.apply_top_k_top_p is replaced, "a second engine of this process replaces nothing again"
+    logits, top_k = NOTHING
+    assert replaced(logits, top_k, None) is logits
+    some = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    limits = torch.tensor([1, 4, 16], dtype=torch.int32), torch.tensor([0.5, 0.9, 1.0])
+    for k, p in ((limits[0], None), (None, limits[1]), limits):
+        assert torch.equal(replaced(some.clone(), k, p), original(some.clone(), k, p))
+
+
+def test_a_vllm_without_that_function_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seer.engine.vllm.proposer import let_steps_have_no_drafts
+
+    module = verifying(monkeypatch)
+    monkeypatch.delattr(module, "apply_top_k_top_p")
+    let_steps_have_no_drafts()
+    assert not hasattr(module, "apply_top_k_top_p")
