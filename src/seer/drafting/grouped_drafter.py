@@ -78,7 +78,7 @@ class GroupedDrafter:
     def __init__(self, servers: tuple[str, ...], keys: ClientKeys | None) -> None:
         self._servers = servers
         self._keys = keys
-        self._client = DraftClient(ClientConfig(servers=servers, keys=keys))
+        self._client = DraftClient()  # `begin_run` makes the one that knows the servers
         self._run = ""
         self.mode: DraftMode = "none"
         self.acceptance = _fresh_acceptance()

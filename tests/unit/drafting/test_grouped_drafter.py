@@ -70,6 +70,7 @@ def test_without_drafts_no_thread_looks_for_messages() -> None:
     with serving() as address:
         drafter = GroupedDrafter((address,), CLIENT_KEYS)
         try:
+            assert not exchanges_tokens(drafter)
             drafter.begin_run("with", "grouped", 0)
             assert exchanges_tokens(drafter)
             drafter.begin_run("without", "none", 0)
