@@ -40,24 +40,42 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "Times are wall and CPU seconds of the whole call, prompts included.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("model", nargs="?", default="smollm2", help="folder, Hugging Face id or name (%(default)s)")
-    parser.add_argument("--batches", default="1,8,32", help="requests at once (%(default)s)")
     parser.add_argument(
-        "--prompt-tokens", type=NumberOption(Count), default=64, help="tokens of each prompt (%(default)s)"
+        "model", metavar="MODEL", nargs="?", default="smollm2", help="folder, Hugging Face id or name (%(default)s)"
+    )
+    parser.add_argument("--batches", metavar="N,...", default="1,8,32", help="requests at once (%(default)s)")
+    parser.add_argument(
+        "--prompt-tokens", metavar="N", type=NumberOption(Count), default=64, help="tokens of each prompt (%(default)s)"
     )
     parser.add_argument(
-        "--new-tokens", type=NumberOption(Count), default=256, help="tokens to generate per request (%(default)s)"
+        "--new-tokens",
+        metavar="N",
+        type=NumberOption(Count),
+        default=256,
+        help="tokens to generate per request (%(default)s)",
     )
     parser.add_argument(
-        "--temperature", type=NumberOption(Temperature), default=1.0, help="sampling temperature (%(default)s)"
+        "--temperature",
+        metavar="X",
+        type=NumberOption(Temperature),
+        default=1.0,
+        help="sampling temperature (%(default)s)",
     )
-    parser.add_argument("--peers", default="transformers", help="transformers, vllm, both or none (%(default)s)")
     parser.add_argument(
-        "--repeat", type=NumberOption(Repeats), default=3, help="runs of each engine, in turn (%(default)s)"
+        "--peers", metavar="NAME", default="transformers", help="transformers, vllm, both or none (%(default)s)"
     )
-    parser.add_argument("--threads", type=NumberOption(Threads), default=1, help="CPU threads (%(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    parser.add_argument("--json", type=Path, help="also write every run to this file")
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=NumberOption(Repeats),
+        default=3,
+        help="runs of each engine, in turn (%(default)s)",
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=NumberOption(Threads), default=1, help="CPU threads (%(default)s)"
+    )
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument("--json", metavar="FILE.json", type=Path, help="also write every run to this file")
     parser.add_argument("--force", action="store_true", help="replace a file that is at --json")
     parser.set_defaults(run=run)
 

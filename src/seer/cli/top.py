@@ -84,7 +84,11 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "url", nargs="?", type=url_option, default="http://127.0.0.1:8000", help="where it is (%(default)s)"
+        "url",
+        nargs="?",
+        type=url_option,
+        default="http://127.0.0.1:8000",
+        help="address of the server or rollout (%(default)s)",
     )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the key of the server's clients")
     parser.add_argument("--once", action="store_true", help="show one state, and exit")

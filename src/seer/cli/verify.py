@@ -39,7 +39,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="check a run's responses, and re-score some with a plain forward pass",
         description="Check every response of a run: each prompt and index is there once, seeds follow from the run's,\n"
         "ends and texts follow from the tokens, none failed. Then score a sample again with a plain fp32 forward\n"
-        "pass: every token and log-probability must be what the weights give. Exit code 1 if anything is not.",
+        "pass: every token and log-probability must be what the weights give. The exit code is 1 if anything is wrong.",
         epilog=EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")

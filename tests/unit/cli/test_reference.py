@@ -29,6 +29,7 @@ def test_every_verb_and_every_bench_is_there_with_its_options() -> None:
         assert f"seer bench {bench.removeprefix('bench_')}" in page, bench
     assert "| `--verify P` |" in page
     assert "| `--n N` | `8` | responses per prompt |" in page
+    assert "%(" not in page  # argparse's own notation for defaults
 
 
 def test_the_strings_under_fields_are_their_meanings() -> None:
