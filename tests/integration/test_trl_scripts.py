@@ -60,6 +60,7 @@ def test_a_recorded_question_is_scored_by_the_answer_in_the_last_box(monkeypatch
     assert script.score(r"it is 4, \boxed{4", "4") == 0.0
 
 
+@pytest.mark.timeout(600)  # the arm has 540 s, and ends by itself before
 def test_the_benchmark_says_what_its_arms_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
