@@ -280,11 +280,14 @@ def _print_summary(config: RunConfig, folder: RunFolder, out: Path, outcome: dic
     from rich.console import Console
     from rich.table import Table
 
+    from seer.cli.summary_rows import summary_rows
+
     status, numbers, verification = outcome["status"], outcome["summary"], outcome.get("verification")
     rollout = config.rollout
-    table = Table("measure", "value", title=f"{rollout.scheduler} on {rollout.instances} instances, {status}")
-    for name, value in (numbers or {}).items():
-        table.add_row(name.replace("_", " "), f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
+    count = "1 instance" if rollout.instances == 1 else f"{rollout.instances} instances"
+    table = Table("measure", "value", title=f"{rollout.scheduler} on {count}, {status}")
+    for row in summary_rows(numbers or {}):
+        table.add_row(*row)
     console = Console(soft_wrap=True)
     table.add_row("failed responses", f"{outcome['num_failed']:,} of {outcome['num_responses']:,}")
     if verification is not None:
