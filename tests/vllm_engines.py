@@ -8,6 +8,7 @@ vLLM is imported only when an engine is asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import threading
@@ -51,8 +52,9 @@ def descendants(pid: int) -> list[int]:
     """Every process below this one, as the kernel lists them."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*"):
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 
