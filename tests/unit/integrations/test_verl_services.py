@@ -85,7 +85,7 @@ def test_one_replica_has_no_pool() -> None:
 def test_replicas_with_other_blocks_are_refused() -> None:
     async def work(services: Services) -> None:
         await services.for_server(NEEDS, "here")
-        with pytest.raises(ConfigError, match="block_bytes=8192"):
+        with pytest.raises(ConfigError, match="a replica has block_bytes=8192, not 4096 as the first one"):
             await services.for_server(msgspec.structs.replace(NEEDS, block_bytes=8192), "here")
 
     with_services(PoolConfig(backend="none"), work)

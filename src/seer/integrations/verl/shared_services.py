@@ -13,6 +13,8 @@ import logging
 import secrets
 from typing import Any
 
+import msgspec
+
 from seer.errors import ConfigError
 from seer.hosting.draft_servers import DraftServers, num_draft_servers
 from seer.hosting.fleet_pool import FleetPool, default_pool_bytes, wanted_pool_bytes
@@ -43,7 +45,13 @@ class Services:
                 await self._start(needs)
                 self._needs = needs
         if needs != self._needs:
-            raise ConfigError(f"a replica has {needs}, the others {self._needs}")
+            given, first = msgspec.structs.asdict(needs), msgspec.structs.asdict(self._needs)
+            unlike = ", ".join(
+                f"{name}={value}, not {first[name]}" for name, value in given.items() if value != first[name]
+            )
+            raise ConfigError(
+                f"a replica has {unlike} as the first one", hint="all replicas need the same model, dtype and settings"
+            )
         drafts = self.draft_servers
         return SharedServices(
             identity=self._identity,
