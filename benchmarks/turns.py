@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
-def await_turn(go: Path | None, limit_s: float) -> None:
-    """Return once the file `go` exists, or at once if `go` is None."""
+def await_turn(go: Path | None, limit_s: float, *, goes_on: Callable[[], bool] = lambda: True) -> None:
+    """Return once the file `go` exists, or at once if `go` is None; and when `goes_on` says that nobody waits for it."""
     deadline_s = time.monotonic() + limit_s
-    while go is not None and not go.exists():
+    while go is not None and not go.exists() and goes_on():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{go} did not appear within {limit_s:.0f} s")
         time.sleep(0.1)

@@ -120,7 +120,7 @@ def train(args: argparse.Namespace, rollouts: list[str]) -> dict[str, list[dict[
             for rollout in rollouts:
                 time.sleep(args.apart_s if runs else 0.0)
                 runs[rollout] = start(args, rollout, folder, opened)
-            await_turn(args.go, args.limit_s)
+            await_turn(args.go, args.limit_s, goes_on=lambda: all(run.poll() is None for run in runs.values()))
         codes = await_all(runs, deadline_s)
     for rollout, code in codes.items():
         if code not in (0, None):
