@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def await_turn(go: Path | None, limit_s: float, *, goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Return once the file `go` exists, or at once if `go` is None; and when `goes_on` says that nobody waits for it."""
+    """Return once the file `go` exists, at once if `go` is None, or when `goes_on` says that nobody waits."""
     deadline_s = time.monotonic() + limit_s
     while go is not None and not go.exists() and goes_on():
         if time.monotonic() > deadline_s:
