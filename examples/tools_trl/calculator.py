@@ -4,7 +4,7 @@
     PythonTool    for chat models: code in a Markdown fence is run, and what it printed is given back
     SumTool       for the tiny model, whose tokens are digits and signs: a turn like 12+30 is a call
 
-A turn that is no call is the answer. Both find the right answer in the row of the dataset.
+A turn without a call is the answer. Both find the right answer in the row of the dataset.
 """
 
 from __future__ import annotations
