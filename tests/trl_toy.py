@@ -76,6 +76,7 @@ def toy_trainer(rollout_func: Any, output_dir: Path, *, seed: int = 0, **setting
     num_rows = settings.pop("num_rows", 8)
     model = settings.pop("model", None) or toy_model(seed)
     peft_config = settings.pop("peft_config", None)
+    eval_dataset = settings.pop("eval_dataset", None)
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": 32,
         "num_generations": 8,
@@ -99,6 +100,7 @@ def toy_trainer(rollout_func: Any, output_dir: Path, *, seed: int = 0, **setting
         reward_funcs=rewards,
         args=GRPOConfig(output_dir=str(output_dir), seed=seed, **defaults | settings),
         train_dataset=toy_dataset(num_rows),
+        eval_dataset=eval_dataset,
         rollout_func=rollout_func,
         callbacks=callbacks,
         peft_config=peft_config,

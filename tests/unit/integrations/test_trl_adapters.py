@@ -88,7 +88,9 @@ def adapted(config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
 def a_trainer(model: Any, step: int = 0) -> Any:
     return SimpleNamespace(
         model=model,
-        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model, is_fsdp2=False, num_processes=1),
+        is_fsdp_enabled=False,
+        is_deepspeed_enabled=False,
         state=SimpleNamespace(global_step=step),
         processing_class=toy_tokenizer(),
     )

@@ -15,7 +15,6 @@ from seer.integrations.trl.instances import VLLM_GPU_SHARE, TrainedInstances
 from seer.integrations.trl.on_policy import _comparable, _compare
 from seer.integrations.trl.prompt_memory import MAX_PAST_RESPONSES, PromptMemory
 from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
-from seer.integrations.trl.trainer_weights import refuse_unreadable
 from seer.types import FinishReason, GroupResult, Response, Sampling
 
 
@@ -35,8 +34,6 @@ def a_trainer(*, training: bool = True, **changes: Any) -> Any:
         min_p=None,
         eos_token_ids=[5, 6],
         tools=[],
-        is_fsdp_enabled=False,
-        is_deepspeed_enabled=False,
     )
     for name, value in changes.items():
         setattr(args if hasattr(args, name) else trainer, name, value)
@@ -137,13 +134,6 @@ def test_an_evaluation_has_its_own_group_size_and_nothing_is_cut_by_default() ->
 def test_what_seer_cannot_do_is_refused_by_name(setting: str, value: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_settings(a_trainer(**{setting: value}))
-
-
-@pytest.mark.parametrize("name", ["is_fsdp_enabled", "is_deepspeed_enabled"])
-def test_weights_spread_over_ranks_are_refused(name: str) -> None:
-    refuse_unreadable(a_trainer())
-    with pytest.raises(ConfigError, match=name):
-        refuse_unreadable(a_trainer(**{name: True}))
 
 
 def test_only_a_prompts_newest_rollout_is_remembered() -> None:

@@ -100,11 +100,15 @@ def identity(layer: Any) -> int:
     return id(getattr(layer, "tied_adapter", None) or layer)
 
 
-def merged(layer: Any, whole: Whole, *, name: str) -> Any:
-    """The base layer with the active adapters merged into it, as a copy."""
+def copy_of(layer: Any, whole: Whole) -> Any:
+    """A copy of an adapted layer, with parameters of its own."""
+    return _twin(layer, whole, {})
+
+
+def merged(twin: Any, *, name: str) -> Any:
+    """The base layer of such a copy, with the active adapters merged into it."""
     import torch
 
-    twin = _twin(layer, whole, {})
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft's advice for those who keep what it merged
@@ -115,7 +119,7 @@ def merged(layer: Any, whole: Whole, *, name: str) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        what = f"peft_config: the {_kind(layer)} of {name} cannot be merged: {error}"
+        what = f"peft_config: the {_kind(twin)} of {name} cannot be merged: {error}"
         raise ConfigError(what, hint=HINT) from error
 
 

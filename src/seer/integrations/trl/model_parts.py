@@ -5,8 +5,9 @@ Invariants
   1. The names are those of the model without peft and without what wraps layers for training; a tied head is named
      once. A head that was tied and computes with other weights than the embedding, because an adapter changed one of
      them, is named too.
-  2. Each name is in one part, with the shape and the type that `read` returns.
+  2. Each name is in one part, with the shape and the type that it is read with.
   3. Nothing of the model changes.
+  4. Every rank has the same parts in the same order, so that they can gather tensors that are spread over them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from seer.integrations.trl.adapters import Whole, has_adapters, identity, in_use, is_adapted, merged, must_merge
-from seer.integrations.trl.adapters import without_peft as _without_peft
+from seer.integrations.trl.adapters import (
+    Whole,
+    copy_of,
+    has_adapters,
+    identity,
+    in_use,
+    is_adapted,
+    merged,
+    must_merge,
+    without_peft,
+)
 
 WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
 """What activation checkpointing and torch.compile put between a module and its own name."""
@@ -33,18 +43,25 @@ class Part:
     name: str = ""
     """The layer's."""
 
-    def read(self, whole: Whole) -> dict[str, Any]:
-        """The tensors, by name; `whole` copies a parameter."""
+    def copy(self, whole: Whole) -> Any:
+        """What is read of the model: where its tensors are spread over ranks, all of them call this together."""
+        if self.layer is not None:
+            return copy_of(self.layer, whole)
+        return {name: whole(parameter) for name, parameter in self.like.items()}
+
+    def tensors(self, copied: Any) -> dict[str, Any]:
+        """The tensors by name, of such a copy; each rank by itself."""
         if self.layer is None:
-            return {name: whole(parameter) for name, parameter in self.like.items()}
-        found = merged(self.layer, whole, name=self.name)
-        named = {_join(self.name, name): parameter.detach() for name, parameter in found.named_parameters()}
+            found: dict[str, Any] = copied
+            return found
+        base = merged(copied, name=self.name)
+        named = {_join(self.name, name): parameter.detach() for name, parameter in base.named_parameters()}
         return {name: named[name] for name in self.like}
 
 
 def parts_of(model: Any) -> Iterator[Part]:
     """Every part of a model, in the order of its parameters."""
-    yield from _walk(_without_peft(model), "", has_adapters(model), set())
+    yield from _walk(without_peft(model), "", has_adapters(model), set())
 
 
 def _walk(module: Any, name: str, may_be_adapted: bool, seen: set[object]) -> Iterator[Part]:

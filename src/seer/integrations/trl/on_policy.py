@@ -19,7 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seer.integrations.trl.ranks import tell_others
+from seer.integrations.trl.sharding import is_sharded, model_of
 from seer.types import Response, Sampling
+
+SCORE = "score"
+"""The duty of the other ranks in a check of a model that is spread over them."""
 
 MAX_MEAN_GAP_FLOAT32 = 1e-3
 """Where both sides compute in float32. The noise was measured at 1e-7 on tiny models and 1e-5 on 135 M parameters."""
@@ -81,7 +86,10 @@ class OnPolicyCheck:
         ours = [_comparable(responses[i], sampling) for i in chosen]
         if any(values is None for values in ours):
             return None
-        theirs = _trainer_logprobs(trainer, [prompts[i] for i in chosen], [responses[i].token_ids for i in chosen])
+        rows = [prompts[i] for i in chosen], [responses[i].token_ids for i in chosen]
+        if is_sharded(model_of(trainer)):
+            tell_others(trainer, SCORE, *rows)
+        theirs = _trainer_logprobs(trainer, *rows)
         rolled = [value for values in ours for value in values or ()]
         kept = [kept for i in chosen for kept in responses[i].loss_mask or [1] * len(responses[i].token_ids)]
         theirs, rolled = list(itertools.compress(theirs, kept)), list(itertools.compress(rolled, kept))
@@ -115,6 +123,11 @@ def _comparable(response: Response, sampling: Sampling) -> Sequence[float] | Non
     if not is_cut:
         return response.logprobs
     return response.raw_logprobs if sampling.temperature == 1.0 else None
+
+
+def score_too(trainer: Any, prompts: list[Sequence[int]], responses: list[list[int]]) -> None:
+    """What other ranks do when the main rank scores: a model that is spread over ranks computes on all of them."""
+    _trainer_logprobs(trainer, prompts, responses)
 
 
 def _trainer_logprobs(trainer: Any, prompts: list[Sequence[int]], responses: list[list[int]]) -> list[float]:

@@ -29,13 +29,14 @@ from seer.integrations.trl.early_rewards import REWARDS, EarlyReward, RewardsByR
 from seer.integrations.trl.environment_rows import EnvironmentOfTrainer
 from seer.integrations.trl.groups import PromptGroup, find_groups, group_seed
 from seer.integrations.trl.instances import TrainedInstances
-from seer.integrations.trl.on_policy import OnPolicyCheck
+from seer.integrations.trl.on_policy import SCORE, OnPolicyCheck, score_too
 from seer.integrations.trl.prompt_memory import PromptMemory
-from seer.integrations.trl.ranks import Columns, roll_out_together
+from seer.integrations.trl.ranks import Columns, Duties, roll_out_together
 from seer.integrations.trl.record import RolloutLine, TrainingRecord, log_metrics
 from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
+from seer.integrations.trl.sharding import model_of, reshard
 from seer.integrations.trl.trainer_callback import add_trainer_callback
-from seer.integrations.trl.trainer_weights import refuse_unreadable
+from seer.integrations.trl.trainer_weights import GATHER, gather_too, refuse_unreadable
 from seer.metrics.events import EventSink, discard
 from seer.metrics.jsonl import EventLog
 from seer.runs.prompts import Prompt
@@ -44,6 +45,8 @@ from seer.sync_api import SyncRollout
 from seer.types import FinishReason, GroupResult, Response
 
 log = logging.getLogger(__name__)
+
+_DUTIES: Duties = {GATHER: gather_too, SCORE: score_too}
 
 
 def seer_rollouts(
@@ -128,7 +131,10 @@ class SeerRollouts:
         """Completions for this rank's prompts, as TRL expects them."""
         settings = read_settings(trainer)
         refuse_unreadable(trainer)
-        return roll_out_together(prompts, trainer, lambda all_prompts: self._roll_out(all_prompts, trainer, settings))
+        reshard(model_of(trainer))
+        return roll_out_together(
+            prompts, trainer, lambda all_prompts: self._roll_out(all_prompts, trainer, settings), _DUTIES
+        )
 
     def close(self) -> None:
         """End the instances; a later call starts them anew."""

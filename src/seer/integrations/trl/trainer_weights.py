@@ -5,40 +5,50 @@ The instances load a model folder, which the first rollout writes from the train
 trainer holds then (for example a checkpoint it resumed from) is weights version 0.
 
 Plain parameters are handed over as they are. Weights that exist only while they are read, those of adapters that are
-merged, go into a file in shared memory one part at a time: nobody has to keep merged copies while instances restart.
+merged and of tensors that are gathered from all ranks, go into a file in shared memory one part at a time: nobody has
+to keep copies while instances restart.
+
+Invariants
+  1. Once the other ranks have begun to gather, this one gathers to the end, whatever fails.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
-from seer.errors import ConfigError
 from seer.integrations.trl.adapters import adapter_state, has_adapters, refuse_unmergeable, without_peft
 from seer.integrations.trl.model_parts import Part, parts_of
+from seer.integrations.trl.ranks import tell_others
+from seer.integrations.trl.sharding import (
+    gathering,
+    is_sharded,
+    model_of,
+    refuse_other_sharding,
+    shard_of,
+)
 from seer.integrations.trl.weights_file import Like, layout_bytes, write_one_by_one
 
 WEIGHTS_FILE = "model.safetensors"
+GATHER = "gather"
+"""The duty of the other ranks when weights that are spread over them are read."""
 
 
 def refuse_unreadable(trainer: Any) -> None:
-    """Refuse a model whose weights this process cannot read: some adapters, and tensors spread over ranks."""
-    for setting in ("is_fsdp_enabled", "is_deepspeed_enabled"):
-        if getattr(trainer, setting, False):
-            raise ConfigError(
-                f"{setting}: Seer cannot read weights that are spread over ranks",
-                hint="use plain data parallelism (DDP)",
-            )
+    """Refuse a model whose weights cannot be read: some adapters, and some ways to spread tensors over ranks."""
+    refuse_other_sharding(trainer)
     refuse_unmergeable(trainer.model)
 
 
 def are_as_held(trainer: Any) -> bool:
     """Whether the rollout's weights are the tensors that the trainer holds."""
-    return not has_adapters(model_of(trainer))
+    model = model_of(trainer)
+    return not (has_adapters(model) or is_sharded(model))
 
 
 def tensors_of(trainer: Any) -> dict[str, Any]:
@@ -51,7 +61,7 @@ def stamp_of(trainer: Any) -> tuple[int, str]:
     from seer.engine.local.weights import fingerprint
 
     model = model_of(trainer)
-    held = fingerprint({name: parameter.detach() for name, parameter in model.named_parameters()})
+    held = fingerprint({name: shard_of(parameter) for name, parameter in model.named_parameters()})
     return trainer.state.global_step, hashlib.blake2b((held + adapter_state(model)).encode()).hexdigest()
 
 
@@ -69,7 +79,7 @@ def write_model_folder(trainer: Any) -> Path:
     try:
         (folder / "config.json").write_text(config)
         trainer.processing_class.save_pretrained(folder)
-        write_one_by_one(folder / WEIGHTS_FILE, layout, _read(parts))
+        _write(trainer, parts, layout, folder / WEIGHTS_FILE)
     except BaseException:
         remove_shared_folder(folder)
         raise
@@ -82,16 +92,18 @@ def write_weights(trainer: Any) -> Path:
     layout = layout_of(parts)
     folder = make_shared_folder("seer-weights", layout_bytes(layout))
     try:
-        write_one_by_one(folder / WEIGHTS_FILE, layout, _read(parts))
+        _write(trainer, parts, layout, folder / WEIGHTS_FILE)
     except BaseException:
         remove_shared_folder(folder)
         raise
     return folder
 
 
-def model_of(trainer: Any) -> Any:
-    """The trainer's model without what data parallelism puts around it."""
-    return trainer.accelerator.unwrap_model(trainer.model)
+def gather_too(trainer: Any) -> None:
+    """What other ranks do when the main rank reads weights that are spread over them."""
+    whole = gathering(trainer.accelerator.device)
+    for part in parts_of(model_of(trainer)):
+        part.copy(whole)
 
 
 def layout_of(parts: list[Part]) -> dict[str, Like]:
@@ -99,10 +111,30 @@ def layout_of(parts: list[Part]) -> dict[str, Like]:
     return {name: Like(tuple(like.shape), like.dtype) for part in parts for name, like in part.like.items()}
 
 
-def _read(parts: list[Part]) -> Iterator[tuple[str, Any]]:
+def _write(trainer: Any, parts: list[Part], layout: dict[str, Like], path: Path) -> None:
+    copies = _copies(trainer, parts)
+    try:
+        write_one_by_one(path, layout, _named(copies))
+    finally:
+        # The other ranks gather to the end, and wait for this one, once they have begun.
+        if is_sharded(model_of(trainer)) and inspect.getgeneratorstate(copies) != inspect.GEN_CREATED:
+            for _ in copies:
+                pass
+
+
+def _named(copies: Iterator[tuple[Part, Any]]) -> Iterator[tuple[str, Any]]:
+    for part, copied in copies:
+        yield from part.tensors(copied).items()
+
+
+def _copies(trainer: Any, parts: list[Part]) -> Generator[tuple[Part, Any]]:
+    is_spread = is_sharded(model_of(trainer))
+    if is_spread:
+        tell_others(trainer, GATHER)
+    whole = gathering(trainer.accelerator.device) if is_spread else _copied
     for part in parts:
         # A parameter by itself is only read, so it needs no copy; a layer is merged in place.
-        yield from part.read(_as_it_is if part.layer is None else _copied).items()
+        yield part, part.copy(whole if is_spread or part.layer is not None else _as_it_is)
 
 
 def _as_it_is(parameter: Any) -> Any:
