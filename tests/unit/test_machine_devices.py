@@ -61,6 +61,12 @@ def test_a_child_sees_its_gpus_by_the_names_that_this_process_has_for_them() -> 
     assert visible_value((0, 1), "GPU-aa, GPU-bb") == "GPU-aa,GPU-bb"
 
 
+def test_a_range_that_goes_downwards_is_named_as_it_was_written() -> None:
+    with pytest.raises(ConfigError, match="gpus='0,4-1'") as refused:
+        parse_gpus("0,4-1")
+    assert refused.value.hint == "a range goes upwards: 1-4"
+
+
 def test_an_instance_has_cores_of_one_numa_node_and_nodes_take_turns() -> None:
     allowed = range(12)
     assert assign_cores(allowed, TWO_NODES, 3) == [(0,), (4,), (1,)]

@@ -163,6 +163,7 @@ def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: Model
     refuse_own_arguments(engine.engine)
     pool = config.pool
     may_have_pool = pool.backend != "none" and (config.instances > 1 or pool.memory_bytes or pool.ssd_dir is not None)
+    _refuse_uneven_ranks(folder, config.tensor_parallel)
     refuse_arguments(engine.engine, on_cpu=config.on_cpu, has_pool=bool(may_have_pool))
     kv, dtype = config.kv, config.dtype
     if engine.speculation is None:
@@ -177,6 +178,22 @@ def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: Model
     lookahead = engine.speculation.max_draft_tokens + 1 if engine.speculation is not None else 0
     context = min(config.max_model_len or folder.max_model_len, folder.max_model_len - lookahead)
     return replace(config, model=str(folder.path), max_model_len=context, dtype=dtype, kv=kv, engine_settings=engine)
+
+
+def _refuse_uneven_ranks(folder: ModelFolder, num_ranks: int) -> None:
+    """Refuse ranks among which vLLM cannot divide the model; it would say so after its imports."""
+    if folder.num_heads % num_ranks:
+        fitting = ", ".join(str(ranks) for ranks in range(1, folder.num_heads + 1) if not folder.num_heads % ranks)
+        raise ConfigError(
+            f"tensor_parallel={num_ranks} does not divide the model's {folder.num_heads} attention heads",
+            hint=f"one of {fitting}",
+        )
+    fewer, more = sorted((folder.num_kv_heads, num_ranks))
+    if folder.latent_dim is None and more % fewer:
+        raise ConfigError(
+            f"tensor_parallel={num_ranks} and {folder.num_kv_heads} KV heads: neither divides the other",
+            hint="a divisor of the KV heads, or a multiple of them",
+        )
 
 
 def instances_per_gpu(config: RolloutConfig) -> int:

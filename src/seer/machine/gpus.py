@@ -30,6 +30,8 @@ def parse_gpus(text: str) -> tuple[int, ...]:
             raise ConfigError(f"gpus={shortened(text)}", hint="numbers and ranges, as 0,1,4-7")
         first, last = int(match[1]), int(match[2] or match[1])
         refuse_repeated((last,))
+        if last < first:
+            raise ConfigError(f"gpus={shortened(text)}", hint=f"a range goes upwards: {last}-{first}")
         found += range(first, last + 1)
         if len(found) > MAX_GPU + 1:
             break  # repeated

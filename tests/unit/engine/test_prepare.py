@@ -148,6 +148,25 @@ def test_other_arguments_reach_vllm_as_they_are(model: Path, argument: dict[str,
     assert engine.config.engine_settings.engine == argument
 
 
+@pytest.mark.parametrize(
+    ("ranks", "heads", "kv_heads", "why"),
+    [
+        (3, 4, 2, "does not divide the model's 4 attention heads"),
+        (6, 12, 4, "6 and 4 KV heads"),
+        (8, 4, 2, "8 does not"),
+    ],
+)
+def test_ranks_among_which_heads_cannot_be_divided_are_refused(
+    tmp_path: Path, ranks: int, heads: int, kv_heads: int, why: str
+) -> None:
+    pytest.importorskip("vllm")
+    made = make_tiny_model(tmp_path / "m", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=32)
+    with pytest.raises(ConfigError, match=why):
+        prepared(made, engine="vllm", tensor_parallel=ranks)
+    for fitting in (1, 2, 4):
+        assert prepared(made, engine="vllm", tensor_parallel=fitting).config.tensor_parallel == fitting
+
+
 def test_each_rank_holds_its_part_of_a_block(model: Path) -> None:
     pytest.importorskip("vllm")
     whole, half = (prepared(model, engine="vllm", tensor_parallel=ranks).block_bytes for ranks in (1, 2))

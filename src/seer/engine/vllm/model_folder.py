@@ -26,6 +26,7 @@ class ModelFolder:
 
     path: Path
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
@@ -68,6 +69,7 @@ def read_folder(path: Path) -> ModelFolder:
     return ModelFolder(
         path=path,
         num_layers=read.num_hidden_layers,
+        num_heads=read.num_attention_heads,
         num_kv_heads=read.num_key_value_heads or read.num_attention_heads,
         head_dim=read.head_width(source),
         vocab_size=read.vocab_size,
