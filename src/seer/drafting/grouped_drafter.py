@@ -85,6 +85,7 @@ class GroupedDrafter:
         self._newest: dict[int, _Newest] = {}  # by request
         self._held: dict[int, _Held] = {}  # by request
         self._held_since_s = 0.0
+        self._dropped: set[str] = set()  # names of groups that ended while tokens were held
         self._registered: dict[int, set[str]] = {}  # group -> names under which its tokens are indexed
 
     def begin_run(self, run: str, mode: DraftMode, weights_version: int) -> None:
@@ -97,6 +98,7 @@ class GroupedDrafter:
         self.acceptance = _fresh_acceptance()
         self._newest.clear()
         self._held.clear()
+        self._dropped.clear()
         self._registered.clear()
 
     def register(self, group: int, request: int, prompt: Sequence[int]) -> None:
@@ -113,6 +115,8 @@ class GroupedDrafter:
         names = self._registered.pop(group, set())
         if self.mode in GROUP_DRAFTS:
             names.add(self._name(group, 0))  # it may hold responses of an earlier epoch without having run here
+        if self._held:
+            self._dropped.update(names)  # in place: this may be another thread
         for name in names:
             self._client.drop(name)
 
@@ -173,17 +177,21 @@ class GroupedDrafter:
         self.learn()
 
     def learn(self) -> None:
-        """Index all tokens that wait, in one call."""
+        """Index all tokens that wait, in one call, but for those of groups that have ended meanwhile."""
         if not self._held:
             return
-        held = list(self._held.values())
+        dropped, self._dropped = self._dropped, set()
+        kept = {request: one for request, one in self._held.items() if one.group not in dropped}
+        self._held.clear()
+        if not kept:
+            return
+        held = list(kept.values())
         self._client.observe_batch(
-            [(one.group, f"{self._run}/{request}") for request, one in self._held.items()],
+            [(one.group, f"{self._run}/{request}") for request, one in kept.items()],
             np.fromiter(chain.from_iterable(one.tokens for one in held), np.int32),
             np.cumsum([0, *(len(one.tokens) for one in held)], dtype=np.int64),
             previous_counts=[one.start for one in held],
         )
-        self._held.clear()
 
     def close(self) -> None:
         """Stop the client's thread."""

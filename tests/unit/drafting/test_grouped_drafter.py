@@ -66,6 +66,24 @@ def test_the_end_of_a_group_frees_its_tokens_here_and_on_its_server(mode: DraftM
             drafter.close()
 
 
+@pytest.mark.parametrize("mode", ["grouped", "own"])
+def test_tokens_that_wait_when_their_group_ends_do_not_bring_it_back(mode: DraftMode) -> None:
+    """Those of a request that was aborted: it does not leave by `forget`."""
+    drafter = a_drafter()
+    drafter.begin_run("test", mode, 0)
+    for group in (3, 4):
+        drafter.register(group, 10 * group, [1, 2, 3])
+        drafter.observe(group, 10 * group, [10, 11, 12], start=0)
+    drafter.drop(3)
+    drafter.learn()
+    assert drafter._client.index.stats().groups == 1
+    drafter.observe(4, 40, [13], start=3)
+    drafter.learn()
+    assert drafter._client.index.stats().groups == 1
+    drafter.drop(4)
+    assert drafter._client.index.stats().groups == 0
+
+
 def test_without_drafts_no_thread_looks_for_messages() -> None:
     with serving() as address:
         drafter = GroupedDrafter((address,), CLIENT_KEYS)
