@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 
 import msgspec
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from seer.cli.number_option import NumberOption
 from seer.cli.size_option import size_option
+from seer.errors import ConfigError
 from seer.kvpool.bench import PoolSpeed, Spread, fresh_name, measure_pool
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
@@ -61,6 +63,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Measure each block size and print a row for it."""
+    largest = max(args.block)
+    call_bytes = args.batch * largest
+    if args.round < call_bytes:
+        raise ConfigError(
+            f"--round {show_size(args.round)} is less than one call, {args.batch} blocks of {show_size(largest)}",
+            hint=f"--round {call_bytes}, or a smaller --batch or --block",
+        )
     measure = measure_local if args.backend == "local" else measure_mooncake
     table = Table("block", "memcpy", "put", "get", "put/memcpy", "get/memcpy", "lookup of 256")
     for block_bytes in args.block:
@@ -70,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             table.add_row(*_row(speed))
     if not args.json:
-        Console().print(table)
+        # Into a file or a pipe the table keeps its columns.
+        Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160).print(table)
     return 0
 
 

@@ -121,6 +121,13 @@ def test_down_stale_removes_only_what_nobody_uses(tmp_path: Path, capsys: pytest
         pool.close(remove=True)
 
 
+def test_bench_pool_refuses_a_round_that_holds_no_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "pool", "--block", "64KiB", "4MiB", "--round", "16MiB"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: --round 16.0 MiB is less than one call, 16 blocks of 4.0 MiB"
+    assert hint == "hint: --round 67108864, or a smaller --batch or --block"
+
+
 def test_bench_pool_measures_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "pool", "--block", "64KiB", "--round", "4MiB", "--rounds", "2", "--json"]) == 0
     speed = json.loads(capsys.readouterr().out)
