@@ -97,6 +97,16 @@ def test_a_request_drafts_the_tokens_of_its_sibling() -> None:
     assert draft == [13, 14, 15, 16]
 
 
+def test_an_aborted_request_is_forgotten_with_the_next_one() -> None:
+    steps = Steps()
+    steps.add(1, SIBLING)
+    steps.step({1: [11, 12]})
+    assert steps.drafting._drafter._newest.keys() == {1}
+    steps.requests["1"].is_over = True
+    steps.add(2, [])
+    assert steps.drafting._drafter._newest == {}
+
+
 def test_a_group_that_has_ended_is_forgotten_with_the_next_request() -> None:
     steps = Steps()
     steps.add(1, SIBLING, group=7)

@@ -83,7 +83,7 @@ class StepDrafting:
         self._begin_run(facts.run, facts.drafts, facts.weights_version)
         for ended in facts.ended_groups:
             self._drafter.drop(ended)
-        self._tracked = {key: one for key, one in self._tracked.items() if not one.request.is_finished()}
+        self._forget_aborted()
         prompt = facts.num_prompt_tokens
         names = facts.group, facts.request, facts.is_probe
         tracked = _TrackedRequest(request, *names, prompt, request.num_tokens)
@@ -93,6 +93,13 @@ class StepDrafting:
             tokens = request.all_token_ids[prompt : request.num_tokens]
             self._drafter.observe(tracked.group, tracked.id, tokens, start=0)
         self.host_s += time.perf_counter() - began_s
+
+    def _forget_aborted(self) -> None:
+        """Those that ended otherwise than by a step's tokens; `end_step` sees the others leave."""
+        for key, one in list(self._tracked.items()):
+            if one.request.is_finished():
+                self._drafter.forget(one.id)
+                del self._tracked[key]
 
     def begin_step(self) -> None:
         """A step is about to be scheduled."""
