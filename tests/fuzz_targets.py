@@ -356,7 +356,7 @@ def _request_with(extra: object, name: str) -> Any:
     return SimpleNamespace(
         request_id=name, num_tokens=len(tokens), num_prompt_tokens=len(tokens), all_token_ids=tokens,
         num_computed_tokens=18, num_output_tokens=3, max_tokens=40, is_finished=lambda: False,
-        sampling_params=SimpleNamespace(extra_args={"seer": extra}),
+        sampling_params=SimpleNamespace(extra_args={"seer": extra}, min_tokens=0),
     )  # fmt: skip
 
 

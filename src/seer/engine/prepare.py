@@ -150,7 +150,10 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
         can_draft=resolved.engine_settings.speculation is not None,
         opens_gpu_handles=not config.on_cpu,
         refuse_sampling=functools.partial(
-            refuse_sampling, folder=folder, drafts_in_scheduler=drafts is not None and drafts.place == "scheduler"
+            refuse_sampling,
+            folder=folder,
+            on_cpu=config.on_cpu,
+            drafts_in_scheduler=drafts is not None and drafts.place == "scheduler",
         ),
     )
 

@@ -160,6 +160,13 @@ def test_min_p_passes_beside_drafts_and_reaches_the_engine_as_vllms_own_paramete
     assert (arrived.min_p, arrived.extra_args) == (0.1, params.extra_args)
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_min_tokens_keeps_out_the_tokens_that_end_a_response_and_no_others(ignore_eos: bool) -> None:
+    params = params_of(a_chunk(0, [1], min_tokens=4, stop_token_ids=(9,), ignore_eos=ignore_eos))
+    params.update_from_generation_config({"eos_token_id": [2, 3]}, 2)  # as vLLM's front end does
+    assert params.all_stop_token_ids == ({9} if ignore_eos else {2, 9})
+
+
 def test_what_a_chunk_carries_is_read_again_as_it_was() -> None:
     from seer.engine.vllm.chunk_facts import read_facts
     from seer.engine.vllm.chunks import request_facts, sampling_params

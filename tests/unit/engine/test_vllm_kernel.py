@@ -41,7 +41,7 @@ def test_upstream_still_needs_replacing() -> None:
 
 
 def test_upstream_still_takes_placeholders_for_tokens() -> None:
-    """Why no placeholder may reach it: see invariant 4 of step_drafting.py."""
+    """Why no placeholder may reach it: see invariant 5 of step_drafting.py."""
     from vllm.platforms import current_platform
     from vllm.utils import cpu_triton_utils
 

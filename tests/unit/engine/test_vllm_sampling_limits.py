@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_what_vllm_would_not_sample_as_asked_is_refused(
 ) -> None:
     assert folder.eos_token_ids == (2,)
     with pytest.raises(InputError, match=why) as refused:
-        refuse_sampling(Sampling(max_tokens=4, **sampling), folder, drafts_in_scheduler=True)
+        refuse_sampling(Sampling(max_tokens=4, **sampling), folder, on_cpu=True, drafts_in_scheduler=True)
     assert refused.value.hint
 
 
@@ -63,7 +64,17 @@ def test_what_vllm_would_not_sample_as_asked_is_refused(
     ],
 )
 def test_what_vllm_samples_is_not_refused(folder: ModelFolder, sampling: dict[str, Any]) -> None:
-    refuse_sampling(Sampling(max_tokens=4, **sampling), folder, drafts_in_scheduler=False)
+    refuse_sampling(Sampling(max_tokens=4, **sampling), folder, on_cpu=True, drafts_in_scheduler=False)
+
+
+def test_on_a_gpu_more_stop_tokens_than_vllm_takes_are_refused_where_they_are_to_be_kept_out(tmp_path: Path) -> None:
+    large = read_folder(make_tiny_model(tmp_path / "m", vocab_size=400))
+    most, more = (Sampling(max_tokens=4, min_tokens=1, stop_token_ids=tuple(range(3, 3 + n))) for n in (127, 128))
+    refuse_sampling(most, large, on_cpu=False, drafts_in_scheduler=False)  # and the end token
+    refuse_sampling(more, large, on_cpu=True, drafts_in_scheduler=False)
+    with pytest.raises(InputError, match="129 tokens that end a response: vLLM takes 128"):
+        refuse_sampling(more, large, on_cpu=False, drafts_in_scheduler=False)
+    refuse_sampling(replace(more, min_tokens=0), large, on_cpu=False, drafts_in_scheduler=False)
 
 
 @pytest.mark.parametrize("where", ["of the run", "of a prompt"])

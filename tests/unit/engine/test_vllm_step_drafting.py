@@ -30,7 +30,12 @@ class ARequest:
     all_token_ids: list[int]
     num_prompt: int
     max_tokens: int = 100
+    min_tokens: int = 0
     is_over: bool = False
+
+    @property
+    def sampling_params(self) -> Any:
+        return SimpleNamespace(min_tokens=self.min_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -152,6 +157,16 @@ def test_a_draft_ends_with_its_chunk_and_with_the_context() -> None:
     short.add(1, SIBLING)
     short.add(2, [])
     assert short.step({2: [12]}) == [[13, 14]]
+
+
+@pytest.mark.parametrize(("min_tokens", "drafted"), [(0, 4), (1, 4), (2, 0), (3, 1), (5, 3), (6, 4), (50, 4)])
+def test_a_draft_leaves_the_first_place_where_a_stop_token_may_come_to_the_next_step(
+    min_tokens: int, drafted: int
+) -> None:
+    steps = Steps()
+    steps.add(1, SIBLING)
+    steps.add(2, [], min_tokens=min_tokens)
+    assert steps.step({2: [12]}) == [[13, 14, 15, 16][:drafted]], "one token is generated"
 
 
 def test_nothing_is_drafted_where_the_run_wants_none() -> None:

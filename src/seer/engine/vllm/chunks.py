@@ -7,7 +7,8 @@ Invariants
   2. The newest runner samples with the noise of (seed, absolute position): every chunk has its request's seed, and the
      response does not depend on where chunks end. The older one starts a generator with each chunk, which must not
      repeat its numbers: there a chunk's seed is a function of (request seed, tokens generated before it).
-  3. End-of-sequence tokens are ordinary stop tokens to vLLM, so a stop always names its token.
+  3. End-of-sequence tokens are ordinary stop tokens to vLLM, so a stop always names its token. vLLM adds the
+     model's own to those that `min_tokens` keeps out, also where they are ignored; ours are the only ones.
   4. vLLM refuses `min_p` beside drafts, because its rejection sampling does not know it. Drafts on the GPU are verified
      by sampling every position as without drafts (gpu_drafts/sampler.py), `min_p` included, so that check is left out.
      Instances whose drafts are verified in another way refuse such chunks themselves.
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 
 
 class ChunkParams(SamplingParams):
-    """vLLM's sampling parameters, also where drafts meet `min_p`."""
+    """vLLM's sampling parameters, also where drafts meet `min_p`, and without end tokens that vLLM would add."""
+
+    def update_from_generation_config(self, *_: Any, **__: Any) -> None:
+        """Nothing to add: see the module's invariant 3."""
 
     def _validate_spec_decode(self, speculative_config: Any) -> None:
         """Nothing to refuse: see the module's invariant 4."""

@@ -346,8 +346,9 @@ class VllmInstance:
         )
         speculation = self._settings.speculation
         in_scheduler = speculation is not None and speculation.place == "scheduler"
+        on_cpu = self._settings.device == "cpu"
         try:
-            refuse_sampling(chunk.sampling, self.folder, drafts_in_scheduler=in_scheduler)
+            refuse_sampling(chunk.sampling, self.folder, on_cpu=on_cpu, drafts_in_scheduler=in_scheduler)
         except InputError as error:
             raise InstanceError(str(error), hint=error.hint) from None
 

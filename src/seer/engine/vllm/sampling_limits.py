@@ -14,7 +14,11 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """Of one that is not greedy. vLLM takes a smaller one as the least, and 0.32 refuses a greater one."""
 
 
-def refuse_sampling(sampling: Sampling, folder: ModelFolder, *, drafts_in_scheduler: bool) -> None:
+MOST_STOP_TOKENS = 128
+"""Of a request with `min_tokens`, on a GPU: with more of them the newest runner ends its engine."""
+
+
+def refuse_sampling(sampling: Sampling, folder: ModelFolder, *, on_cpu: bool, drafts_in_scheduler: bool) -> None:
     """Raise for sampling that an instance of this model cannot do."""
     temperature = sampling.temperature
     if temperature and not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
@@ -27,10 +31,17 @@ def refuse_sampling(sampling: Sampling, folder: ModelFolder, *, drafts_in_schedu
             f"min_p={sampling.min_p:g}: vLLM's older runner cannot verify drafts with min_p",
             hint="set speculation off, or min_p=0",
         )
-    if sampling.min_tokens and len(sampling.stop_token_ids) + len(folder.eos_token_ids) >= folder.vocab_size:
-        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else folder.eos_token_ids)}
-        if ends.issuperset(range(folder.vocab_size)):
-            raise InputError(
-                f"min_tokens={sampling.min_tokens}, and every token of the vocabulary ends a response",
-                hint="min_tokens=0, or fewer stop_token_ids",
-            )
+    if not sampling.min_tokens:
+        return
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else folder.eos_token_ids)}
+    if len(ends) >= folder.vocab_size:  # all of them are of the vocabulary
+        raise InputError(
+            f"min_tokens={sampling.min_tokens}, and every token of the vocabulary ends a response",
+            hint="min_tokens=0, or fewer stop_token_ids",
+        )
+    if not on_cpu and len(ends) > MOST_STOP_TOKENS:
+        raise InputError(
+            f"min_tokens={sampling.min_tokens} and {len(ends)} tokens that end a response: vLLM takes "
+            f"{MOST_STOP_TOKENS} on a GPU",
+            hint="min_tokens=0, or fewer stop_token_ids",
+        )

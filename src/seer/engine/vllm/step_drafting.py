@@ -8,7 +8,9 @@ Invariants
   1. Only final tokens are indexed, each once per chunk.
   2. A draft never reaches past the end of its chunk or of the context.
   3. How much is drafted is `MeasuredBudget`'s decision, unless `fixed_tokens` is set.
-  4. Only real tokens are sent to be verified. vLLM expects its placeholders to be rejected, but its kernel for a CPU
+  4. A draft ends before `min_tokens` does. vLLM's older runner keeps stop tokens from the token after a draft while the
+     response was shorter than `min_tokens` before it, though it is long enough there.
+  5. Only real tokens are sent to be verified. vLLM expects its placeholders to be rejected, but its kernel for a CPU
      (0.32) looks up their probability at index -1, which belongs to another token, and accepts some of them. The next
      token would then be sampled, and its log-probability computed, after tokens that the response does not have.
 """
@@ -177,6 +179,10 @@ class StepDrafting:
         """Most draft tokens that the request can still use; the step itself samples one more."""
         request = one.request
         left = (request.max_tokens or 0) - request.num_output_tokens - 1
+        assert request.sampling_params is not None, "a chunk generates"
+        num_without_stop = request.sampling_params.min_tokens - request.num_output_tokens
+        if num_without_stop > 0:
+            left = min(left, num_without_stop - 1)
         return min(left, self._max_model_len - request.num_tokens - 1, self._max_tokens)
 
     def _allowance(self, decoding: Mapping[int, _TrackedRequest], is_refilled: bool) -> Allowance:
