@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 
-def run_two(script: Path, folder: Path, *, deadline_s: float = 200) -> list[dict[str, Any]]:
-    """Run `python SCRIPT FOLDER` as each of two ranks; what each has written to FOLDER/rank-N.json."""
+def run_two(
+    script: Path, folder: Path, *, deadline_s: float = 200, for_cpus: tuple[str, str] = ("ACCELERATE_USE_CPU", "true")
+) -> list[dict[str, Any]]:
+    """Run `python SCRIPT FOLDER` as each of two ranks; what each has written to FOLDER/rank-N.json.
+
+    `for_cpus` is the variable that keeps them off GPUs.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    common |= {"OMP_NUM_THREADS": "1", for_cpus[0]: for_cpus[1]}
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(folder)],

@@ -22,12 +22,16 @@ from seer.integrations.trl.sharding import gathering, is_sharded, shard_of
 from seer.integrations.trl.trainer_weights import refuse_unreadable
 
 
-def a_trainer(*parameters: torch.Tensor, is_fsdp2: bool = False, **settings: bool) -> Any:
+def a_trainer(*parameters: torch.Tensor, is_fsdp2: bool = False, zero_stage: int = 0, **settings: bool) -> Any:
     """As much of a GRPOTrainer as is asked whether its weights can be read."""
     return SimpleNamespace(
         **{"is_fsdp_enabled": is_fsdp2, "is_deepspeed_enabled": False} | settings,
         model=SimpleNamespace(parameters=lambda: list(parameters)),
-        accelerator=SimpleNamespace(is_fsdp2=is_fsdp2, unwrap_model=lambda model: model),
+        accelerator=SimpleNamespace(
+            is_fsdp2=is_fsdp2,
+            unwrap_model=lambda model: model,
+            state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=zero_stage)),
+        ),
     )
 
 
@@ -41,11 +45,17 @@ def one_rank() -> Iterator[DeviceMesh]:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("name", "named"), [("is_fsdp_enabled", "version 1"), ("is_deepspeed_enabled", "DeepSpeed")])
-def test_ways_to_spread_weights_that_are_not_read_are_refused(name: str, named: str) -> None:
+def test_the_first_version_of_fsdp_is_refused() -> None:
     refuse_unreadable(a_trainer(torch.ones(1)))
-    with pytest.raises(ConfigError, match=named):
-        refuse_unreadable(a_trainer(torch.ones(1), **{name: True}))
+    with pytest.raises(ConfigError, match="version 1 of FSDP"):
+        refuse_unreadable(a_trainer(torch.ones(1), is_fsdp_enabled=True))
+
+
+def test_the_stage_of_deepspeed_that_spreads_weights_is_refused() -> None:
+    for stage in (1, 2):
+        refuse_unreadable(a_trainer(torch.ones(1), is_deepspeed_enabled=True, zero_stage=stage))
+    with pytest.raises(ConfigError, match="ZeRO stage 3"):
+        refuse_unreadable(a_trainer(torch.ones(1), is_deepspeed_enabled=True, zero_stage=3))
 
 
 def test_tensors_are_spread_by_fsdp2_and_by_nothing_else() -> None:

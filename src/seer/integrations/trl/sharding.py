@@ -13,6 +13,9 @@ from typing import Any
 from seer.errors import ConfigError
 from seer.integrations.trl.adapters import Whole
 
+WHOLE_STAGES = (0, 1, 2)
+"""Stages of DeepSpeed's ZeRO that spread gradients and the optimizer's state, and leave each rank all weights."""
+
 
 def model_of(trainer: Any) -> Any:
     """The trainer's model without what data parallelism puts around it."""
@@ -22,10 +25,7 @@ def model_of(trainer: Any) -> Any:
 def refuse_other_sharding(trainer: Any) -> None:
     """Refuse what spreads weights over ranks in a way that is not read here."""
     if trainer.is_deepspeed_enabled:
-        raise ConfigError(
-            "is_deepspeed_enabled: Seer cannot read weights that DeepSpeed holds",
-            hint="use FSDP2 (fsdp=True), or plain data parallelism (DDP)",
-        )
+        _refuse_other_stages(trainer.accelerator.state.deepspeed_plugin.zero_stage)
     is_fsdp2 = trainer.accelerator.is_fsdp2
     if trainer.is_fsdp_enabled and not is_fsdp2:
         raise ConfigError(
@@ -36,6 +36,14 @@ def refuse_other_sharding(trainer: Any) -> None:
         raise ConfigError(
             "the model's tensors are spread over ranks by something else than FSDP2",
             hint="use FSDP2 (fsdp=True), or plain data parallelism (DDP)",
+        )
+
+
+def _refuse_other_stages(stage: Any) -> None:
+    if stage not in WHOLE_STAGES:
+        raise ConfigError(
+            f"deepspeed: ZeRO stage {stage} is not supported",
+            hint="use stage 1 or 2, which keep whole weights on every rank, or FSDP2 (fsdp=True)",
         )
 
 
