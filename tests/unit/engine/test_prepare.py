@@ -116,6 +116,7 @@ def test_arguments_that_spread_an_engine_are_not_passed_by(model: Path, name: st
         ({"max_lora_rank": 8}, "merge the adapter"),
         ({"enable_chunked_prefill": True}, "on a CPU"),
         ({"decode_context_parallel_size": 2}, "pool = 'none'"),
+        ({"hf_overrides": object()}, "reach the instance's process"),
         ({"gpu_memory_utilisation": 0.5}, "did you mean gpu_memory_utilization?"),
         ({"no such thing": 1}, "vllm serve --help"),
     ],

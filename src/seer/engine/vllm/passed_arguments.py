@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from seer.engine.vllm.connector_parts import SPLIT_OTHERWISE
 from seer.errors import ConfigError
 
@@ -69,6 +71,11 @@ def refuse_arguments(given: Mapping[str, Any], *, on_cpu: bool, has_pool: bool) 
             raise ConfigError(where, hint="leave it out: on a CPU it ends vLLM's engine where requests have seeds")
         if has_pool and name in SPLIT_OTHERWISE and value != 1:
             raise ConfigError(where, hint="pool = 'none', or tensor_parallel and more instances")
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, ValueError, OverflowError):
+            hint = "numbers, text, lists and dictionaries reach the instance's process"
+            raise ConfigError(where, hint=hint) from None
         if known is not None and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "`vllm serve --help=all` lists them, with dashes"
