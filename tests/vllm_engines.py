@@ -8,7 +8,6 @@ vLLM is imported only when an engine is asked for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib.util
 import threading
@@ -46,16 +45,6 @@ def vllm_settings(folder: Path, **changes: Any) -> Any:
         "dtype": "float32",
     }
     return VllmSettings(model_dir=str(folder), **defaults | changes)
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below this one, as the kernel lists them."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):  # a thread that has ended since
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def named_segments(pids: list[int]) -> list[str]:

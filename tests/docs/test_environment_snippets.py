@@ -13,12 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from chat_models import SPECIAL, TEMPLATES, make_tokenizer
 from markdown_pages import ROOT, Block, code_blocks
-from seer.engine.local.tiny import make_tiny_model
 
 MODEL = 'Rollout("smollm2", instances=2)'
 BLOCKS = [block for block in code_blocks(ROOT / "docs" / "environments.md") if MODEL in block.text]
@@ -26,18 +21,6 @@ BLOCKS = [block for block in code_blocks(ROOT / "docs" / "environments.md") if M
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the sandbox is of Linux on x86-64"
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random bytes with SmolLM2's chat template."""
-    end = SPECIAL.index("<|im_end|>")
-    folder = make_tiny_model(
-        tmp_path_factory.mktemp("docs") / "tiny", vocab_size=264, eos_token_id=end, max_position_embeddings=4096
-    )
-    template, eos = TEMPLATES["chatml"]
-    make_tokenizer(folder, template, eos=eos)
-    return folder
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from chat_models import SPECIAL, TEMPLATES, make_tokenizer
 from markdown_pages import ROOT, code_blocks
-from seer.engine.local.tiny import make_tiny_model
 
 MODEL = 'Rollout("smollm2", instances=2)'
 QUICKSTART = ROOT / "examples" / "quickstart.py"
@@ -22,18 +17,6 @@ PROGRAMS = [
     *(pytest.param(block.text, num_lines, id=block.where) for block, num_lines in zip(TUTORIAL, (8, 1), strict=True)),
 ]
 """With the number of lines that each prints at least; a text of random bytes may have more."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random bytes with SmolLM2's chat template."""
-    end = SPECIAL.index("<|im_end|>")
-    folder = make_tiny_model(
-        tmp_path_factory.mktemp("docs") / "tiny", vocab_size=264, eos_token_id=end, max_position_embeddings=4096
-    )
-    template, eos = TEMPLATES["chatml"]
-    make_tokenizer(folder, template, eos=eos)
-    return folder
 
 
 @pytest.mark.parametrize(("program", "num_lines"), PROGRAMS)

@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 
 from pools import needs_mooncake
+from processes import descendants
 from ray_clusters import QUIET, two_nodes
 from seer.engine.local.tiny import make_tiny_model
 
@@ -53,17 +54,6 @@ def wait_until(what: Callable[[], object], why: str) -> None:
         time.sleep(0.05)
 
 
-def children_of(pid: int) -> list[int]:
-    """Processes that it has started, and those that these have started."""
-    try:
-        direct = [
-            int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()
-        ]
-    except OSError:
-        return []
-    return direct + [other for one in direct for other in children_of(one)]
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_what_a_killed_driver_had_on_the_nodes_ends_and_frees_its_memory(tmp_path: Path) -> None:
@@ -85,8 +75,8 @@ def test_what_a_killed_driver_had_on_the_nodes_ends_and_frees_its_memory(tmp_pat
         found = json.loads(line)
         arenas = [path for name in found["near"] for path in Path("/dev/shm").glob(f"*/pool-{name}.arena")]
         assert len(arenas) == len(found["instances"]) == len(found["agents"]) == 2
-        pids = [*found["instances"], *found["agents"], *children_of(driver.pid)]
-        pids += [child for pid in found["agents"] for child in children_of(pid)]
+        pids = [*found["instances"], *found["agents"], *descendants(driver.pid)]
+        pids += [child for pid in found["agents"] for child in descendants(pid)]
         driver.kill()
         driver.wait()
         wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a process outlived the driver")

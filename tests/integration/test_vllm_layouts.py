@@ -19,10 +19,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from expert_models import make_deepseek, make_qwen3_moe
+from processes import descendants
 from seer.kvpool.local import LocalPool
 from seer.kvpool.local_files import LocalPoolConfig
 from seer.types import TokenSpan
-from vllm_engines import LoopThread, descendants, named_segments, needs_vllm
+from vllm_engines import LoopThread, named_segments, needs_vllm
 from vllm_pair import CHUNK_TOKENS, RESPONSE_TOKENS, Pair, ids, raw, running
 
 pytestmark = [*needs_vllm, pytest.mark.timeout(600)]  # six processes start for two engines of two ranks

@@ -19,13 +19,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from processes import descendants
 from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.config import VllmEngineConfig, VllmSpeculation
 from seer.engine.local.models_get import find_model
 from seer.engine.local.tiny import make_tiny_model
 from seer.errors import InputError
 from seer.metrics.events import Event, Stopped
-from vllm_engines import HEAD_DIM, descendants, named_segments, needs_vllm
+from vllm_engines import HEAD_DIM, named_segments, needs_vllm
 
 pytestmark = needs_vllm
 

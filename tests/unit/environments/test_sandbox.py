@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import platform
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from processes import children
 from seer.environments.python_sandbox import PythonSandbox, SandboxLimits, ToolError
 from seer.environments.python_tool import find_code
 from seer.errors import ConfigError
@@ -25,13 +25,8 @@ FORKED = "tried to make another process"
 QUICK = SandboxLimits(time_s=10.0, memory_bytes=256 << 20, max_output_bytes=4096)
 
 
-def children() -> set[int]:
-    """Processes of this one."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
-            found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
+def own_children() -> set[int]:
+    return set(children(os.getpid()))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -40,11 +35,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def run(code: str, limits: SandboxLimits = QUICK) -> str:
-    before = children()
+    before = own_children()
     try:
         return asyncio.run(PythonSandbox(limits).run(code))
     finally:
-        assert children() <= before, "something was left behind"
+        assert own_children() <= before, "something was left behind"
 
 
 def test_what_is_printed_comes_back_with_the_traceback_of_an_error() -> None:
@@ -172,12 +167,12 @@ def test_memory_is_limited_and_threads_and_reading_are_allowed() -> None:
 
 def test_a_cancelled_call_leaves_no_process() -> None:
     async def scenario() -> None:
-        before = children()
+        before = own_children()
         task = asyncio.create_task(PythonSandbox(QUICK).run("while True: pass"))
-        await until(lambda: not children() <= before)
+        await until(lambda: not own_children() <= before)
         task.cancel()
         await asyncio.wait([task])
-        await until(lambda: children() <= before)  # it is collected in the background
+        await until(lambda: own_children() <= before)  # it is collected in the background
 
     asyncio.run(scenario())
 
@@ -187,11 +182,11 @@ def test_many_calls_share_few_processes() -> None:
 
     async def scenario() -> None:
         nonlocal most
-        before = len(children())
+        before = len(own_children())
         sandbox = PythonSandbox(SandboxLimits(time_s=30.0, max_processes=3))
         calls = [asyncio.create_task(sandbox.run(f"print({i})")) for i in range(12)]
         while not all(call.done() for call in calls):
-            most = max(most, len(children()) - before)
+            most = max(most, len(own_children()) - before)
             await asyncio.sleep(0.005)
         assert [await call for call in calls] == [f"{i}\n" for i in range(12)]
 
