@@ -32,8 +32,10 @@ def refuse_unfit(
     has_text: bool = True,
     refuse_sampling: Callable[[Sampling], None] | None = None,
 ) -> None:
-    """Raise an error for a prompt that cannot run. Without `vocab_size` any token id of 31 bits will do;
-    `refuse_sampling` raises for what the engine cannot sample."""
+    """Raise an error for a prompt that cannot run.
+
+    Without `vocab_size` any token id of 31 bits will do. `refuse_sampling` raises for what the engine cannot sample.
+    """
     check(encoded.n, Responses, "n")
     if refuse_sampling is not None:
         refuse_sampling(encoded.sampling)
