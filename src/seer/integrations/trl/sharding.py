@@ -26,7 +26,7 @@ def refuse_other_sharding(trainer: Any) -> None:
     """Refuse what spreads weights over ranks in a way that is not read here."""
     if trainer.is_deepspeed_enabled:
         _refuse_other_stages(trainer.accelerator.state.deepspeed_plugin.zero_stage)
-    is_fsdp2 = trainer.accelerator.is_fsdp2
+    is_fsdp2 = getattr(trainer.accelerator, "is_fsdp2", False)  # which accelerate has since it can do FSDP2
     if trainer.is_fsdp_enabled and not is_fsdp2:
         raise ConfigError(
             "fsdp_config: version 1 of FSDP is not supported",
@@ -55,7 +55,8 @@ def is_sharded(model: Any) -> bool:
 def reshard(model: Any) -> None:
     """Give up whole tensors that FSDP2 keeps after a forward pass without a backward one, such as an evaluation's.
 
-    They may be of lower precision than the shards, which are what is trained.
+    They may be of lower precision than the shards, which are what is trained; and FSDP2 cannot free them, and fails, once
+    numpy has seen their memory on a CPU.
     """
     from torch.distributed.fsdp import FSDPModule
 
