@@ -55,8 +55,8 @@ def is_sharded(model: Any) -> bool:
 def reshard(model: Any) -> None:
     """Give up whole tensors that FSDP2 keeps after a forward pass without a backward one, such as an evaluation's.
 
-    They may be of lower precision than the shards, which are what is trained; and FSDP2 cannot free them, and fails, once
-    numpy has seen their memory on a CPU.
+    They may be of lower precision than the shards, which are what is trained. On a CPU, FSDP2 fails to free them once
+    numpy has seen their memory.
     """
     from torch.distributed.fsdp import FSDPModule
 
