@@ -43,6 +43,10 @@ def budget_rule(mode: DraftMode) -> BudgetRule:
     return "seer" if mode == "grouped" else "paper"
 
 
+LEAST_TEMPERATURE = 1e-6
+"""Of sampling that is not greedy: logits that are divided by far less become infinite, as those of a broken model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the tokens of a request are sampled. The defaults sample from the model's own distribution."""
@@ -72,6 +76,11 @@ class Sampling:
     def __post_init__(self) -> None:
         """Refuse impossible settings before anything expensive starts."""
         check_fields(self)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature={self.temperature:g} is out of range",
+                hint=f"use 0 for greedy responses, or at least {LEAST_TEMPERATURE:g}",
+            )
         if self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is out of range", hint=f"use 0 to max_tokens, {self.max_tokens}"

@@ -65,6 +65,11 @@ MAKING: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "tokens as text": (lambda: Sampling(max_tokens="5"), SeerError, "max_tokens='5'"),  # type: ignore[arg-type]
     "half a token": (lambda: Sampling(max_tokens=1.5), SeerError, "max_tokens=1.5"),  # type: ignore[arg-type]
     "a temperature of NaN": (lambda: Sampling(max_tokens=5, temperature=math.nan), SeerError, "temperature=nan"),
+    "a temperature that makes logits infinite": (
+        lambda: Sampling(max_tokens=5, temperature=1e-40),
+        SeerError,
+        "temperature=1e-40",
+    ),
     "a temperature in words": (lambda: Sampling(max_tokens=5, temperature="hot"), SeerError, "temperature"),  # type: ignore[arg-type]
     "a top_p of 0": (lambda: Sampling(max_tokens=5, top_p=0), SeerError, "top_p=0"),
     "a top_k of -1": (lambda: Sampling(max_tokens=5, top_k=-1), SeerError, "top_k=-1"),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from seer.errors import InstanceError, NoProbability, Overloaded
-from seer.types import Chunk, InstanceLimits
+from seer.errors import InputError, InstanceError, NoProbability, Overloaded
+from seer.types import Chunk, InstanceLimits, Sampling
 
 
 def refuse_misplaced(
@@ -29,6 +29,18 @@ def refuse_misplaced(
         raise InstanceError(
             f"request {chunk.request} could reach {end_tokens} tokens of {limits.max_model_len} at most",
             hint="lower max_tokens or use shorter prompts",
+        )
+
+
+def refuse_no_token(sampling: Sampling, *, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise if no token may come before `min_tokens`: an engine would take that for a model without probabilities."""
+    if not sampling.min_tokens:
+        return
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    if len(ends) >= vocab_size:  # all of them are of the vocabulary
+        raise InputError(
+            f"min_tokens={sampling.min_tokens}, and every token of the vocabulary ends a response",
+            hint="min_tokens=0, or fewer stop_token_ids",
         )
 
 

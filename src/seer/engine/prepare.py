@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig
+from seer.engine.admission import refuse_no_token
 from seer.engine.gpu_memory import num_visible_gpus
 from seer.engine.instance_settings import InstanceSettings
 from seer.engine.text_codec import ChatCodec
@@ -118,6 +119,9 @@ def _prepare_local(config: RolloutConfig, engine: LocalEngineConfig) -> Prepared
         can_draft=True,
         shares_matrices=config.on_cpu,
         opens_gpu_handles=not config.on_cpu,
+        refuse_sampling=functools.partial(
+            refuse_no_token, eos_token_ids=model.eos_token_ids, vocab_size=model.vocab_size
+        ),
     )
 
 

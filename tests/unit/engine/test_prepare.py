@@ -10,16 +10,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from seer import HostingConfig, Rollout
+from seer import HostingConfig, Rollout, Sampling
 from seer.cli.main import build_parser
 from seer.cli.run_config import read_run
 from seer.config import KvConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, plain_values
 from seer.engine.instance_settings import InstanceSettings, read_settings
 from seer.engine.local import LocalInstance
 from seer.engine.local.hosted import make_local
+from seer.engine.local.model_config import read_config
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import GPU_KV_SHARE, VLLM_GPU_SHARE, PreparedEngine, prepare
-from seer.errors import ConfigError
+from seer.errors import ConfigError, InputError
 from seer.metrics.events import discard
 
 
@@ -54,6 +55,20 @@ def test_an_instance_is_made_of_the_configuration(model: Path) -> None:
     assert (instance.limits.kv_blocks, instance.limits.block_size, instance.limits.max_num_seqs) == (9, 8, 5)
     chosen = instance.inner._settings
     assert (chosen.max_step_tokens, chosen.stream_tokens) == (64, 3)
+
+
+@pytest.mark.parametrize("without_eos", [False, True])
+def test_sampling_that_leaves_no_token_is_refused_and_ends_no_run(model: Path, without_eos: bool) -> None:
+    engine = prepared(model, instances=1)
+    assert engine.vocab_size is not None
+    assert engine.refuse_sampling is not None
+    [eos] = read_config(model).eos_token_ids
+    ends = tuple(token for token in range(engine.vocab_size) if not (without_eos and token == eos))
+    engine.refuse_sampling(Sampling(max_tokens=4, stop_token_ids=ends))
+    if without_eos:
+        engine.refuse_sampling(Sampling(max_tokens=4, min_tokens=1, stop_token_ids=ends, ignore_eos=True))
+    with pytest.raises(InputError, match="every token of the vocabulary ends a response"):
+        engine.refuse_sampling(Sampling(max_tokens=4, min_tokens=1, stop_token_ids=ends))
 
 
 def test_a_gpu_runs_more_requests_at_once_than_a_cpu(model: Path) -> None:

@@ -37,7 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     [
         ({"temperature": 3.0}, r"temperature=3: vLLM samples at 0\.01 to 2"),
         ({"temperature": 0.005}, "temperature=0.005"),
-        ({"temperature": 1e-9}, "temperature=1e-09"),
         ({"min_p": 0.1}, "min_p=0.1: vLLM's older runner"),
         ({"stop_token_ids": ENDS, "min_tokens": 1}, "every token of the vocabulary"),
         ({"stop_token_ids": tuple({*ENDS} - {2}), "min_tokens": 1}, "every token of the vocabulary"),

@@ -6,6 +6,7 @@ Invariant: a request that vLLM would refuse, sample in another way than asked, o
 
 from __future__ import annotations
 
+from seer.engine.admission import refuse_no_token
 from seer.engine.vllm.model_folder import ModelFolder
 from seer.errors import InputError
 from seer.types import Sampling
@@ -31,17 +32,11 @@ def refuse_sampling(sampling: Sampling, folder: ModelFolder, *, on_cpu: bool, dr
             f"min_p={sampling.min_p:g}: vLLM's older runner cannot verify drafts with min_p",
             hint="set speculation off, or min_p=0",
         )
-    if not sampling.min_tokens:
-        return
-    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else folder.eos_token_ids)}
-    if len(ends) >= folder.vocab_size:  # all of them are of the vocabulary
+    refuse_no_token(sampling, eos_token_ids=folder.eos_token_ids, vocab_size=folder.vocab_size)
+    num_ends = len({*sampling.stop_token_ids, *(() if sampling.ignore_eos else folder.eos_token_ids)})
+    if sampling.min_tokens and not on_cpu and num_ends > MOST_STOP_TOKENS:
         raise InputError(
-            f"min_tokens={sampling.min_tokens}, and every token of the vocabulary ends a response",
-            hint="min_tokens=0, or fewer stop_token_ids",
-        )
-    if not on_cpu and len(ends) > MOST_STOP_TOKENS:
-        raise InputError(
-            f"min_tokens={sampling.min_tokens} and {len(ends)} tokens that end a response: vLLM takes "
+            f"min_tokens={sampling.min_tokens} and {num_ends} tokens that end a response: vLLM takes "
             f"{MOST_STOP_TOKENS} on a GPU",
             hint="min_tokens=0, or fewer stop_token_ids",
         )
