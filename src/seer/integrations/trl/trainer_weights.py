@@ -18,6 +18,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,10 @@ def write_model_folder(trainer: Any) -> Path:
     parts = list(parts_of(model))
     layout = layout_of(parts)
     config = json.dumps(_config(without_peft(model), layout), default=str)
-    folder = make_shared_folder("seer-model", layout_bytes(layout), named_after=config.encode())
-    try:
+    with _new_folder("seer-model", layout, named_after=config.encode()) as folder:
         (folder / "config.json").write_text(config)
         trainer.processing_class.save_pretrained(folder)
         _write(trainer, parts, layout, folder / WEIGHTS_FILE)
-    except BaseException:
-        remove_shared_folder(folder)
-        raise
     return folder
 
 
@@ -90,12 +87,8 @@ def write_weights(trainer: Any) -> Path:
     """A folder in shared memory with the trainer's weights alone, in one file."""
     parts = list(parts_of(model_of(trainer)))
     layout = layout_of(parts)
-    folder = make_shared_folder("seer-weights", layout_bytes(layout))
-    try:
+    with _new_folder("seer-weights", layout) as folder:
         _write(trainer, parts, layout, folder / WEIGHTS_FILE)
-    except BaseException:
-        remove_shared_folder(folder)
-        raise
     return folder
 
 
@@ -109,6 +102,17 @@ def gather_too(trainer: Any) -> None:
 def layout_of(parts: list[Part]) -> dict[str, Like]:
     """Shapes and types by name."""
     return {name: Like(tuple(like.shape), like.dtype) for part in parts for name, like in part.like.items()}
+
+
+@contextmanager
+def _new_folder(kind: str, layout: dict[str, Like], *, named_after: bytes | None = None) -> Iterator[Path]:
+    """A folder in shared memory with room for the tensors; it is removed if it cannot be filled."""
+    folder = make_shared_folder(kind, layout_bytes(layout), named_after=named_after)
+    try:
+        yield folder
+    except BaseException:
+        remove_shared_folder(folder)
+        raise
 
 
 def _write(trainer: Any, parts: list[Part], layout: dict[str, Like], path: Path) -> None:
