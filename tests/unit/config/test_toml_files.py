@@ -34,7 +34,7 @@ from seer.config import (
     to_toml,
 )
 from seer.errors import ConfigError, InputError
-from seer.types import Sampling
+from seer.types import LEAST_TEMPERATURE, Sampling
 
 COUNTS = st.integers(1, 128)  # within the range of every count
 SECONDS = st.floats(2.0, 1e6, allow_nan=False)
@@ -111,7 +111,7 @@ RUNS = st.builds(
     sampling=st.builds(
         Sampling,
         max_tokens=COUNTS,
-        temperature=st.floats(0, 10),
+        temperature=st.just(0.0) | st.floats(LEAST_TEMPERATURE, 10),
         top_p=SHARES,
         top_k=maybe(COUNTS),
         stop_token_ids=st.lists(COUNTS, max_size=3).map(tuple),

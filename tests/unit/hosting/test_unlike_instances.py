@@ -28,7 +28,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", num_attention_heads=8, num_key_value_heads=8)
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +88,8 @@ def test_what_does_not_fit_is_refused_before_a_process_starts(model: Path, tmp_p
         async with a_rollout(model, HostingConfig(log_dir=tmp_path)) as rollout:
             for own, why in (
                 (
-                    {"tensor_parallel": 7},
-                    r"1 more instance needs 7 GPU\(s\), 6 of 8 are free \(2, 3, 4, 5, 6, 7\)",
+                    {"tensor_parallel": 8},
+                    r"1 more instance needs 8 GPU\(s\), 6 of 8 are free \(2, 3, 4, 5, 6, 7\)",
                 ),
                 ({"gpus": [1]}, r"1 more instance needs 1 GPU\(s\), 0 of 1 are free"),
                 ({"gpus": [8]}, "there is no GPU 8: 8 are visible"),

@@ -18,8 +18,10 @@ from typing import Any
 import msgspec
 
 from seer.engine.vllm.connector_parts import SPLIT_OTHERWISE
-from seer.errors import ConfigError
+from seer.errors import ConfigError, InputError
+from seer.machine.given_files import read_given
 
+_MAX_SOURCE_BYTES = 8 << 20
 _OWN = "leave it out: Seer has its own"
 _ON_TOKENS = "leave it out: instances take and give token ids"
 _LORA = "merge the adapter into the weights: no request names one"
@@ -88,8 +90,9 @@ def argument_names() -> tuple[str, ...] | None:
     found = importlib.util.find_spec("vllm")
     for place in (found.submodule_search_locations or ()) if found is not None else ():
         try:
-            tree = ast.parse((Path(place) / "engine" / "arg_utils.py").read_text())
-        except (OSError, SyntaxError, ValueError):
+            source = read_given(Path(place) / "engine" / "arg_utils.py", limit_bytes=_MAX_SOURCE_BYTES)
+            tree = ast.parse(source)
+        except (OSError, SyntaxError, ValueError, InputError):
             return None
         classes = {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
         if {"EngineArgs", "AsyncEngineArgs"} <= classes.keys():
