@@ -177,7 +177,7 @@ class GroupedDrafter:
         self.learn()
 
     def learn(self) -> None:
-        """Index all tokens that wait, in one call, but for those of groups that have ended meanwhile."""
+        """Index all tokens that wait, in one call, but not those of groups that have ended."""
         if not self._held:
             return
         dropped, self._dropped = self._dropped, set()

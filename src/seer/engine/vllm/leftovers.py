@@ -6,8 +6,8 @@ tensor-parallel engine through segments named after the file at which they meet.
 are not needed: the system frees a segment without a name when its last process ends, however it ends. Sockets and
 temporary files go into a folder of this process, the host, which the next process removes if this one is killed.
 Segments are named after that folder, or after a file in it, and go with it, so that also a kill during the start leaves
-nothing. For that the engine's processes must end with the host, and do from their beginning: otherwise they would go on
-starting, and serve nobody.
+nothing. For that the engine's processes end with the host, from their beginning on: otherwise an engine without a host
+would finish its start and go on.
 
 Compiled kernels are kept for the next start, in this user's private folder: PyTorch's own place for them is a name in
 the temporary folder that another user can take first, and PyTorch loads and runs what is there.

@@ -5,8 +5,8 @@ The instances load a model folder, which the first rollout writes from the train
 trainer holds then (for example a checkpoint it resumed from) is weights version 0.
 
 Plain parameters are handed over as they are. Weights that exist only while they are read, those of adapters that are
-merged and of tensors that are gathered from all ranks, go into a file in shared memory one part at a time: nobody has
-to keep copies while instances restart.
+merged and of tensors that are gathered from all ranks, go into a file in shared memory one part at a time: no
+copies are kept while instances restart.
 
 Invariants
   1. Once the other ranks have begun to gather, this one gathers to the end, whatever fails.
