@@ -7,8 +7,8 @@ of adapter that peft can merge is merged by its own code, and what is trained st
 Invariants
   1. Nothing of the trainer's model changes: no weight, and none of peft's notes of what is merged.
   2. Merged tensors are, bit for bit, those of peft's `merge_and_unload`.
-  3. An adapter that cannot become weights is refused by name, before an instance starts: what only the merge finds, too,
-     because the first rollout merges first.
+  3. An adapter that cannot become weights is refused by name before an instance starts, also for a reason that only the
+     merge finds: the first rollout merges first.
 """
 
 from __future__ import annotations
