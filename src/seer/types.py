@@ -18,7 +18,7 @@ dataclass: a simulation makes millions. The rest are dataclasses.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -85,6 +85,10 @@ class Sampling:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is out of range", hint=f"use 0 to max_tokens, {self.max_tokens}"
             )
+
+    def end_tokens(self, eos_token_ids: Collection[int]) -> frozenset[int]:
+        """Every token that ends a response of a model with these end-of-sequence tokens."""
+        return frozenset(self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos_token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,7 @@ def refuse_no_token(sampling: Sampling, *, eos_token_ids: Sequence[int], vocab_s
     """Raise if no token may come before `min_tokens`: an engine would take that for a model without probabilities."""
     if not sampling.min_tokens:
         return
-    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
-    if len(ends) >= vocab_size:  # all of them are of the vocabulary
+    if len(sampling.end_tokens(eos_token_ids)) >= vocab_size:  # all of them are of the vocabulary
         raise InputError(
             f"min_tokens={sampling.min_tokens}, and every token of the vocabulary ends a response",
             hint="min_tokens=0, or fewer stop_token_ids",

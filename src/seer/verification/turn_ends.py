@@ -14,7 +14,7 @@ class TurnEnds:
 
     def __init__(self, sampling: Sampling, eos_token_ids: Collection[int], decode: Decode | None) -> None:
         """`decode` gives special tokens as their text; without it strings end nothing."""
-        self._tokens = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+        self._tokens = sampling.end_tokens(eos_token_ids)
         self._strings = StopStrings(decode, sampling.stop) if decode is not None and sampling.stop else None
         self._min_tokens = sampling.min_tokens
 

@@ -205,7 +205,7 @@ def activate(
     active = ActiveChunk(
         chunk=chunk,
         tokens=tokens,
-        stop_ids=frozenset((*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids))),
+        stop_ids=sampling.end_tokens(eos_token_ids),
         stops=StopStrings(decode, sampling.stop) if decode is not None and sampling.stop else None,
         chain=KeyChain(namespace),
         max_tokens=chunk.max_tokens,

@@ -30,7 +30,7 @@ from vllm.sampling_params import RequestOutputKind
 from seer.engine.admission import refuse_impossible
 from seer.engine.vllm.chunk_facts import EXTRA, ChunkFacts
 from seer.kvpool.keys import chain_hash
-from seer.types import Chunk, ChunkEnd, DraftMode, Sampling, TokenSpan
+from seer.types import Chunk, ChunkEnd, DraftMode, TokenSpan
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
@@ -52,11 +52,6 @@ def chunk_seed(seed: int, num_generated: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def stop_tokens(sampling: Sampling, eos: tuple[int, ...]) -> list[int]:
-    """Every token that ends the response."""
-    return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)})
-
-
 def sampling_params(
     chunk: Chunk, eos: tuple[int, ...], facts: ChunkFacts, *, noise_by_position: bool
 ) -> SamplingParams:
@@ -74,7 +69,7 @@ def sampling_params(
         top_k=sampling.top_k or 0,
         min_p=sampling.min_p,
         seed=seed if sampling.temperature > 0 else None,
-        stop_token_ids=stop_tokens(sampling, eos),
+        stop_token_ids=sorted(sampling.end_tokens(eos)),
         ignore_eos=True,
         logprobs=0,  # of the sampled token only
         flat_logprobs=True,

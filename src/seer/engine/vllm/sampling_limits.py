@@ -13,8 +13,6 @@ from seer.types import Sampling
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """Of one that is not greedy. vLLM takes a smaller one as the least, and 0.32 refuses a greater one."""
-
-
 MOST_STOP_TOKENS = 128
 """Of a request with `min_tokens`, on a GPU: with more of them the newest runner ends its engine."""
 
@@ -33,8 +31,10 @@ def refuse_sampling(sampling: Sampling, folder: ModelFolder, *, on_cpu: bool, dr
             hint="set speculation off, or min_p=0",
         )
     refuse_no_token(sampling, eos_token_ids=folder.eos_token_ids, vocab_size=folder.vocab_size)
-    num_ends = len({*sampling.stop_token_ids, *(() if sampling.ignore_eos else folder.eos_token_ids)})
-    if sampling.min_tokens and not on_cpu and num_ends > MOST_STOP_TOKENS:
+    if on_cpu or not sampling.min_tokens:
+        return
+    num_ends = len(sampling.end_tokens(folder.eos_token_ids))
+    if num_ends > MOST_STOP_TOKENS:
         raise InputError(
             f"min_tokens={sampling.min_tokens} and {num_ends} tokens that end a response: vLLM takes "
             f"{MOST_STOP_TOKENS} on a GPU",
