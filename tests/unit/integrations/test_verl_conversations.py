@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from seer.integrations.verl.requests import Generated, GenerateRequest, Opening,
 from seer.integrations.verl.settings import VerlSettings, read_settings
 from seer.types import FinishReason, Response, Sampling, Turn
 from verl_servers import StandInServer
+from within import within
 
 CODE = '''
 from seer import End, FinishReason, Reply
@@ -81,11 +81,16 @@ class Job:
         self.codec = Tokenizer(folder / "model")
         self.servers = [StandInServer(rank, max_num_seqs=4) for rank in range(2)]
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Job:
         for rank, server in enumerate(self.servers):
             await self.driver.add_server(rank, server, "here")
             await server.sync(1)
         await self.driver.begin_rollout(1, False)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None:  # a test that failed says why: closing may fail, or wait, for the same reason
+            await self.driver.close()
 
     async def converse(self, group: str, n: int, **columns: Any) -> list[Generated]:
         prompt = tuple(self.codec.chat(MESSAGES))
@@ -111,18 +116,9 @@ def talk(made: Generated) -> Talk:
     return made.talk
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await work
-
-    asyncio.run(bounded())
-
-
-def test_a_conversation_is_one_response_with_its_mask_and_its_reward(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path)
-        await job.start()
+@within(60)
+async def test_a_conversation_is_one_response_with_its_mask_and_its_reward(tmp_path: Path) -> None:
+    async with Job(tmp_path) as job:
         made = await job.converse("a", 4, calls=1)
         [end] = job.codec.encode("<|im_end|>")
         for one in made:
@@ -145,15 +141,11 @@ def test_a_conversation_is_one_response_with_its_mask_and_its_reward(tmp_path: P
             logprob != 0 for one in made for logprob in one.logprobs
         )
         assert len({tuple(one.token_ids) for one in made}) == 4
-        await job.driver.close()
-
-    run(work())
 
 
-def test_the_environment_gets_the_row_and_the_messages_and_is_told_of_each_end(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path)
-        await job.start()
+@within(60)
+async def test_the_environment_gets_the_row_and_the_messages_and_is_told_of_each_end(tmp_path: Path) -> None:
+    async with Job(tmp_path) as job:
         await job.converse("a", 2, calls=np.int64(0), extra_info={"city": "Bern"}, image=object())
         module = job.loaded()
         for conversation in module.seen:
@@ -162,15 +154,11 @@ def test_the_environment_gets_the_row_and_the_messages_and_is_told_of_each_end(t
             assert conversation.prompt_id == "a"
         assert sorted(conversation.index for conversation in module.seen) == [0, 1]
         assert sorted(module.closed) == sorted(conversation.key for conversation in module.seen)
-        await job.driver.close()
-
-    run(work())
 
 
-def test_a_tool_that_fails_masks_its_response_and_loses_none(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path)
-        await job.start()
+@within(60)
+async def test_a_tool_that_fails_masks_its_response_and_loses_none(tmp_path: Path) -> None:
+    async with Job(tmp_path) as job:
         made = await job.converse("a", 8, calls=1, crashes=True)
         failed = [one for one in made if not any(talk(one).loss_mask)]
         assert len(failed) == 1
@@ -183,24 +171,17 @@ def test_a_tool_that_fails_masks_its_response_and_loses_none(tmp_path: Path) -> 
         assert numbers["failed_responses"] == 0
         assert numbers["turns_mean"] > 1
         assert "stock_rollout_s" not in numbers, "its replay knows no waits"
-        await job.driver.close()
-
-    run(work())
 
 
-def test_a_conversation_whose_server_dies_goes_on_elsewhere(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path)
-        await job.start()
+@within(60)
+async def test_a_conversation_whose_server_dies_goes_on_elsewhere(tmp_path: Path) -> None:
+    async with Job(tmp_path) as job:
         asked = asyncio.create_task(job.converse("a", 8, calls=2))
         await job.servers[1].has_work.wait()
         job.servers[1].kill()
         made = await asked
         assert all(talk(one).reward for one in made)
         assert (await job.driver.finish_step(1, {}))["servers_lost"] == 1
-        await job.driver.close()
-
-    run(work())
 
 
 @pytest.mark.parametrize(("kind", "is_tools_fault"), [("generated", False), ("given", True)])
@@ -224,54 +205,38 @@ def test_an_engine_that_fails_in_a_turn_is_no_failed_tool(kind: Any, is_tools_fa
     assert failed_at_tool(response) is is_tools_fault
 
 
-def test_without_a_server_a_conversation_is_a_lost_response(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path)
-        await job.start()
+@within(60)
+async def test_without_a_server_a_conversation_is_a_lost_response(tmp_path: Path) -> None:
+    async with Job(tmp_path) as job:
         for server in job.servers:
             server.kill()
         with pytest.raises(InstanceError):
             await job.converse("a", 1, calls=1)
         with pytest.raises(InstanceError, match="lost"):
             await job.driver.check_rollout()
-        await job.driver.close()
-
-    run(work())
 
 
-def test_a_conversation_has_at_most_the_tokens_of_a_response(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path)
-        await job.start()
+@within(60)
+async def test_a_conversation_has_at_most_the_tokens_of_a_response(tmp_path: Path) -> None:
+    async with Job(tmp_path) as job:
         made = await job.converse("a", 8, calls=100)
         assert max(len(one.token_ids) for one in made) <= RESPONSE_TOKENS
         assert max(sum(talk(one).loss_mask) for one in made) <= SAMPLING.max_tokens
-        await job.driver.close()
-
-    run(work())
 
 
-def test_without_a_reward_verls_function_is_asked(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path, "silent")
-        await job.start()
+@within(60)
+async def test_without_a_reward_verls_function_is_asked(tmp_path: Path) -> None:
+    async with Job(tmp_path, "silent") as job:
         [made] = await job.converse("a", 1)
         assert talk(made).reward is None
-        await job.driver.close()
-
-    run(work())
 
 
-def test_tokens_that_the_model_does_not_have_fail_their_response(tmp_path: Path) -> None:
-    async def work() -> None:
-        job = Job(tmp_path, "babbler")
-        await job.start()
+@within(60)
+async def test_tokens_that_the_model_does_not_have_fail_their_response(tmp_path: Path) -> None:
+    async with Job(tmp_path, "babbler") as job:
         made = await job.converse("a", 4)
         assert any(not any(talk(one).loss_mask) for one in made)
         await job.driver.check_rollout()
-        await job.driver.close()
-
-    run(work())
 
 
 def test_siblings_have_one_opening_and_other_rows_another() -> None:
