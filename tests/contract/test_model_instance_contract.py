@@ -188,6 +188,20 @@ def test_a_stop_string_ends_a_chunk_with_the_token_that_completes_it(play: Play,
     assert len(inbox.tokens(0)) <= ends[0] + 2
 
 
+def test_a_stop_token_that_completes_a_stop_string_is_named(play: Play, folder: Path) -> None:
+    free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=30, temperature=play.temperature)])[0].ids
+    last = next(at for at in range(5, 30) if free[at] not in free[:at])
+    ends: dict[str, Any] = {"stop": (letter(free[last]),), "stop_token_ids": (free[last],)}
+
+    async def scenario(instance: Instance, inbox: Inbox) -> None:
+        instance.submit(a_chunk(0, PROMPT, max_tokens=30, temperature=play.temperature, **ends))
+        await inbox.ends(0)
+
+    inbox = play(scenario)
+    assert inbox.tokens(0) == free[: last + 1]
+    assert (inbox.end(0).end, inbox.end(0).stop_token) == (ChunkEnd.STOP, free[last])
+
+
 def test_an_abort_returns_what_was_generated(play: Play, folder: Path) -> None:
     free = generate(an_engine(folder), [a_chunk(0, PROMPT, max_tokens=400, temperature=play.temperature)])[0].ids
 

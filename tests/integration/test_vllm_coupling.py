@@ -254,7 +254,7 @@ def assert_ended_rightly(one: ARequest, where: str) -> None:
     assert (one.end.end is ChunkEnd.STOP) == stops_at_last, f"{where}: {one.end.end} after {tokens[-1]}"
     if not stops_at_last:
         assert len(tokens) == sampling.max_tokens, where
-    if one.end.end is ChunkEnd.STOP and tokens[-1] in ends - strings:  # a string that ends there hides its token
+    if one.end.end is ChunkEnd.STOP and tokens[-1] in ends:
         assert one.end.stop_token == tokens[-1], where
     has_logprobs = [len(span.logprobs) == len(span.ids) for span in one.spans]
     assert has_logprobs == [sampling.logprobs] * len(one.spans) if sampling.temperature else True, where

@@ -28,8 +28,8 @@ def active(max_tokens: int = 4, **sampling: Any) -> Any:
     return made
 
 
-def take(one: Any, ids: list[int], reason: str | None = None) -> ChunkOutput | None:
-    output = SimpleNamespace(token_ids=ids, logprobs=_flat(), finish_reason=reason, stop_reason=None)
+def take(one: Any, ids: list[int], reason: str | None = None, stop_token: int | None = None) -> ChunkOutput | None:
+    output = SimpleNamespace(token_ids=ids, logprobs=_flat(), finish_reason=reason, stop_reason=stop_token)
     found: ChunkOutput | None = one.take(output, instance=3, vocab_size=26)
     return found
 
@@ -76,3 +76,10 @@ def test_a_stop_string_before_min_tokens_ends_nothing() -> None:
     one = active(max_tokens=8, stop=("cd",), min_tokens=3)
     assert ids_and_end(take(one, [2, 3])) == ([2, 3], None)
     assert ids_and_end(take(one, [2, 3])) == ([2, 3], ChunkEnd.STOP)
+
+
+def test_a_stop_token_is_named_also_where_it_completes_a_stop_string_but_not_after_one() -> None:
+    for string, ids, stop_token in (("cd", [0, 2, 3], 3), ("ac", [0, 2], None)):
+        output = take(active(max_tokens=8, stop=(string,), stop_token_ids=(3,)), [0, 2, 3], "stop", stop_token=3)
+        assert output is not None
+        assert (*ids_and_end(output), output.stop_token) == (ids, ChunkEnd.STOP, stop_token)

@@ -7,6 +7,7 @@ Invariants
   1. Every token that vLLM sends is reported once, up to the end of a stop string and none after it.
   2. vLLM names neither stop strings nor parks as a reason: a string ends the chunk here, and a parked chunk that ends
      before its lease is used up was parked.
+  3. A stop token that ends the chunk is named, also where it completes a stop string.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ class ActiveChunk:
         span = token_span(chunk, self.num_reported, output, vocab_size)
         end, stop, error = chunk_end(output)
         if self._stops is not None and span is not None:
-            span = self._until_stop(self._stops, span)
+            whole, span = span, self._until_stop(self._stops, span)
             if self.is_stopped:
-                end, stop, error = ChunkEnd.STOP, None, None
+                end, error = ChunkEnd.STOP, None
+                stop = stop if len(span.ids) == len(whole.ids) else None  # it came after the string
         num_tokens = len(span.ids) if span is not None else 0
         self.num_reported += num_tokens
         if end is ChunkEnd.LIMIT and self.is_parked and self.num_reported < self.max_tokens:
