@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from seer.buffer import Request, RequestBuffer
 from seer.context import Context
@@ -29,6 +29,7 @@ from seer.types import (
     Group,
     GroupResult,
     InstanceLimits,
+    Response,
     Sampling,
     budget_rule,
 )
@@ -103,6 +104,28 @@ def drain(scheduler: Scheduler, fleet: Fleet) -> list[Assignment]:
 
 def an_output(chunk: Chunk, tokens: int, end: ChunkEnd | None = None, *, error: str | None = None) -> ChunkOutput:
     return ChunkOutput(chunk.request, chunk.attempt, 0, tokens, end=end, error=error)
+
+
+def a_response(token_ids: Sequence[int] = (1, 2), **changes: Any) -> Response:
+    """A response of one chunk that ended by itself, without its text."""
+    fields: dict[str, Any] = {
+        "group": 0,
+        "prompt_id": "0",
+        "index": 0,
+        "token_ids": list(token_ids),
+        "logprobs": [-0.5] * len(token_ids),
+        "finish_reason": FinishReason.STOP,
+        "weights_version": 0,
+        "seed": 0,
+        "num_prompt_tokens": 1,
+        "num_tokens": len(token_ids),
+        "queued_s": 0.0,
+        "started_s": 0.0,
+        "finished_s": 1.0,
+        "num_chunks": 1,
+        "num_migrations": 0,
+    }
+    return Response(**fields | changes)
 
 
 TINY = ModelShape(

@@ -34,7 +34,10 @@ def serving(address: str = ANY_PORT, **settings: object) -> Iterator[str]:
 
 
 def server_status(
-    address: str, keys: ClientKeys, is_wanted: Callable[[Status], bool], deadline_s: float = 60.0
+    address: str,
+    keys: ClientKeys,
+    is_wanted: Callable[[Status], bool] = lambda status: True,
+    deadline_s: float = 60.0,
 ) -> Status:
     """Ask until the status is as wanted: instances ship and drop tokens in the background."""
     give_up_s = time.monotonic() + deadline_s

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bad_files import CONFIG, GOOD, SCALING, TOKENIZER, npz
+from builders import a_response
 from seer.cli.run_config import recorded
 from seer.config import RunConfig, to_toml
 from seer.drafting.wire import Drop, Fetch, Known, Push, Register, Tail, encode
@@ -34,7 +35,7 @@ from seer.runs.journal_lines import VERSION, Checksums, JournalHeader, JournalLi
 from seer.sim.catalog import WorkloadOptions, load_workload
 from seer.sim.cluster import simulate
 from seer.speculation.step_profile import ProfilePoint, StepProfile
-from seer.types import ChunkEnd, ChunkOutput, FinishReason, InstanceLimits, Response, TokenSpan
+from seer.types import ChunkEnd, ChunkOutput, InstanceLimits, TokenSpan
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 
@@ -102,24 +103,7 @@ def events(folder: Path) -> bytes:
 
 
 def results() -> bytes:
-    response = Response(
-        group=0,
-        index=1,
-        prompt_id="a",
-        num_tokens=2,
-        token_ids=[1, 2],
-        logprobs=[-0.5, -0.5],
-        finish_reason=FinishReason.STOP,
-        weights_version=0,
-        seed=1,
-        num_prompt_tokens=3,
-        queued_s=0.0,
-        started_s=0.5,
-        finished_s=1.0,
-        num_chunks=1,
-        num_migrations=0,
-    )
-    return msgspec.json.encode(response) + b"\n"
+    return msgspec.json.encode(a_response(prompt_id="a", index=1, seed=1, num_prompt_tokens=3, started_s=0.5)) + b"\n"
 
 
 def pool_file() -> bytes:

@@ -9,13 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-import zmq
-
-from draft_servers import CLIENT_KEYS, DEADLINE_S, serving
+from draft_servers import CLIENT_KEYS, DEADLINE_S, server_status, serving
 from engines import a_chunk, always, an_engine, generate, tokens_of
 from seer.drafting.base import DraftAsk
 from seer.drafting.grouped_drafter import GroupedDrafter
-from seer.drafting.wire import Ask, Status, decode, encode
 from seer.engine.local.tiny import make_tiny_model
 from seer.types import DraftMode
 
@@ -112,14 +109,7 @@ def test_responses_of_an_earlier_epoch_go_with_their_group() -> None:
 
 
 def groups_on(address: str) -> int:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        CLIENT_KEYS.secure(socket)
-        socket.connect(address)
-        socket.send(encode(Ask(1)))
-        assert socket.poll(int(DEADLINE_S * 1000)), "the draft server did not answer"
-        status = decode(socket.recv())
-        assert isinstance(status, Status)
-        return status.groups
+    return server_status(address, CLIENT_KEYS, deadline_s=DEADLINE_S).groups
 
 
 def test_a_greedy_group_is_verified_in_a_few_steps_and_unchanged(tmp_path: Path) -> None:

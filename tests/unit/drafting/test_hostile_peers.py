@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, serving
+from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, server_status, serving
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.server import QUEUED_MESSAGES, SPARE_BYTES
-from seer.drafting.wire import Ask, Fetch, Fetched, Known, Push, Status, Tail, decode, encode
+from seer.drafting.wire import Ask, Fetch, Fetched, Known, Push, Tail, decode, encode
 
 MEMORY_BYTES = 50 << 20
 NULL_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -158,12 +158,4 @@ def test_frames_that_were_recorded_cannot_be_sent_again() -> None:
 
 
 def tokens_held(address: str) -> int:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        CLIENT_KEYS.secure(socket)
-        socket.connect(address)
-        socket.send(encode(Ask(1)))
-        assert socket.poll(int(DEADLINE_S * 1000)), "no answer"
-        answer = decode(socket.recv())
-    assert isinstance(answer, Status)
-    return answer.tokens
+    return server_status(address, CLIENT_KEYS, deadline_s=DEADLINE_S).tokens

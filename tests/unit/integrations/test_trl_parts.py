@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from builders import a_response
 from seer.errors import ConfigError
 from seer.integrations.trl.groups import find_groups, group_seed, prompt_key
 from seer.integrations.trl.instances import VLLM_GPU_SHARE, TrainedInstances
 from seer.integrations.trl.on_policy import _comparable, _compare
 from seer.integrations.trl.prompt_memory import MAX_PAST_RESPONSES, PromptMemory
 from seer.integrations.trl.rollout_settings import RolloutSettings, read_settings
-from seer.types import FinishReason, GroupResult, Response, Sampling
+from seer.types import GroupResult, Sampling
 
 
 def a_trainer(*, training: bool = True, **changes: Any) -> Any:
@@ -40,30 +41,8 @@ def a_trainer(*, training: bool = True, **changes: Any) -> Any:
     return trainer
 
 
-def a_response(index: int, tokens: list[int]) -> Response:
-    return Response(
-        group=0,
-        prompt_id="p",
-        index=index,
-        text=None,
-        token_ids=tokens,
-        logprobs=[-1.0] * len(tokens),
-        raw_logprobs=[-2.0] * len(tokens),
-        finish_reason=FinishReason.STOP,
-        weights_version=0,
-        seed=0,
-        num_prompt_tokens=1,
-        num_tokens=len(tokens),
-        queued_s=0.0,
-        started_s=0.0,
-        finished_s=1.0,
-        num_chunks=1,
-        num_migrations=0,
-    )
-
-
 def a_group(*lengths: int) -> GroupResult:
-    responses = tuple(a_response(index, list(range(length))) for index, length in enumerate(lengths))
+    responses = tuple(a_response(range(length), prompt_id="p", index=index) for index, length in enumerate(lengths))
     return GroupResult(group=0, prompt_id="p", prompt_token_ids=(1,), responses=responses)
 
 
@@ -179,7 +158,7 @@ def test_equal_log_probabilities_are_on_policy_and_others_are_not() -> None:
     ],
 )
 def test_only_what_the_trainer_computes_too_is_compared(sampling: Sampling, compared: list[float] | None) -> None:
-    assert _comparable(a_response(0, [1]), sampling) == compared
+    assert _comparable(a_response([1], logprobs=[-1.0], raw_logprobs=[-2.0]), sampling) == compared
 
 
 @pytest.mark.parametrize(

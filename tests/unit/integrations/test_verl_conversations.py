@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from builders import a_response
 from chat_models import TEMPLATES, make_tokenizer
 from seer.engine.local.tokenizer import Tokenizer
 from seer.environments.given_tokens import given_tokens
@@ -21,7 +22,7 @@ from seer.integrations.verl.conversing import ChatTemplate, failed_at_tool, open
 from seer.integrations.verl.driver import SeerDriver
 from seer.integrations.verl.requests import Generated, GenerateRequest, Opening, Talk
 from seer.integrations.verl.settings import VerlSettings, read_settings
-from seer.types import FinishReason, Response, Sampling, Turn
+from seer.types import FinishReason, Sampling, Turn
 from verl_servers import StandInServer
 from within import within
 
@@ -186,22 +187,7 @@ async def test_a_conversation_whose_server_dies_goes_on_elsewhere(tmp_path: Path
 
 @pytest.mark.parametrize(("kind", "is_tools_fault"), [("generated", False), ("given", True)])
 def test_an_engine_that_fails_in_a_turn_is_no_failed_tool(kind: Any, is_tools_fault: bool) -> None:
-    response = Response(
-        group=0,
-        prompt_id="a",
-        index=0,
-        turns=[Turn(kind, 0, 3, 0.0, 1.0)],
-        finish_reason=FinishReason.FAILED,
-        weights_version=1,
-        seed=0,
-        num_prompt_tokens=3,
-        num_tokens=3,
-        queued_s=0.0,
-        started_s=0.0,
-        finished_s=1.0,
-        num_chunks=3,
-        num_migrations=0,
-    )
+    response = a_response([1, 2, 3], turns=[Turn(kind, 0, 3, 0.0, 1.0)], finish_reason=FinishReason.FAILED)
     assert failed_at_tool(response) is is_tools_fault
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from builders import a_response
 from seer.errors import InputError, SeerError
 from seer.runs.results import ResultsFile, complete, read_responses
-from seer.types import FinishReason, Response
 
 
 class Ascii:
@@ -26,39 +26,20 @@ class Ascii:
         return bytes(tokens).decode()
 
 
-def a_response() -> Response:
-    return Response(
-        group=0,
-        prompt_id="p",
-        index=1,
-        token_ids=[104, 105],
-        logprobs=[-0.5, -0.25],
-        finish_reason=FinishReason.STOP,
-        weights_version=3,
-        seed=9,
-        num_prompt_tokens=1,
-        num_tokens=2,
-        queued_s=100.0,
-        started_s=None,
-        finished_s=101.5,
-        num_chunks=1,
-        num_migrations=0,
-    )
-
-
 def test_a_run_adds_the_text_and_counts_times_from_its_beginning() -> None:
-    response = a_response()
+    response = a_response([104, 105], queued_s=100.0, started_s=None, finished_s=101.5)
     complete(response, Ascii(), began_s=99.0)
     assert response.text == "hi"
     assert (response.queued_s, response.started_s, response.finished_s) == (1.0, None, 2.5)
 
 
 def test_a_line_of_a_results_file_is_a_response_and_comes_back_equal(tmp_path: Path) -> None:
+    written = a_response(index=1, logprobs=[-0.5, -0.25], weights_version=3, seed=9, started_s=None)
     path = tmp_path / "results.jsonl"
     with ResultsFile(path, replace=False) as results:
-        results.write([a_response(), a_response()])
+        results.write([written, written])
     first, second = read_responses(path)
-    assert first == second == a_response()
+    assert first == second == written
     assert list(json.loads(path.read_text().splitlines()[0])) == [
         "group",
         "prompt_id",

@@ -7,28 +7,15 @@ import asyncio
 
 import msgspec
 
+from builders import a_response
 from seer.runs.prompts import Prompt
 from seer.runs.rewards import RewardCalls
 from seer.runs.user_calls import UserCalls
-from seer.types import FinishReason, Response
+from seer.types import Response
 
 
 def test_half_a_character_in_an_error_of_a_reward_can_be_written() -> None:
-    response = Response(
-        group=0,
-        prompt_id="0",
-        index=0,
-        finish_reason=FinishReason.STOP,
-        weights_version=0,
-        seed=0,
-        num_prompt_tokens=1,
-        num_tokens=0,
-        queued_s=0.0,
-        started_s=None,
-        finished_s=0.0,
-        num_chunks=0,
-        num_migrations=0,
-    )
+    response = a_response()
 
     def reward(prompt: Prompt, response: Response) -> float:
         raise ValueError("bad \ud800 text")

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 
+from builders import a_response
 from seer.engine.stop_strings import StopStrings
 from seer.serve.choice import Ask, Choice
 from seer.serve.streams import DONE, EventStream, event_of
-from seer.types import FinishReason, Response, Sampling, TokenSpan
+from seer.types import FinishReason, Sampling, TokenSpan
 
 
 class Utf8:
@@ -35,26 +36,6 @@ class Utf8:
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         return bytes(tokens).decode("utf-8", "replace")
-
-
-def a_response(ids: list[int], reason: FinishReason) -> Response:
-    return Response(
-        group=0,
-        prompt_id="0",
-        index=0,
-        token_ids=ids,
-        logprobs=[0.0] * len(ids),
-        finish_reason=reason,
-        weights_version=0,
-        seed=0,
-        num_prompt_tokens=1,
-        num_tokens=len(ids),
-        queued_s=0.0,
-        started_s=0.0,
-        finished_s=0.0,
-        num_chunks=1,
-        num_migrations=0,
-    )
 
 
 async def stream(events: AsyncGenerator[bytes, None], receive: Any, send: Any) -> int:
@@ -157,7 +138,7 @@ def test_text_in_pieces_is_the_whole_text_up_to_the_first_stop_string(
         at += len(piece)
         choice.add(TokenSpan(piece, [0.0] * len(piece), 0))
         shown += choice.take().text
-    choice.end(a_response(ids, FinishReason.STOP if ends else FinishReason.LENGTH))
+    choice.end(a_response(ids, finish_reason=FinishReason.STOP if ends else FinishReason.LENGTH))
     shown += choice.take().text
     assert shown == choice.text == text[: end if keep_stop else start]
     assert (choice.stop_reason, choice.ids) == (stop, ids)
@@ -167,5 +148,5 @@ def test_the_text_of_a_stop_token_is_left_out_of_the_text_unless_it_is_wanted() 
     for keep_stop, text in ((False, "a\N{EURO SIGN}"), (True, "a\N{EURO SIGN}b")):
         sampling = Sampling(max_tokens=1000, stop_token_ids=(ord("b"),))
         choice = Choice(0, Ask(token_ids=[1], n=1, sampling=sampling, keep_stop=keep_stop), Utf8(), has_text=True)
-        choice.end(a_response(Utf8().encode("a\N{EURO SIGN}b"), FinishReason.STOP))
+        choice.end(a_response(Utf8().encode("a\N{EURO SIGN}b")))
         assert (choice.text, choice.stop_reason) == (text, ord("b"))
