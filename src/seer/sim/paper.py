@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from seer.machine.workers import worker_processes
@@ -137,109 +138,82 @@ def claims() -> list[PaperCell]:
     return [*_table_4(), *_figure_7(), *_figure_8(), *_context(), *_first_version()]
 
 
+def _cell(
+    study: Study,
+    workload: str,
+    row: str,
+    scheduler: str,
+    measure: Measure,
+    *,
+    paper: float | None = None,
+    group_size: int | None = None,
+    speculation: Speculation = "auto",
+    calibrated: bool = False,
+    stated: str = "",
+) -> PaperCell:
+    """A cell whose groups are of the workload's own size, unless the study says otherwise."""
+    return PaperCell(
+        study=study,
+        workload=workload,
+        group_size=group_size or PAPER[workload].group_size,
+        row=row,
+        scheduler=scheduler,
+        measure=measure,
+        paper=paper,
+        speculation=speculation,
+        calibrated=calibrated,
+        stated=stated,
+    )
+
+
 def _table_4() -> Iterable[PaperCell]:
     for row, (scheduler, values) in TABLE_4.items():
         for workload, paper in zip(WORKLOADS, values, strict=True):
-            yield PaperCell(
-                study="table 4",
-                workload=workload,
-                group_size=PAPER[workload].group_size,
-                row=row,
-                scheduler=scheduler,
-                measure="speedup",
-                paper=paper,
-            )
+            yield _cell("table 4", workload, row, scheduler, "speedup", paper=paper)
 
 
 def _figure_7() -> Iterable[PaperCell]:
     for row, (scheduler, by_size) in FIGURE_7.items():
         for group_size, values in by_size.items():
             for workload, paper in zip(WORKLOADS, values, strict=True):
-                yield PaperCell(
-                    study="figure 7",
-                    workload=workload,
-                    group_size=group_size,
-                    row=row,
-                    scheduler=scheduler,
-                    measure="speedup",
-                    paper=paper,
-                )
+                yield _cell("figure 7", workload, row, scheduler, "speedup", paper=paper, group_size=group_size)
 
 
 def _figure_8() -> Iterable[PaperCell]:
-    def claim(
-        workload: str,
-        row: str,
-        scheduler: str,
-        measure: Measure,
-        paper: float | None,
-        *,
-        calibrated: bool = False,
-    ) -> PaperCell:
-        return PaperCell(
-            study="figure 8",
-            workload=workload,
-            group_size=PAPER[workload].group_size,
-            row=row,
-            scheduler=scheduler,
-            measure=measure,
-            paper=paper,
-            calibrated=calibrated,
-        )
-
+    cell = partial(_cell, "figure 8")
     for workload in WORKLOADS:
         total_s, tail_s = FIGURE_8[workload]["veRL"]
-        yield claim(workload, "veRL", BASELINE, "total_s", total_s, calibrated=True)
-        yield claim(workload, "veRL", BASELINE, "tail_s", tail_s, calibrated=True)
+        yield cell(workload, "veRL", BASELINE, "total_s", paper=total_s, calibrated=True)
+        yield cell(workload, "veRL", BASELINE, "tail_s", paper=tail_s, calibrated=True)
         total_s, tail_s = FIGURE_8[workload]["Seer"]
-        yield claim(workload, "Seer", "seer-paper", "total_s", total_s)
-        yield claim(workload, "Seer", "seer-paper", "tail_s", tail_s)
-        yield claim(workload, "Seer", "seer-paper", "tail_share", round(1.0 - TAIL_CUT[workload], 2))
-        yield claim(workload, "ours", "seer", "total_s", None)
-        yield claim(workload, "ours", "seer", "tail_s", None)
-        yield claim(workload, "ours", "seer", "tail_share", None)
+        yield cell(workload, "Seer", "seer-paper", "total_s", paper=total_s)
+        yield cell(workload, "Seer", "seer-paper", "tail_s", paper=tail_s)
+        yield cell(workload, "Seer", "seer-paper", "tail_share", paper=round(1.0 - TAIL_CUT[workload], 2))
+        yield cell(workload, "ours", "seer", "total_s")
+        yield cell(workload, "ours", "seer", "tail_s")
+        yield cell(workload, "ours", "seer", "tail_share")
         for row, scheduler in (("veRL", BASELINE), ("Seer", "seer-paper"), ("ours", "seer")):
             for measure in GROUP_MEASURES:
-                yield claim(workload, row, scheduler, measure, None)
+                yield cell(workload, row, scheduler, measure)
 
 
 def _first_version() -> Iterable[PaperCell]:
     for row, (scheduler, measure, stated) in FIRST_VERSION.items():
         for workload in WORKLOADS:
-            yield PaperCell(
-                study="first version",
-                workload=workload,
-                group_size=PAPER[workload].group_size,
-                row=row,
-                scheduler=scheduler,
-                measure=measure,
-                paper=None,
-                stated=stated,
-            )
+            yield _cell("first version", workload, row, scheduler, measure, stated=stated)
 
 
 def _context() -> Iterable[PaperCell]:
-    def claim(workload: str, row: str, scheduler: str, measure: Measure, paper: float | None) -> PaperCell:
-        return PaperCell(
-            study="context",
-            workload=workload,
-            group_size=PAPER[workload].group_size,
-            row=row,
-            scheduler=scheduler,
-            measure=measure,
-            paper=paper,
-            speculation="off",
-        )
-
+    cell = partial(_cell, "context", speculation="off")
     for workload in WORKLOADS:
         measured = workload == "qwen2-vl-72b"
         for row, (scheduler, speedup, tail_share) in {**CONTEXT_STUDY, "ours": ("seer", None, None)}.items():
-            yield claim(workload, row, scheduler, "speedup", speedup if measured else None)
-            yield claim(workload, row, scheduler, "tail_share", tail_share if measured else None)
+            yield cell(workload, row, scheduler, "speedup", paper=speedup if measured else None)
+            yield cell(workload, row, scheduler, "tail_share", paper=tail_share if measured else None)
             if scheduler != "oracle":
                 share = PAPER_ORACLE_SHARE if measured and scheduler == "context" else None
-                yield claim(workload, row, scheduler, "oracle_share", share)
-        yield claim(workload, "ours", "seer", "bar_share", None)
+                yield cell(workload, row, scheduler, "oracle_share", paper=share)
+        yield cell(workload, "ours", "seer", "bar_share")
 
 
 def run_jobs(
@@ -248,18 +222,20 @@ def run_jobs(
     """Simulate each job once."""
     unique = list(dict.fromkeys(jobs))
     results: dict[Job, Summary] = {}
+
+    def note(job: Job, summary: Summary) -> None:
+        results[job] = summary
+        if progress is not None:
+            progress(job)
+
     if num_processes == 1:
         for job in unique:
-            results[job] = _simulate(job)
-            if progress is not None:
-                progress(job)
+            note(job, _simulate(job))
         return results
     with worker_processes(num_processes) as pool:
         futures = {pool.submit(_simulate, job): job for job in unique}
         for future in as_completed(futures):
-            results[futures[future]] = future.result()
-            if progress is not None:
-                progress(futures[future])
+            note(futures[future], future.result())
     return results
 
 
