@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from seer.engine.vllm.gpu_drafts.depth import DepthBudget
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
+from seer.speculation.throughput import MAX_DEPTH
+from seer.types import BudgetRule
 
 SHAPES = Shapes(256, 8)
 
@@ -37,7 +39,7 @@ def drive(
     """Seconds and tokens of so many steps."""
     total_s, num_tokens = 0.0, 0.0
     for _ in range(num_steps):
-        depth = budget.choose(num_requests)
+        depth = budget.choose(num_requests, "seer")
         assert SHAPES.allows(num_requests, depth)
         lengths = emitted(num_requests, depth, rates, rng)
         step_s = cost_s(num_requests, depth) * rng.uniform(0.98, 1.02)
@@ -94,7 +96,7 @@ def test_a_change_of_acceptance_is_found() -> None:
 
     budget, rng = DepthBudget(SHAPES), random.Random(2)
     drive(budget, 64, 1000, cost_s, [0.0] * 8, rng)
-    assert budget.choose(64) == 0 or budget._trial[1]
+    assert budget.choose(64, "seer") == 0 or budget._trial[1]
     drive(budget, 64, 1000, cost_s, [0.8] * 8, rng)
     total_s, num_tokens = drive(budget, 64, 1000, cost_s, [0.8] * 8, rng)
     assert num_tokens / total_s >= 0.95 * best_rate(64, cost_s, [0.8] * 8)
@@ -106,7 +108,20 @@ def test_a_stall_does_not_turn_drafts_off() -> None:
 
     budget, rng = DepthBudget(SHAPES), random.Random(3)
     drive(budget, 16, 500, cost_s, [0.7] * 8, rng)
-    chosen = budget.choose(16)
+    chosen = budget.choose(16, "seer")
     assert chosen
     budget.learn(16, chosen, 1.0, [1] * 16)
-    assert budget.choose(16)
+    assert budget.choose(16, "seer")
+
+
+def test_by_the_paper_s_rule_no_depth_beyond_its_most_is_chosen_or_tried() -> None:
+    deepest: dict[BudgetRule, int] = {}
+    rules: tuple[BudgetRule, ...] = ("seer", "paper")
+    for rule in rules:
+        budget, chosen = DepthBudget(Shapes(16, 16)), []
+        for _ in range(2000):
+            chosen.append(budget.choose(1, rule))
+            budget.learn(1, chosen[-1], 0.002 * (1 + 0.001 * chosen[-1]), [1 + chosen[-1]])  # all are accepted
+        deepest[rule] = max(chosen)
+        assert chosen.count(deepest[rule]) > len(chosen) / 2
+    assert deepest == {"seer": 16, "paper": MAX_DEPTH}

@@ -138,6 +138,18 @@ def test_runs_without_drafts_verify_none(monkeypatch: pytest.MonkeyPatch, mode: 
     assert scheduler.dynamic_sd_lookup == [0 if mode == "none" else 4] * 4
 
 
+@pytest.mark.parametrize(("mode", "rule"), [("grouped", "seer"), ("grouped-paper", "paper"), ("own", "paper")])
+def test_the_depth_is_chosen_by_the_rule_of_the_run(monkeypatch: pytest.MonkeyPatch, mode: str, rule: str) -> None:
+    scheduler = a_scheduler(monkeypatch, 3)
+    params = SimpleNamespace(extra_args={"seer": GOOD | {"drafts": mode}})
+    scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr(scheduler._budget, "choose", lambda *given: asked.append(given) or 2)
+    scheduler.schedule()
+    assert asked == [(3, rule)]
+    assert scheduler.dynamic_sd_lookup == [2] * 4
+
+
 @pytest.mark.parametrize(("fixed_tokens", "depth"), [(3, 3), (4, 4), (9, 4)])
 def test_a_fixed_number_of_drafts_need_not_be_one_of_the_budget_s(
     monkeypatch: pytest.MonkeyPatch, fixed_tokens: int, depth: int
@@ -182,7 +194,7 @@ def test_a_request_with_bad_facts_drafts_nothing(monkeypatch: pytest.MonkeyPatch
     scheduler._siblings = SimpleNamespace()  # fails if it is asked
     params = SimpleNamespace(extra_args={"seer": GOOD | {name: value}})
     scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
-    assert not scheduler._wants_drafts
+    assert scheduler._mode == "none"
 
 
 def a_step(depths: list[int], *, new: bool = False) -> Any:

@@ -9,7 +9,11 @@ Invariants
   2. A depth is tried for TRIAL_STEPS steps in each range of batch sizes, unless a bound from cheaper shapes shows that
      it cannot pay.
   3. Depths that were not chosen are tried again, ever more seldom: trials cost about TRIAL_SHARE of the time at most.
-  4. Pure: durations are passed in.
+  4. By the paper's rule no depth beyond its most is chosen or tried.
+  5. Pure: durations are passed in.
+
+All requests of a step draft equally many, because its graph is captured so. The paper's rule therefore keeps its depth
+and loses what it does with it: it would give probes another share than the others.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from dataclasses import dataclass, field
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.speculation.acceptance import AcceptanceTracker
 from seer.speculation.budget import allot
-from seer.speculation.throughput import Acceptance, BatchClass, DraftLimits, tokens_per_step
+from seer.speculation.throughput import MAX_DEPTH, Acceptance, BatchClass, DraftLimits, tokens_per_step
+from seer.types import BudgetRule
 
 RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Upper ends of the ranges of batch sizes that share a mean."""
@@ -57,9 +62,11 @@ class DepthBudget:
         self._trial = (0, 0)  # depth, steps left
         self.acceptance = AcceptanceTracker(prior_acceptance=0.5, prior_weight=32.0, half_life=4096.0)
 
-    def choose(self, num_requests: int) -> int:
+    def choose(self, num_requests: int, rule: BudgetRule) -> int:
         """Drafts per request for a step of so many requests."""
         allowed = self._shapes.depths_of(num_requests)
+        if rule == "paper":
+            allowed = [depth for depth in allowed if depth <= MAX_DEPTH]
         at = self._at = self._ranges[_range_of(num_requests)]
         depth, left = self._trial
         if left and depth in allowed:
@@ -67,7 +74,7 @@ class DepthBudget:
             return depth
         survival = self.acceptance.survival()
         known = [depth for depth in allowed if at.num_steps.get(depth, 0) >= TRIAL_STEPS]
-        best = self._best(num_requests, known, survival) if known else None
+        best = self._best(rule, num_requests, known, survival) if known else None
         for depth in allowed:
             if depth != best and self._is_due(depth, best, survival):
                 self._trial = (depth, TRIAL_STEPS - 1)
@@ -100,9 +107,9 @@ class DepthBudget:
         """Nothing: drafting on the GPU is part of the step."""
         return 0.0
 
-    def _best(self, num_requests: int, depths: list[int], survival: list[float]) -> int:
+    def _best(self, rule: BudgetRule, num_requests: int, depths: list[int], survival: list[float]) -> int:
         batch = [BatchClass(num_requests, Acceptance({1: survival}))]
-        return allot("seer", self, batch, DraftLimits(tuple(depths), 1, is_uniform=True))[0].tokens
+        return allot(rule, self, batch, DraftLimits(tuple(depths), 1, is_uniform=True))[0].tokens
 
     def _is_due(self, depth: int, best: int | None, survival: list[float]) -> bool:
         at = self._at

@@ -17,7 +17,7 @@ from seer.engine.vllm.gpu_drafts.depth import DepthBudget
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.engine.vllm.gpu_drafts.siblings import SIBLINGS, Siblings
 from seer.engine.vllm.step_counting import CountingAsyncScheduler
-from seer.types import GROUP_DRAFTS
+from seer.types import GROUP_DRAFTS, DraftMode, budget_rule
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -48,15 +48,15 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         if link.servers:
             self._siblings = Siblings(link.servers, link.keys, self.max_model_len)
             self._siblings.start()
-        self._wants_drafts = False
+        self._mode: DraftMode = "none"  # of the run
         self._done_s = 0.0
 
     def enter(self, request: Request, facts: ChunkFacts | None) -> None:
-        """All requests of a run want drafts, or none does. One that is no chunk of ours changes nothing."""
+        """All requests of a run draft in one mode. One that is no chunk of ours changes nothing."""
         super().enter(request, facts)
         if facts is None:
             return
-        self._wants_drafts = facts.drafts != "none"
+        self._mode = facts.drafts
         if self._siblings is not None and facts.drafts in GROUP_DRAFTS:
             self._siblings.track(request, facts)
 
@@ -89,11 +89,11 @@ class GroupedDraftsScheduler(CountingAsyncScheduler):
         super().shutdown()
 
     def _depth(self, num_running: int) -> int:
-        if not self._wants_drafts or not num_running:
+        if self._mode == "none" or not num_running:
             return 0
         if self._fixed_depth is not None:
             return self._fixed_depth
-        return self._budget.choose(num_running)
+        return self._budget.choose(num_running, budget_rule(self._mode))
 
 
 def _uniform_depth(output: SchedulerOutput) -> int | None:
