@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from seer.analysis.explain import StepFit, explain, fit_steps
 from seer.analysis.tool_waits import recorded_turns
@@ -222,19 +221,15 @@ def _turns(events: Sequence[Event], queued: Sequence[Queued], ended: Mapping[int
     found = recorded_turns(events)
     if not found:
         return ()
-    own = [found.get(event.request) for event in queued]
-    wanted = [ended[event.request].num_generated for event in queued]
-    known = [one for one, length in zip(own, wanted, strict=True) if one is not None and _is_whole(one, length)]
-    if len(known) < len(own):
-        missing = len(own) - len(known)
+    known = []
+    for event in queued:
+        turns = found.get(event.request)
+        if turns is not None and turns.is_whole and turns.num_generated == ended[event.request].num_generated:
+            known.append(turns)
+    missing = len(queued) - len(known)
+    if missing:
         raise InputError(f"the turns of {missing} responses are not in the events", hint="was the run resumed?")
     return tuple(known)
-
-
-def _is_whole(turns: RequestTurns, length: int) -> bool:
-    """Whether turns that have tokens each make up a response of this length."""
-    edges = (0, *turns.ends)
-    return edges[-1] == length and all(a < b for a, b in pairwise(edges)) and len(turns.tool_s) == len(turns.ends)
 
 
 def _load_token_s(events: Iterable[Event]) -> float:

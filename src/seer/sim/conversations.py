@@ -68,5 +68,5 @@ class Conversations:
 
 def num_that_fit(workload: Workload) -> int:
     """Requests whose KV fits at their mean final length, over all instances."""
-    total = sum(workload.prompt_tokens + one.ends[-1] + sum(one.given) for one in workload.turns)
+    total = sum(workload.prompt_tokens + one.num_generated + sum(one.given) for one in workload.turns)
     return max(1, workload.limits().kv_tokens * len(workload.turns) // total) * workload.num_instances

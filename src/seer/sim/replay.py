@@ -14,7 +14,6 @@ Invariants
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -208,14 +207,8 @@ def _workload(path: Path, metadata: _Metadata, queued: list[Queued], lengths: di
 
 def _turns(path: Path, metadata: _Metadata, lengths: list[int]) -> tuple[RequestTurns, ...]:
     """The turns of the header; refused where they are not those of the events."""
-    if metadata.turns and [one.ends[-1] if one.ends else 0 for one in metadata.turns] != lengths:
+    if metadata.turns and [one.num_generated for one in metadata.turns] != lengths:
         raise InputError(f"{path}: the header's turns are not those of its requests")
-    if not all(map(_is_whole, metadata.turns)):
+    if not all(one.is_whole for one in metadata.turns):
         raise InputError(f"{path}: the header has turns without tokens, or not an answer and a time for each turn")
     return metadata.turns
-
-
-def _is_whole(turns: RequestTurns) -> bool:
-    num_turns = len(turns.ends)
-    are_longer = all(one < next_one for one, next_one in pairwise((0, *turns.ends)))
-    return are_longer and len(turns.given) == num_turns - 1 and len(turns.tool_s) == num_turns

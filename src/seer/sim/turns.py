@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 from seer.ranges import Count, CountOrZero, SecondsOrZero
@@ -63,6 +64,18 @@ class RequestTurns:
     """Tokens that the tool gives after each turn but the last."""
     tool_s: tuple[SecondsOrZero, ...]
     """What each call takes."""
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the whole response that the model generates."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each turn has tokens and the time of a call, and each but the last an answer."""
+        num_turns = len(self.ends)
+        have_tokens = all(before < end for before, end in pairwise((0, *self.ends)))
+        return have_tokens and len(self.given) == num_turns - 1 and len(self.tool_s) == num_turns
 
     def end_after(self, num_generated: int) -> int:
         """The end of the turn in which this many tokens are the start or the middle."""
