@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from seer.metrics.events import Answered, Asked, Ended, Event, InstanceState, Queued, Stepped
-from seer.metrics.summary import TAIL_SHARE
+from seer.metrics.summary import tail_start_s
 
 HEADINGS = (
     "decode",
@@ -144,7 +144,7 @@ def explain(events: Iterable[Event], *, max_num_seqs: Sequence[int]) -> Explanat
         if not one.running:
             one.idle.append((one.since_s, last_s))
         one.idle = [(max(a, first_s), min(b, last_s)) for a, b in one.idle if b > first_s and a < last_s]
-    tail_from_s = ends[math.ceil(len(ends) * (1.0 - TAIL_SHARE)) - 1][0]
+    tail_from_s = tail_start_s([end_s for end_s, _ in ends])
     makespan_s = last_s - first_s
     steps = [step for one in instances for step in one.steps]
     seconds = dict.fromkeys(HEADINGS, 0.0)

@@ -54,6 +54,11 @@ TAIL_SHARE = 0.1
 """The paper's tail: the last tenth of the requests."""
 
 
+def tail_start_s(ends_s: Sequence[float]) -> float:
+    """When the tail begins, from the ends of all requests in order: at most a tenth of them still run then."""
+    return ends_s[math.ceil(len(ends_s) * (1.0 - TAIL_SHARE)) - 1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The numbers that tables and comparisons show; the header defines them."""
@@ -146,8 +151,6 @@ class Summarizer:
         assert self._ends_s, "no request has ended by itself"
         ends = sorted(self._ends_s)
         makespan_s = ends[-1] - self._first_s
-        # The first end at or after which at most a tenth of the requests is still running.
-        tail_starts_s = ends[math.ceil(len(ends) * (1.0 - TAIL_SHARE)) - 1]
         for instance in range(len(self._running)):
             self._account(instance, ends[-1])
         busy = sum(self._busy_s) / len(self._busy_s)
@@ -160,7 +163,7 @@ class Summarizer:
             cancelled_tokens=self._cancelled_tokens,
             makespan_s=makespan_s,
             throughput_tokens_s=self._num_tokens / makespan_s if makespan_s else 0.0,
-            tail_s=ends[-1] - tail_starts_s,
+            tail_s=ends[-1] - tail_start_s(ends),
             group_median_s=_nearest_rank(groups_s, 0.5),
             group_p90_s=_nearest_rank(groups_s, 0.9),
             group_last_s=_nearest_rank(groups_s, 1.0),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from seer.machine.whole_files import write_whole
+from seer.metrics.summary import TAIL_SHARE, tail_start_s
 from seer.report.svg import BOTTOM, LEFT, RIGHT, TOP, Frame, colour, document, mark, moved, steps, words
 from seer.report.timeline import Floats, Timeline
 
@@ -22,8 +23,6 @@ FOOT = 20
 """Height of the name of the time axis."""
 POINTS = 600
 """Samples along the time axis: about one per pixel and a half."""
-TAIL_SHARE = 0.1
-"""The tail is the last tenth of the requests to finish, as in the paper."""
 LEVELS = 12
 """Shades of an instance's load; neighbours still look different."""
 FAINT, ACCENT, ALARM = "#b8c4d6", colour(0), "#c0392b"
@@ -130,7 +129,7 @@ def _tail_mark(frame: Frame, timeline: Timeline) -> str:
     ends_s = timeline.ends_s()
     if not ends_s.size:
         return ""
-    x = frame.x(float(ends_s[max(0, int(np.ceil(ends_s.size * (1 - TAIL_SHARE))) - 1)]))
+    x = frame.x(tail_start_s(ends_s.tolist()))
     # At the right edge there is no room beside the line.
     name = words(x + 4, TOP - 5, "tail") if x < WIDTH - 50 else words(x - 4, TOP - 5, "tail", "end")
     return mark(x, TOP - 14, x, frame.height - BOTTOM) + name

@@ -6,7 +6,6 @@ Times are seconds since the first request was queued.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +32,7 @@ from seer.metrics.events import (
     Stopped,
 )
 from seer.metrics.run_events import count_instances, read_run_events
-from seer.metrics.summary import TAIL_SHARE
+from seer.metrics.summary import tail_start_s
 from seer.runs.manifest import Limits, Manifest
 from seer.runs.run_folder import RunFolder
 
@@ -114,8 +113,8 @@ def read_run(folder: RunFolder) -> RunData:
     )
     data.states = [[] for _ in range(data.num_instances)]
     data.steps = [[] for _ in range(data.num_instances)]
-    first_s = min((event.t_s for event in events if isinstance(event, Queued)), default=math.nan)
-    if math.isnan(first_s):
+    first_s = min((event.t_s for event in events if isinstance(event, Queued)), default=None)
+    if first_s is None:
         raise InputError(f"{folder.events} holds no request", hint="there is nothing to report")
     _gather(data, events, first_s)
     data.tool_waits = tool_waits(events, first_s)
@@ -124,7 +123,7 @@ def read_run(folder: RunFolder) -> RunData:
     data.leases = leases if leases.num_extended else None
     if data.ends_s:
         data.makespan_s = max(data.ends_s)
-        data.tail_from_s = sorted(data.ends_s)[math.ceil(len(data.ends_s) * (1.0 - TAIL_SHARE)) - 1]
+        data.tail_from_s = tail_start_s(sorted(data.ends_s))
     return data
 
 
