@@ -29,14 +29,14 @@ SPLIT_COLOURS = {
 }
 
 
-def timeline(run: RunData, x_max: float) -> str:
+def timeline(run: RunData) -> str:
     """Every chunk on its instance, a track per running request; the tail is shaded, its requests outlined."""
     late = {request for request, (end_s, _, _) in run.ended.items() if end_s > run.tail_from_s}
     parts = []
     for instance in range(run.num_instances):
         bars = [one for one in run.chunks if one.instance == instance]
         num_tracks = 1 + max((one.track for one in bars), default=0)
-        frame = Frame(WIDTH, num_tracks * TRACK_HEIGHT + TOP + BOTTOM, x_max, num_tracks)
+        frame = Frame(WIDTH, num_tracks * TRACK_HEIGHT + TOP + BOTTOM, _until_s(run), num_tracks)
         body = [_tail_shade(frame, run), frame.axes("s", f"inst. {instance}")]
         for one in bars:
             y = TOP + one.track * TRACK_HEIGHT
@@ -68,12 +68,12 @@ def timeline(run: RunData, x_max: float) -> str:
     return "".join(parts)
 
 
-def tools(run: RunData, x_max: float) -> str:
+def tools(run: RunData) -> str:
     """Requests that wait for their tools, a track for each: they hold no instance."""
     tracks = _tracks(run.tool_waits)
     num_tracks = 1 + max(tracks)
     height = max(TOOL_TRACK_HEIGHT, TRACK_HEIGHT - num_tracks // 40)
-    frame = Frame(WIDTH, num_tracks * height + TOP + BOTTOM, x_max, num_tracks)
+    frame = Frame(WIDTH, num_tracks * height + TOP + BOTTOM, _until_s(run), num_tracks)
     body = [_tail_shade(frame, run), frame.axes("s", "tools")]
     for one, track in zip(run.tool_waits, tracks, strict=True):
         group = run.group_of.get(one.request, 0)
@@ -99,6 +99,11 @@ def _tracks(waits: Sequence[ToolWait]) -> list[int]:
     return found
 
 
+def _until_s(*runs: RunData) -> float:
+    """Where the time axis of these runs ends: a little after the longest, so that its end is seen."""
+    return max(run.makespan_s for run in runs) * 1.01
+
+
 def _tail_shade(frame: Frame, run: RunData) -> str:
     if run.makespan_s <= run.tail_from_s:
         return ""
@@ -108,9 +113,9 @@ def _tail_shade(frame: Frame, run: RunData) -> str:
     return f'<rect class="tail" x="{x:.1f}" y="{TOP}" {size}><title>{title}</title></rect>'
 
 
-def running(run: RunData, x_max: float) -> str:
+def running(run: RunData) -> str:
     """Running requests of each instance over time."""
-    frame = Frame(WIDTH, 150, x_max, max(1, *(s.num_running for states in run.states for s in states), 1))
+    frame = Frame(WIDTH, 150, _until_s(run), max([1, *(s.num_running for states in run.states for s in states)]))
     body = [_tail_shade(frame, run), frame.axes("s", "running")]
     for instance, states in enumerate(run.states):
         points = [(0.0, 0.0), *((max(0.0, s.t_s), float(s.num_running)) for s in states)]
@@ -118,11 +123,11 @@ def running(run: RunData, x_max: float) -> str:
     return chart(frame, "".join(body), "running requests")
 
 
-def kv_use(run: RunData, x_max: float) -> str:
+def kv_use(run: RunData) -> str:
     """KV memory in use, as a share of what each instance has."""
     shares = [100.0 / run.kv_tokens(instance) for instance in range(run.num_instances)]
     peak = max((s.kv_tokens * shares[s.instance] for states in run.states for s in states), default=0.0)
-    frame = Frame(WIDTH, 150, x_max, min(100.0, max(5.0, 1.1 * peak)))
+    frame = Frame(WIDTH, 150, _until_s(run), min(100.0, max(5.0, 1.1 * peak)))
     body = [_tail_shade(frame, run), frame.axes("s", "KV %")]
     for instance, states in enumerate(run.states):
         points = [(0.0, 0.0), *((max(0.0, s.t_s), min(frame.y_max, s.kv_tokens * shares[instance])) for s in states)]
@@ -130,7 +135,7 @@ def kv_use(run: RunData, x_max: float) -> str:
     return chart(frame, "".join(body), "KV memory in use")
 
 
-def drafts(run: RunData, x_max: float) -> str:
+def drafts(run: RunData) -> str:
     """Draft tokens per second: verified, and accepted."""
     bin_s = max(run.makespan_s / 120, 1e-6)
     series = []
@@ -145,7 +150,7 @@ def drafts(run: RunData, x_max: float) -> str:
     peak = max((y for _, line, _ in series for _, y in line), default=0.0)
     if not peak:
         return '<p class="soft">None were verified: speculation was off, or did not pay.</p>'
-    frame = Frame(WIDTH, 150, x_max, max(1.0, peak))
+    frame = Frame(WIDTH, 150, _until_s(run), max(1.0, peak))
     body = [_tail_shade(frame, run), frame.axes("s", "drafts/s")]
     for instance, verified_line, accepted_line in series:
         body.append(steps(frame, verified_line, run.makespan_s, "#b9bec4", f"instance {instance}: verified"))
@@ -153,9 +158,9 @@ def drafts(run: RunData, x_max: float) -> str:
     return chart(frame, "".join(body), "draft tokens verified and accepted")
 
 
-def finishes(runs: Sequence[RunData], x_max: float) -> str:
+def finishes(runs: Sequence[RunData]) -> str:
     """Share of the responses that have ended, over time, a line per run."""
-    frame = Frame(WIDTH, 230, x_max, 100.0)
+    frame = Frame(WIDTH, 230, _until_s(*runs), 100.0)
     body = [frame.axes("s", "% ended")]
     for index, run in enumerate(runs):
         ends = sorted(run.ends_s)
@@ -166,11 +171,11 @@ def finishes(runs: Sequence[RunData], x_max: float) -> str:
     return chart(frame, "".join(body), "responses ended over time")
 
 
-def splits(runs: Sequence[RunData], x_max: float) -> str:
+def splits(runs: Sequence[RunData]) -> str:
     """Where the time went, a bar per run, with the oracle estimate as a mark."""
     height = 34
     explained = [run for run in runs if run.explanation is not None]
-    frame = Frame(WIDTH, height * len(explained) + TOP + BOTTOM, x_max, 1.0)
+    frame = Frame(WIDTH, height * len(explained) + TOP + BOTTOM, _until_s(*runs), 1.0)
     body = [frame.axes("s", "")]
     for row, run in enumerate(explained):
         explanation = run.explanation

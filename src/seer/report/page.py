@@ -89,7 +89,6 @@ def render(
 ) -> str:
     """The page as text."""
     runs = [*others, run]
-    x_max = max(one.makespan_s for one in runs) * 1.01
     options, machine = run.manifest.options, run.manifest.machine
     num_responses = len(run.ended)
     sections = [
@@ -107,26 +106,26 @@ def render(
         "<h2>Responses ended over time</h2>",
         '<p class="soft">A line that climbs early and stays short of the top has a tail.</p>',
         charts.line_legend([one.title for one in runs]),
-        charts.finishes(runs, x_max),
+        charts.finishes(runs),
         "<h2>Where did the time go?</h2>",
         f'<p class="soft">{SPLIT_NOTE}</p>',
         charts.split_legend(),
-        charts.splits(runs, x_max),
+        charts.splits(runs),
         _split_table(runs),
         "<h2>Timeline</h2>",
         f'<p class="soft">{TIMELINE_NOTE}</p>',
-        charts.timeline(run, run.makespan_s * 1.01),
-        charts.tools(run, run.makespan_s * 1.01) if run.tool_waits else "",
+        charts.timeline(run),
+        charts.tools(run) if run.tool_waits else "",
         "<h2>Running requests</h2>",
         charts.line_legend([f"instance {i}" for i in range(run.num_instances)]),
-        charts.running(run, run.makespan_s * 1.01),
+        charts.running(run),
         "<h2>KV memory in use</h2>",
-        charts.kv_use(run, run.makespan_s * 1.01),
+        charts.kv_use(run),
         "<h2>KV pool</h2>",
         _pool(run),
         "<h2>Drafts</h2>",
         '<p class="soft">Draft tokens verified per second (grey) and accepted (coloured by instance).</p>',
-        charts.drafts(run, run.makespan_s * 1.01),
+        charts.drafts(run),
         "<h2>The last to finish</h2>",
         _last_to_finish(run),
     ]
