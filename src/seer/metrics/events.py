@@ -43,6 +43,11 @@ class Started(_Event, frozen=True, gc=False):
     """The instance of its last chunk, if there was one."""
     load_kv: bool
 
+    @property
+    def migrated_from(self) -> int | None:
+        """The instance of its last chunk, if that was another one."""
+        return None if self.moved_from == self.instance else self.moved_from
+
 
 class Prefilling(_Event, frozen=True, gc=False):
     """The instance began to prefill: it computes the tokens it has no KV for."""

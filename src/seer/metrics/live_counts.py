@@ -128,9 +128,10 @@ class LiveCounts:
             request.started_s = event.t_s
             self.queue_s.observe(event.t_s - request.queued_s)
         request.instance = event.instance
-        if event.moved_from is not None and event.moved_from != event.instance:
+        before = event.migrated_from
+        if before is not None:
             self.migrations += 1
-            self.node_changes += self._node_of.get(event.moved_from) != self._node_of.get(event.instance)
+            self.node_changes += self._node_of.get(before) != self._node_of.get(event.instance)
 
     def _placed(self, event: Placed) -> None:
         self._node_of[event.instance] = event.node

@@ -191,9 +191,10 @@ class Summarizer:
         )
 
     def _note_start(self, event: Started) -> None:
-        if event.moved_from is not None and event.moved_from != event.instance:
+        before = event.migrated_from
+        if before is not None:
             self._migrations += 1
-            self._node_changes += self._node_of.get(event.moved_from) != self._node_of.get(event.instance)
+            self._node_changes += self._node_of.get(before) != self._node_of.get(event.instance)
 
     def _note_end(self, event: Ended) -> None:
         group = self._group_of.get(event.request)

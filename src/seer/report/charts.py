@@ -45,8 +45,8 @@ def timeline(run: RunData) -> str:
                 f"prompt {group}, response {run.index_of.get(one.request)}: "
                 f"{one.from_s:.2f} to {one.to_s:.2f} s, {one.num_generated} tokens so far, {one.end}"
             )
-            if one.moved_from not in (None, instance):
-                title += f", moved from instance {one.moved_from}"
+            if one.migrated_from is not None:
+                title += f", moved from instance {one.migrated_from}"
             outline = 'stroke="#c8503c" stroke-width="1"' if one.request in late else ""
             begins = one.decoding_s if one.decoding_s is not None else one.from_s
             if begins > one.from_s:

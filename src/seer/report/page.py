@@ -205,10 +205,10 @@ def _pool(run: RunData) -> str:
 
 def _nodes(run: RunData) -> str:
     """How many moves stayed inside a node, where there were several."""
-    moves = [one for one in run.chunks if one.moved_from not in (None, one.instance)]
+    moves = [(one.migrated_from, one.instance) for one in run.chunks if one.migrated_from is not None]
     if len(set(run.node_of.values())) < 2 or not moves:
         return ""
-    inside = sum(run.node_of.get(one.moved_from or 0) == run.node_of.get(one.instance) for one in moves)
+    inside = sum(run.node_of.get(before) == run.node_of.get(now) for before, now in moves)
     loaded = sum(one.loaded_bytes for some in run.steps for one in some)
     far = sum(one.far_loaded_bytes for some in run.steps for one in some)
     crossed = f"{show_size(far)} of {show_size(loaded)} came from other nodes"
@@ -254,7 +254,7 @@ def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
     for request, (end_s, num_tokens, finish_reason) in latest:
         chunks = [one for one in run.chunks if one.request == request]
         first_s = min((one.from_s for one in chunks), default=0.0)
-        moves = sum(one.moved_from not in (None, one.instance) for one in chunks)
+        moves = sum(one.migrated_from is not None for one in chunks)
         at_tools_s = total_s([one for one in run.tool_waits if one.request == request])
         rested_s = end_s - first_s - sum(one.to_s - one.from_s for one in chunks) - at_tools_s
         rows.append(

@@ -50,7 +50,8 @@ class ChunkBar:
     """When it began to generate, where the instance reported it."""
     end: str = "running"
     num_generated: int = 0
-    moved_from: int | None = None
+    migrated_from: int | None = None
+    """The instance of its request's last chunk, if that was another one."""
 
 
 @dataclass(slots=True)
@@ -173,7 +174,7 @@ class _ChunkBars:
             tracks = self._busy_tracks[event.instance]
             track = next(track for track in range(len(tracks) + 1) if track not in tracks)
             tracks.add(track)
-            bar = ChunkBar(event.request, event.instance, t_s, t_s, track, moved_from=event.moved_from)
+            bar = ChunkBar(event.request, event.instance, t_s, t_s, track, migrated_from=event.migrated_from)
             self._open[event.request] = bar
             self.all.append(bar)
         elif isinstance(event, Stopped):
