@@ -30,6 +30,7 @@ from seer.runs.run_folder import RunFolder
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.sim import virtual_time
 from seer.sim.chunk_limit import refuse_endless
+from seer.sim.cluster import complete_groups
 from seer.sim.conversations import Conversations
 from seer.sim.costs import H200, MODELS, InstanceCost, StepTime
 from seer.sim.instance import SimulatedInstance
@@ -298,12 +299,8 @@ def replay_under(recorded: RecordedRun, scheduler: str) -> Summary:
         ]
         chosen = make_scheduler(spec, settings, context, true_length)
         loop = RolloutLoop(instances, chosen, context, events=summarizer, on_turn=on_turn)
-        for instance in instances:
-            await instance.start(loop.on_output)
-        async for _ in talks.serve(loop) if talks else loop.run(recorded.groups):
+        async for _ in complete_groups(loop, instances, recorded.groups, talks):
             pass
-        for instance in instances:
-            await instance.close()
 
     virtual_time.run(rollout())
     return summarizer.summary()

@@ -308,7 +308,7 @@ def _simulate_all(
                     while_waiting=way,
                     network=None if args.nic_gbps is None else NetworkShape(nic_bytes_s=args.nic_gbps * 1e9 / 8),
                     events=events,
-                    progress=lambda done, total, bar=bar: bars.update(bar, completed=done),  # type: ignore[misc]
+                    progress=lambda done, bar=bar: bars.update(bar, completed=done),  # type: ignore[misc]
                 )
     oracle_tokens_s = results[oracle].summary.throughput_tokens_s
     return [

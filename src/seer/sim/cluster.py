@@ -7,7 +7,7 @@ A workload with turns (seer.sim.turns) talks to its tools on the same clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,7 +31,7 @@ from seer.sim.turns import WhileWaiting
 from seer.sim.workloads import Workload
 from seer.spread import Spread
 from seer.transfer import TransferEstimate
-from seer.types import GROUP_DRAFTS, BudgetRule, DraftMode
+from seer.types import GROUP_DRAFTS, BudgetRule, DraftMode, Group, GroupResult
 from seer.types import budget_rule as rule_of
 
 Speculation = Literal["auto", "off"]
@@ -70,9 +70,9 @@ def simulate(
     while_waiting: WhileWaiting = "park",
     network: NetworkShape | None = None,
     events: EventSink | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
-    """Roll the workload out to the end; `events` receives every event.
+    """Roll the workload out to the end; `events` receives every event, `progress` how many groups are complete.
 
     `drafts` and `budget_rule` take the place of the scheduler's own.
     `pool` bounds the pool's DRAM and puts an SSD below it; without it DRAM holds everything.
@@ -84,12 +84,10 @@ def simulate(
     workload.check()
     began_s = time.perf_counter()
     spec = parse_scheduler(scheduler)
-    wanted_groups = len(workload.lengths)
-    if spec.oversample > 1:
-        if workload.turns:
-            raise ConfigError(f"{scheduler} with turns is not simulated", hint="a scheduler that ends every response")
-        times = spec.oversample
-        workload = replace(workload, lengths=workload.lengths * times, keys=workload.keys * times)
+    enough_groups = len(workload.lengths) if spec.oversample > 1 else None
+    if enough_groups is not None and workload.turns:
+        raise ConfigError(f"{scheduler} with turns is not simulated", hint="a scheduler that ends every response")
+    workload = replace(workload, lengths=workload.lengths * spec.oversample, keys=workload.keys * spec.oversample)
     summarizer = Summarizer(workload.num_instances)
     emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
     mode = drafts or spec.drafts
@@ -106,22 +104,16 @@ def simulate(
     context = Context(length_hints, spread)
     flat = [length for row in workload.lengths for length in row]
     chosen = make_scheduler(spec, settings, context, lambda request: flat[request.id])
-
     talks = _conversations(workload, while_waiting) if workload.turns else None
 
     async def rollout() -> None:
         instances = _make_instances(workload, flat, model, emit, pool=pool, talks=talks, network=nodes)
         loop = RolloutLoop(instances, chosen, context, events=emit, on_turn=talks.on_turn if talks else None)
-        for instance in instances:
-            await instance.start(loop.on_output)
-        enough = wanted_groups if spec.oversample > 1 else None
         num_done = 0
-        async for _ in talks.serve(loop) if talks else loop.run(workload.groups(), enough_groups=enough):
+        async for _ in complete_groups(loop, instances, workload.groups(), talks, enough_groups=enough_groups):
             num_done += 1
             if progress is not None:
-                progress(num_done, wanted_groups)
-        for instance in instances:
-            await instance.close()
+                progress(num_done)
 
     with collected_seldom():  # as in a run
         virtual_time.run(rollout())
@@ -136,6 +128,23 @@ def simulate(
         length_hints=context.as_length_hints({group.id: group for group in workload.groups()}),
         network=None if nodes is None else nodes.use(summary.makespan_s),
     )
+
+
+async def complete_groups(
+    loop: RolloutLoop,
+    instances: Sequence[SimulatedInstance],
+    groups: Sequence[Group],
+    talks: Conversations | None,
+    *,
+    enough_groups: int | None = None,
+) -> AsyncIterator[GroupResult]:
+    """Start the instances, roll the groups out on them, with their tools where they have some, and close them."""
+    for instance in instances:
+        await instance.start(loop.on_output)
+    async for complete in talks.serve(loop) if talks else loop.run(groups, enough_groups=enough_groups):
+        yield complete
+    for instance in instances:
+        await instance.close()
 
 
 def _conversations(workload: Workload, while_waiting: WhileWaiting) -> Conversations:
