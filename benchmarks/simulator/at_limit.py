@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence slots while many responses end at their limit: `seer` with its rule for that (seer.spread), and without.
+"""Sequence slots while many responses end at their limit: `seer` with its rule for that (seer.at_limit), and without.
 
     python benchmarks/simulator/at_limit.py [--seeds N]
 
@@ -67,7 +67,7 @@ def seconds(workload: Workload, scheduler: str, spread: Spread | None = None) ->
 
 def with_share(share: float | None, shape: Synthetic, name: str, seed: int, earlier: int) -> float:
     """Seconds of `seer`; `share` in place of the one that the rule has."""
-    with mock.patch("seer.spread.LIMIT_SHARE", share) if share is not None else nullcontext():
+    with mock.patch("seer.at_limit.LIMIT_SHARE", share) if share is not None else nullcontext():
         spread = Spread()
         for at in range(earlier):
             seconds(shape.workload(name, 1000 + earlier * seed + at), "seer", spread)

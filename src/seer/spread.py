@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far responses outgrow the first of their group to finish, and whether many end at their limit: learned while
-responses still run.
+"""How far responses outgrow the first of their group to finish: learned while responses still run.
 
 A response that runs says something too: it is longer than what it has. So the share of responses beyond a ratio is
 estimated as survival is, by a life table: of those that were seen to reach one ratio, how many ended before the next.
 
-Where many responses end at their limit, a group's first finish says little of which ones will: any request may take
-all that its limit leaves.
+Where many responses end at their limit (seer.at_limit), a group's first finish says little of which ones will: any
+request may take all that its limit leaves.
 
 One object serves all rollouts of a training run. `begin` keeps what the earlier ones have shown at half its weight: the
 next starts with it, and a change of lengths is followed within a few.
@@ -15,7 +14,6 @@ Invariants
   1. `value` is one of `SPREADS`, and `FIRST_SPREAD` until responses speak for another one.
   2. A narrower one is taken only for responses that ended. Responses that run can only widen it.
   3. At most `MOST_OPEN` groups are looked at, and only after an eighth more of what is known has ended.
-  4. `limit_binds` changes only after an eighth more responses have ended.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from seer.at_limit import LimitCount
 from seer.request import Request
 
 NARROW_SPREADS, FIRST_SPREAD, WIDE_SPREAD = (3.0, 4.0, 6.0), 8.0, 16.0
@@ -37,17 +36,10 @@ RATIOS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 """Ends of the life table's rows; the last row has no end."""
 LEAST_NEW = 16
 """Responses that end between two looks, at least."""
-LIMIT_SHARE = 0.03
-"""The limit binds where at least this share of the responses end there. Where 5% to 18% do, a rollout is up to a tenth
-faster for it, and 3% slower if groups are correlated 0.95; where 0.5% do, it would be up to a tenth slower
-(docs/log.md)."""
 MOST_OPEN = 512
 """Groups watched at a time: a sample is enough, and bounds the work of a look."""
 MOST_KEPT = 4096.0
 """Responses remembered: with more, what is known counts half."""
-MOST_JUDGED = 16_384.0
-"""The same of those that were counted for the limit, for sessions that go on and on. More than a rollout has: its
-longest responses end last, and would count for too many."""
 
 
 class LifeTable:
@@ -103,16 +95,17 @@ class Spread:
 
     def __init__(self) -> None:
         self.value = FIRST_SPREAD
-        self.limit_binds = False
-        """Whether many responses end at their limit."""
         self.known = LifeTable()
         """Of groups that are no longer watched."""
         self._open: dict[int, tuple[Request, Sequence[Request]]] = {}  # family -> its first to finish, all its members
         self._num_open = 0  # members of the open groups
         self._num_new = 0  # ended since the last look
-        self._num_ended = 0.0  # and of them, at their limit:
-        self._num_at_limit = 0.0
-        self._next_judged = float(LEAST_NEW)  # number of ended responses
+        self._limits = LimitCount()
+
+    @property
+    def limit_binds(self) -> bool:
+        """Whether many responses end at their limit."""
+        return self._limits.binds
 
     @property
     def num_watched(self) -> int:
@@ -124,18 +117,12 @@ class Spread:
         for family in list(self._open):
             self.close(family)
         self.known.fade()
-        self._fade_judged()
+        self._limits.fade()
         self._look()
 
     def observe(self, request: Request, members: Sequence[Request]) -> None:
         """A request has ended by itself. `members`: all requests of its group."""
-        self._num_ended += 1
-        self._num_at_limit += request.num_generated >= request.max_tokens
-        if self._num_ended >= self._next_judged:
-            self.limit_binds = self._num_at_limit >= LIMIT_SHARE * self._num_ended
-            self._next_judged = self._num_ended * 9 / 8
-            if self._num_ended > MOST_JUDGED:
-                self._fade_judged()
+        self._limits.observe(request)
         family = request.group.family
         if family not in self._open and not self._opened(request, members):
             return
@@ -155,10 +142,6 @@ class Spread:
         self.known.add_group(first, members)
         if self.known.num > MOST_KEPT:
             self.known.fade()
-
-    def _fade_judged(self) -> None:
-        self._num_ended, self._num_at_limit = self._num_ended / 2, self._num_at_limit / 2
-        self._next_judged = max(LEAST_NEW, self._num_ended * 9 / 8)
 
     def _opened(self, request: Request, members: Sequence[Request]) -> bool:
         """Whether the group is watched from now on: only from its first finish on can it be."""

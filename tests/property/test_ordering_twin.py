@@ -105,10 +105,18 @@ def test_probes_then_longest_group_is_the_sorted_list(sizes: list[int], period: 
 Ranked = Callable[[Request], tuple[float, ...]]
 
 
-def follow(ordering: Ordering, rank: Ranked, sizes: list[int], seed: int, context: Context | None = None) -> None:
+def follow(
+    ordering: Ordering,
+    rank: Ranked,
+    sizes: list[int],
+    seed: int,
+    context: Context | None = None,
+    limits: Sequence[int] = (1000,),
+) -> None:
     """Play a long random program: at each moment `peek` shows the waiting request of the smallest rank."""
     random = Random(seed)
-    requests = requests_of(*(a_group(id, size) for id, size in enumerate(sizes)))
+    of_groups = cycle(limits)
+    requests = requests_of(*(a_group(id, size, max_tokens=next(of_groups)) for id, size in enumerate(sizes)))
     arriving = [[r for r in requests if r.group.id % 2 == half] for half in (0, 1)]
     waiting: list[Request] = []
     running: list[Request] = []
@@ -198,17 +206,33 @@ class Judged(Spread):
     def __init__(self, binds: Iterable[bool]) -> None:
         super().__init__()
         self.judgements = cycle(binds)
-        self.limit_binds = next(self.judgements)
+        self.is_bound = next(self.judgements)
+
+    @property
+    def limit_binds(self) -> bool:
+        return self.is_bound
 
     def observe(self, request: Request, members: Sequence[Request]) -> None:
         super().observe(request, members)
-        self.limit_binds = next(self.judgements)
+        self.is_bound = next(self.judgements)
 
 
 @settings(max_examples=150)
-@given(sizes=SIZES, has_pool=st.booleans(), scarce=BY_TURNS, binds=BY_TURNS, seed=SEEDS)
+@given(
+    sizes=SIZES,
+    has_pool=st.booleans(),
+    scarce=BY_TURNS,
+    binds=BY_TURNS,
+    limits=st.sampled_from([(1000,), (1000, 1), (16, 1000, 200)]),
+    seed=SEEDS,
+)
 def test_memory_or_slot_follows_the_limits_and_the_estimates(
-    sizes: list[int], has_pool: bool, scarce: tuple[bool, ...], binds: tuple[bool, ...], seed: int
+    sizes: list[int],
+    has_pool: bool,
+    scarce: tuple[bool, ...],
+    binds: tuple[bool, ...],
+    limits: tuple[int, ...],
+    seed: int,
 ) -> None:
     context = Context(spread=Judged(binds))
     turns = cycle(scarce)
@@ -239,4 +263,4 @@ def test_memory_or_slot_follows_the_limits_and_the_estimates(
         first = may_need(request) if has_pool else request.num_generated
         return (-first, -context.expected_tokens(request.group), request.index, request.id)
 
-    follow(ordering, rank, sizes, seed, context)
+    follow(ordering, rank, sizes, seed, context, limits)

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_group, end, requests_of
+from seer.at_limit import LEAST_ENDED
 from seer.context import Context
 from seer.request import Request
 from seer.spread import (
     FIRST_SPREAD,
-    LEAST_NEW,
-    LIMIT_SHARE,
     MOST_OPEN,
     SPREADS,
     WIDE_SPREAD,
@@ -105,61 +104,14 @@ def test_what_a_cancelled_group_has_shown_is_kept_when_it_is_forgotten() -> None
     assert context.spread == WIDE_SPREAD
 
 
-def end_many(spread: Spread, num: int, num_at_limit: int) -> None:
-    """So many responses end, the ones at their limit last."""
-    for at in range(num):
+def test_the_next_rollout_knows_that_the_limit_binds() -> None:
+    spread = Spread()
+    for at in range(LEAST_ENDED):
         (request,) = requests_of(a_group(at, 1, max_tokens=FIRST))
-        end(request, FIRST if at >= num - num_at_limit else 7)
+        end(request, FIRST)
         spread.observe(request, [request])
-
-
-@pytest.mark.parametrize(("num_at_limit", "binds"), [(0, False), (2, False), (6, True), (84, True)])
-def test_the_limit_binds_where_many_responses_end_there(num_at_limit: int, binds: bool) -> None:
-    assert 2 < 100 * LIMIT_SHARE < 6
-    spread = Spread()
-    assert not spread.limit_binds
-    end_many(spread, 84, num_at_limit)
-    end_many(spread, 16, 0)  # more than an eighth, so that it is judged
-    assert spread.limit_binds is binds
-
-
-def test_of_few_responses_nothing_is_said_about_the_limit() -> None:
-    spread = Spread()
-    end_many(spread, LEAST_NEW - 1, LEAST_NEW - 1)
-    assert not spread.limit_binds
-    end_many(spread, 1, 1)
-    assert spread.limit_binds
-
-
-def test_whether_the_limit_binds_is_judged_after_an_eighth_more() -> None:
-    spread = Spread()
-    end_many(spread, 80, 0)
-    judged = []
-    for _ in range(20):
-        end_many(spread, 1, 1)
-        judged.append(spread.limit_binds)
-    assert judged.index(True) >= 3, "the third of eighty is enough, and is not looked at at once"
-    assert judged == sorted(judged)
-
-
-def test_the_next_rollout_knows_that_the_limit_binds_and_forgets_it_within_a_few() -> None:
-    spread = Spread()
-    end_many(spread, 100, 10)
-    spread.begin()
-    assert spread.limit_binds
-    for _ in range(5):
-        end_many(spread, 100, 0)
-        spread.begin()
-    assert not spread.limit_binds
-
-
-def test_a_session_without_an_end_forgets_that_the_limit_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seer.spread.MOST_JUDGED", 200.0)
-    spread = Spread()
-    end_many(spread, 5_000, 250)
-    assert spread.limit_binds
-    end_many(spread, 1_500, 0)
-    assert not spread.limit_binds
+    assert Context(spread=spread).limit_binds
+    assert not Context().limit_binds
 
 
 def test_no_more_groups_are_watched_than_a_look_can_afford() -> None:
