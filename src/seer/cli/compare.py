@@ -254,7 +254,38 @@ def _run_numbers(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolder, report: Path | None) -> None:
+def _accepted(row: dict[str, Any]) -> str:
+    drafted = f" of {row['drafted_tokens']:,.0f}" if row["drafted_tokens"] else ""
+    return f"{row['accepted_tokens']:,.0f}{drafted}"
+
+
+def _oracle(row: dict[str, Any]) -> str:
+    return "-" if row["oracle_s"] is None else f"{row['oracle_s']:.1f} s, {100 * row['oracle_share']:.0f}%"
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    return f"{row['different_responses']} differ" if row["different_responses"] else "identical"
+
+
+COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("scheduler", lambda row: str(row["scheduler"])),
+    ("tokens/s", lambda row: f"{row['throughput_tokens_s']:.1f}"),
+    ("spread", lambda row: f"{row['throughput_min']:.1f}-{row['throughput_max']:.1f}"),
+    ("speedup", lambda row: f"{row['speedup']:.2f}x"),
+    ("makespan", lambda row: f"{row['makespan_s']:.1f} s"),
+    ("tail", lambda row: f"{row['tail_s']:.1f} s"),
+    ("idle", lambda row: f"{100 * row['idle_share']:.0f}%"),
+    ("migr.", lambda row: f"{row['migrations']:.0f}"),
+    ("preempt.", lambda row: f"{row['preemptions']:.0f}"),
+    ("accepted", _accepted),
+    ("oracle estimate", _oracle),
+    ("tokens", _tokens),
+    ("failed", lambda row: f"{row['num_failed']:,}"),
+)
+"""Of the table: each column's name, and its cell of a scheduler's row."""
+
+
+def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolder, report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -265,40 +296,10 @@ def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolde
         f"{config.rollout.instances} instances, median of {config.compare.repeat}"
     )
     table = Table(title=title)
-    for name in (
-        "scheduler",
-        "tokens/s",
-        "spread",
-        "speedup",
-        "makespan",
-        "tail",
-        "idle",
-        "migr.",
-        "preempt.",
-        "accepted",
-    ):
+    for name, _ in COLUMNS:
         table.add_column(name, justify="left" if name == "scheduler" else "right")
-    table.add_column("oracle estimate", justify="right")
-    table.add_column("tokens", justify="right")
-    table.add_column("failed", justify="right")
     for row in rows:
-        drafted = f" of {row['drafted_tokens']:,.0f}" if row["drafted_tokens"] else ""
-        bound = f"{row['oracle_s']:.1f} s, {100 * row['oracle_share']:.0f}%" if row["oracle_s"] is not None else "-"
-        table.add_row(
-            row["scheduler"],
-            f"{row['throughput_tokens_s']:.1f}",
-            f"{row['throughput_min']:.1f}-{row['throughput_max']:.1f}",
-            f"{row['speedup']:.2f}x",
-            f"{row['makespan_s']:.1f} s",
-            f"{row['tail_s']:.1f} s",
-            f"{100 * row['idle_share']:.0f}%",
-            f"{row['migrations']:.0f}",
-            f"{row['preemptions']:.0f}",
-            f"{row['accepted_tokens']:,.0f}{drafted}",
-            bound,
-            "identical" if not row["different_responses"] else f"{row['different_responses']} differ",
-            f"{row['num_failed']:,}",
-        )
+        table.add_row(*(cell(row) for _, cell in COLUMNS))
     # Into a file or a pipe the table keeps its columns.
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     console.print(table)
@@ -307,4 +308,4 @@ def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolde
         "no speculation, at the step cost measured in each scheduler's own run; share = estimate / makespan.",
         highlight=False,
     )
-    console.print(f"runs     {folder.path}\nreport   {report or '-'}", highlight=False)
+    console.print(f"runs     {folder.path}\nreport   {report}", highlight=False)
