@@ -114,7 +114,6 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     from seer.cli.prompt_file import load_prompts
     from seer.environments.named import load_environment
     from seer.runs.identity import turns_identity
-    from seer.runs.journal import Journal
     from seer.runs.results import ResultsFile
 
     environment = load_environment(config.environment) if config.environment is not None else None
@@ -127,13 +126,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
     with ResultsFile(out, replace=args.force or not is_new) as results:
         if is_new:
-            # run.json goes first and comes last: a folder with run.json can be resumed, however early the run was
-            # killed, and one without it can be started again.
-            folder.manifest.unlink(missing_ok=True)
-            for path in folder.earlier_events:
-                path.unlink()
-            folder.create(config.prompts)
-            Journal.create(folder.journal, identity).close()
+            _begin_anew(folder, config, identity)
         else:
             folder.keep_events()
         folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
@@ -141,19 +134,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
             signal, failures = asyncio.run(
                 _roll_out(rollout, prompts, config, folder, results, environment=environment, args=args)
             )
-    status = "finished" if signal is None else "interrupted"
-    summary = rollout.summary
-    numbers = _measured(asdict(summary), config.rollout.engine) if summary is not None else None
-    outcome = {
-        "status": status,
-        "summary": numbers,
-        "num_responses": failures.num_responses,
-        "num_failed": failures.num_failed,
-        "lost_instances": rollout.fleet.num_lost,
-    }
-    verification = _verification_numbers(rollout)
-    if verification is not None:
-        outcome["verification"] = verification
+    outcome = _outcome(rollout, failures, is_cut=signal is not None)
     folder.write_manifest(folder.read_manifest() | outcome)
     if args.json:
         _print_json(folder, out, outcome)
@@ -162,8 +143,23 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     failures.report(hint=f"{resume_command(folder, out, config.environment)} tries them again")
     if signal is not None:
         return exit_code(signal)
-    is_clean = verification is None or verification["is_clean"]
+    is_clean = "verification" not in outcome or outcome["verification"]["is_clean"]
     return EXIT_FAILED if failures.num_failed or not is_clean else 0
+
+
+def _begin_anew(folder: RunFolder, config: RunConfig, identity: RunIdentity) -> None:
+    """Make the folder that of a new run, without a manifest.
+
+    The old manifest goes first, and the caller writes the new one last: a folder with a manifest can be resumed,
+    however early the run was killed, and one without can be started again.
+    """
+    from seer.runs.journal import Journal
+
+    folder.manifest.unlink(missing_ok=True)
+    for path in folder.earlier_events:
+        path.unlink()
+    folder.create(config.prompts)
+    Journal.create(folder.journal, identity).close()
 
 
 def _refuse_loss(
@@ -188,6 +184,20 @@ def _refuse_loss(
         past = journal.restored()
     if not force:
         refuse_unknown_results(out, past)
+
+
+def _outcome(rollout: Rollout, failures: Failures, *, is_cut: bool) -> dict[str, Any]:
+    """What the manifest says of a run that is over."""
+    summary = rollout.summary
+    outcome = {
+        "status": "interrupted" if is_cut else "finished",
+        "summary": _measured(asdict(summary), rollout.config.engine) if summary is not None else None,
+        "num_responses": failures.num_responses,
+        "num_failed": failures.num_failed,
+        "lost_instances": rollout.fleet.num_lost,
+    }
+    verification = _verification_numbers(rollout)
+    return outcome if verification is None else outcome | {"verification": verification}
 
 
 def _verification_numbers(rollout: Rollout) -> dict[str, Any] | None:
