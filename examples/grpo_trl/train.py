@@ -26,7 +26,7 @@ import reasoning_gym
 import torch
 from datasets import Dataset
 from tiny_model import tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from seer.analysis.whatif import read_recorded, replay_under
@@ -82,6 +82,7 @@ def main() -> None:
             rollout_func=rollouts,  # Seer: the only line that a TRL script needs
             callbacks=[Printer(rollouts)],
         )
+        trainer.remove_callback(PrinterCallback)  # the trainer's own, which prints every number of a step
         trainer.train()
     print(f"\nseer report {args.output_dir / 'seer'}")
 

@@ -23,7 +23,7 @@ import torch
 from calculator import SumTool, chat_tool, sums, word_problems
 from datasets import Dataset
 from tiny_chat_model import tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from seer.engine.local.models_get import find_model
@@ -60,6 +60,7 @@ def main() -> list[dict[str, Any]]:
             rollout_func=rollouts,  # Seer
             callbacks=[printer],
         )
+        trainer.remove_callback(PrinterCallback)  # the trainer's own, which prints every number of a step
         trainer.train()
     print(f"\nseer report {args.output_dir / 'seer'}")
     return printer.steps

@@ -39,7 +39,7 @@ def test_the_example_trains_with_turns_and_can_be_reported(
     script = load(monkeypatch, "train_with_tool", "--tiny", "--steps", "4", "--output-dir", out)
     steps = script.main()
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed if line[:4].strip().isdigit()] == ["1", "2", "3", "4"]
+    assert [line.split()[:1] for line in printed] == [["step"], ["1"], ["2"], ["3"], ["4"], [], ["seer"]]
     assert max(step["seer/turns_mean"] for step in steps) > 1.0, "no tool was ever called"
     assert all(step["seer/tool_failures"] == 0 for step in steps)
     assert all(step["seer/on_policy/mean_gap"] < 1e-5 for step in steps)
