@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from seer.metrics.events import Event
 
 
 def line(event: Event) -> str:
-    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "t_s"}
+    written = msgspec.to_builtins(event)  # as in an event log: without what is left out there
+    fields = {name: value for name, value in written.items() if name not in ("kind", "t_s")}
     shown = " ".join(value if isinstance(value, str) else f"{name}={_short(value)}" for name, value in fields.items())
     return f"{event.t_s:9.4f}  {type(event).__name__.lower():13} {shown}"
 

@@ -320,10 +320,13 @@ class RolloutLoop:
         admitted = self.buffer.admit(groups, now_s)
         for request in admitted:
             group = request.group
-            self._events(Queued(now_s, request.id, group.family, request.index, group.num_prompt_tokens))
             past = restored.get((group.id, request.index)) if restored else None
             if past is not None:
-                self._restore(request, past, now_s)
+                self.buffer.restore(request, past, now_s)
+            num_prompt_tokens, num_generated = group.num_prompt_tokens, request.num_generated
+            self._events(Queued(now_s, request.id, group.family, request.index, num_prompt_tokens, num_generated))
+            if past is not None:
+                self._take_up(request, past, now_s)
         self.scheduler.admit([one for one in admitted if one.state is RequestState.WAITING], self.fleet)
         self._inbox.wake()
         return admitted
@@ -368,8 +371,8 @@ class RolloutLoop:
         self._events(Asked(now_s, request.id, request.num_turns))
         self._on_turn(request)
 
-    def _restore(self, request: Request, past: Restored, now_s: float) -> None:
-        self.buffer.restore(request, past, now_s)
+    def _take_up(self, request: Request, past: Restored, now_s: float) -> None:
+        """Go on with a restored request that waits for its tool, or has ended."""
         if request.state is RequestState.AT_TOOL:
             self._restored_at_tool.add(request.id)
             self._hand_over(request, now_s)

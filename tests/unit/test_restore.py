@@ -8,7 +8,7 @@ import pytest
 from seer.buffer import RequestBuffer
 from seer.context import Context
 from seer.engine.fake import FakeInstance
-from seer.metrics.events import Ended, Event, Started
+from seer.metrics.events import Ended, Event, Queued, Started
 from seer.rollout import RolloutLoop
 from seer.scheduling.registry import SchedulerSettings, make_scheduler, parse_scheduler
 from seer.types import FinishReason, Group, GroupResult, Restored, Sampling, TokenSpan
@@ -66,6 +66,8 @@ def test_a_restored_run_gives_the_same_and_repeats_nothing(scheduler: str) -> No
     }
     assert not any(isinstance(event, Started) and event.request == 0 for event in events)
     assert sum(isinstance(event, Ended) for event in events) == 6
+    queued = [event.num_generated for event in events if isinstance(event, Queued)]
+    assert queued == [len(half[divmod(request, 3)].spans[0].ids) for request in range(6)]
 
 
 def test_a_run_that_had_finished_is_handed_out_at_once() -> None:

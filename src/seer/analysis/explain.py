@@ -121,7 +121,8 @@ def explain(events: Iterable[Event], *, max_num_seqs: Sequence[int]) -> Explanat
     num_instances = len(max_num_seqs)
     instances = [_Instance() for _ in range(num_instances)]
     prompt_of: dict[int, int] = {}
-    ends: list[tuple[float, int]] = []
+    earlier_tokens: dict[int, int] = {}
+    ends: list[tuple[float, int]] = []  # and the tokens that this run generated
     tools = _Tools()
     first_s = math.inf
     for event in events:
@@ -130,8 +131,9 @@ def explain(events: Iterable[Event], *, max_num_seqs: Sequence[int]) -> Explanat
         if isinstance(event, Queued):
             first_s = min(first_s, event.t_s)
             prompt_of[event.group] = event.num_prompt_tokens
+            earlier_tokens[event.request] = event.num_generated
         elif isinstance(event, Ended):
-            ends.append((event.t_s, event.num_generated))
+            ends.append((event.t_s, event.num_generated - earlier_tokens.get(event.request, 0)))
         elif isinstance(event, Stepped):
             instances[event.instance].steps.append(event)
         elif isinstance(event, InstanceState):

@@ -61,7 +61,9 @@ def _gaps(events: Sequence[Event]) -> list[float]:
     stopped_s: dict[int, float] = {}
     gaps: list[float] = []
     for event in events:
-        if isinstance(event, Started):
+        if isinstance(event, Queued):
+            num_generated[event.request] = event.num_generated
+        elif isinstance(event, Started):
             lease_end[event.request] = num_generated.get(event.request, 0) + event.max_tokens
         elif isinstance(event, Extended):
             lease_end[event.request] += event.num_tokens

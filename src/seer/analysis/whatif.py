@@ -160,6 +160,11 @@ def recorded_run(
     cut = [r for r in queued if r not in ended or not FinishReason(ended[r].finish_reason).is_complete]
     if cut or not queued:
         raise InputError(f"{len(cut)} of {len(queued)} responses did not end by themselves")
+    if any(event.num_generated for event in queued.values()):
+        raise InputError(
+            "the run was resumed, and these are the events of its last part",
+            hint="replay a run that was not interrupted",
+        )
     found = explain(events, max_num_seqs=[one.max_num_seqs for one in limits])
     if found is None or found.step is None:
         raise InputError("no steps were measured", hint="the fake engine reports none")

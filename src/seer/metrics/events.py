@@ -24,13 +24,15 @@ class _Event(msgspec.Struct, frozen=True, gc=False, array_like=False, tag_field=
     t_s: float
 
 
-class Queued(_Event, frozen=True, gc=False):
+class Queued(_Event, frozen=True, gc=False, omit_defaults=True):
     """A request was admitted."""
 
     request: int
     group: int
     index: int
     num_prompt_tokens: int
+    num_generated: int = 0
+    """By an earlier part of a run that was resumed; later events count these tokens too."""
 
 
 class Started(_Event, frozen=True, gc=False):

@@ -117,7 +117,9 @@ class LiveCounts:
         return sum(self.per_instance["generation_tokens"].values())
 
     def _queued(self, event: Queued) -> None:
-        self.open[event.request] = OpenRequest(event.group, event.index, event.num_prompt_tokens, event.t_s)
+        self.open[event.request] = OpenRequest(
+            event.group, event.index, event.num_prompt_tokens, event.t_s, num_generated=event.num_generated
+        )
         self.prompt_tokens += event.num_prompt_tokens
 
     def _started(self, event: Started) -> None:

@@ -4,8 +4,8 @@
 Invariants
   1. Every instance is one of the run's. A run may gain instances: their ids follow the others without a gap, and each
      tells of its own state. Counts and times are not negative, counts fit 64 bits, times three centuries.
-  2. A request is queued once and ends at most once. Its chunks start and stop in turn, between the two; only a
-     chunk that runs is extended.
+  2. A request is queued once and ends at most once, with no fewer tokens than it was queued with. Its chunks start and
+     stop in turn, between the two; only a chunk that runs is extended.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class _Rules:
         self._is_running: dict[int, bool] = {}
         """By request, from its `Queued` to its `Ended`."""
         self._ended: set[int] = set()
+        self._earlier_tokens: dict[int, int] = {}
+        """That a request was queued with, by request; absent for none."""
 
     def check(self, event: Event) -> None:
         """Take one event into account."""
@@ -72,6 +74,8 @@ class _Rules:
             is_new = event.request not in self._is_running and event.request not in self._ended
             _require(is_new, event, "was queued before")
             self._is_running[event.request] = False
+            if event.num_generated:
+                self._earlier_tokens[event.request] = event.num_generated
         elif isinstance(event, Extended):
             _require(self._is_running.get(event.request, False), event, "is extended and does not run")
         elif isinstance(event, Started | Stopped | Ended):
@@ -83,6 +87,8 @@ class _Rules:
         if isinstance(event, Ended):
             if event.finish_reason not in _REASONS:
                 raise ValueError(f"finish_reason {event.finish_reason!r}: one of {', '.join(sorted(_REASONS))}")
+            is_whole = event.num_generated >= self._earlier_tokens.pop(event.request, 0)
+            _require(is_whole, event, "ends with fewer tokens than it was queued with")
             del self._is_running[event.request]
             self._ended.add(event.request)
             return

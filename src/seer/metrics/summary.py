@@ -4,7 +4,7 @@
 Definitions, with t_0 the first `Queued` and t_r the `Ended` of request r; cancelled requests are left out, but for
 `cancelled_tokens`, what they had generated:
     makespan_s            max t_r - t_0
-    throughput_tokens_s   generated tokens / makespan_s
+    throughput_tokens_s   generated tokens / makespan_s; of a resumed run, without those of its earlier parts
     tail_s                makespan_s - time at which 90% of the requests had ended (the paper's tail)
     group_*_s             over the groups without a cancelled request, the time from t_0 to a group's last end: the
                           median, the 90th percentile (both by nearest rank) and the last; None without such a group
@@ -105,6 +105,8 @@ class Summarizer:
         self._group_ends_s: dict[int, float] = {}
         self._cut_groups: set[int] = set()
         self._num_tokens = 0
+        self._earlier_tokens: dict[int, int] = {}  # of requests that an earlier part of the run had begun
+        self._num_earlier_tokens = 0
         self._cancelled_tokens = 0
         self._preemptions = 0
         self._recomputed = 0
@@ -162,7 +164,7 @@ class Summarizer:
             num_tokens=self._num_tokens,
             cancelled_tokens=self._cancelled_tokens,
             makespan_s=makespan_s,
-            throughput_tokens_s=self._num_tokens / makespan_s if makespan_s else 0.0,
+            throughput_tokens_s=(self._num_tokens - self._num_earlier_tokens) / makespan_s if makespan_s else 0.0,
             tail_s=ends[-1] - tail_start_s(ends),
             group_median_s=_nearest_rank(groups_s, 0.5),
             group_p90_s=_nearest_rank(groups_s, 0.9),
@@ -208,6 +210,7 @@ class Summarizer:
         else:
             self._ends_s.append(event.t_s)
             self._num_tokens += event.num_generated
+            self._num_earlier_tokens += self._earlier_tokens.pop(event.request, 0)
             if group is not None:
                 self._group_ends_s[group] = event.t_s
 
@@ -221,6 +224,8 @@ class Summarizer:
     def _note_queued(self, event: Queued) -> None:
         self._first_s = min(self._first_s, event.t_s)
         self._group_of[event.request] = event.group
+        if event.num_generated:
+            self._earlier_tokens[event.request] = event.num_generated
 
     def _note_prefill(self, event: Prefilling) -> None:
         self._recomputed += event.num_recomputed

@@ -48,6 +48,17 @@ def test_without_step_reports_running_is_decoding_and_there_is_no_bound() -> Non
     assert found.oracle_s is None
 
 
+def test_the_ideal_schedule_of_a_resumed_run_is_that_of_what_was_left() -> None:
+    def oracle_s(queued: Queued) -> float | None:
+        steps = [some_steps(float(i), 0, 5 + i, 10 * i + 5) for i in range(1, 9)]
+        found = explain([queued, a_state(0.0, 0, 1), *steps, Ended(9.0, 0, 100, "stop")], max_num_seqs=[4])
+        assert found is not None
+        return found.oracle_s
+
+    assert oracle_s(Queued(0.0, 0, 0, 0, 3)) == pytest.approx(100 * (0.1 + 0.01))
+    assert oracle_s(Queued(0.0, 0, 0, 0, 3, num_generated=60)) == pytest.approx(40 * (0.1 + 0.01))
+
+
 def test_nothing_ended_nothing_explained() -> None:
     assert explain([Queued(0.0, 0, 0, 0, 3)], max_num_seqs=[4]) is None
 

@@ -30,6 +30,20 @@ def test_an_extension_that_came_too_late_has_the_gap_until_its_request_decodes_a
     assert found.p99_gap_s == pytest.approx(0.5)
 
 
+def test_a_lease_of_a_resumed_run_begins_after_what_was_generated_before() -> None:
+    events: list[Event] = [
+        Queued(0.0, 0, 0, 0, 10, num_generated=200),
+        Started(0.0, 0, 0, 64, None, False),
+        Extended(1.0, 0, 0, 32, 232),
+        Stopped(2.0, 0, 0, 264, "limit"),  # its lease went to 296
+        Started(2.0, 0, 0, 64, 0, True),
+        Decoding(2.5, 0, 0),
+        Stopped(3.0, 0, 0, 280, "stop"),
+        Ended(3.0, 0, 280, "stop"),
+    ]
+    assert report_leases(events, kv_tokens=100).num_late == 1
+
+
 def test_memory_in_use_counts_only_while_a_request_waits() -> None:
     events: list[Event] = [
         Queued(0.0, 0, 0, 0, 10),

@@ -117,6 +117,13 @@ def test_under_its_own_scheduler_a_run_is_predicted_as_it_was(drafted: int, acce
     assert replay_under(recorded, "seer").makespan_s == pytest.approx(recorded.makespan_s, rel=0.05)
 
 
+def test_a_resumed_run_is_refused_because_its_events_are_those_of_its_last_part() -> None:
+    events = a_run([100, 200])
+    events[0] = Queued(0.0, 0, 0, 0, 1, num_generated=30)
+    with pytest.raises(InputError, match="resumed"):
+        recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=200, chunk_tokens=None)
+
+
 def test_a_scheduler_without_drafts_gets_none() -> None:
     events = a_run([200, 400], drafted=3, accepted=3)
     recorded = recorded_run(events, scheduler="seer", limits=[LIMITS], max_tokens=400, chunk_tokens=None)

@@ -68,6 +68,15 @@ def test_a_count_that_goes_back_after_a_loss_adds_nothing_twice() -> None:
     assert counts.generated_tokens() == 70
 
 
+def test_what_an_earlier_part_of_a_run_had_generated_is_not_counted_again() -> None:
+    counts, _ = play(
+        Queued(0.0, 1, 1, 0, 10, num_generated=40),
+        Started(1.0, 1, 0, 64, None, True),
+        Stopped(3.0, 1, 0, 70, "stop"),
+    )
+    assert counts.generated_tokens() == 30
+
+
 def test_moves_to_another_node_are_counted_where_instances_say_where_they_are() -> None:
     counts = LiveCounts()
     for instance, node in enumerate("aab"):

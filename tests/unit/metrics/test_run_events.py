@@ -26,7 +26,8 @@ def a_log(path: Path, *events: Event) -> Path:
 
 
 def test_what_can_have_happened_is_read(tmp_path: Path) -> None:
-    events: list[Event] = [QUEUED, STARTED, STOPPED, STARTED, STOPPED, ENDED]
+    resumed = Queued(0.0, 1, 0, 1, 10, num_generated=30)
+    events: list[Event] = [QUEUED, STARTED, STOPPED, STARTED, STOPPED, ENDED, resumed, Ended(2.0, 1, 30, "stop")]
     assert read_run_events(a_log(tmp_path / "e", *events), 1) == events
 
 
@@ -57,6 +58,7 @@ def test_instances_that_joined_the_run_are_of_it(tmp_path: Path) -> None:
         ([QUEUED, Extended(0.5, 0, 0, 16, 9)], "is extended and does not run"),
         ([QUEUED, STARTED, STOPPED, Extended(2.5, 0, 0, 16, 9)], "is extended and does not run"),
         ([QUEUED, Ended(2.0, 0, 30, "bored")], "finish_reason 'bored'"),
+        ([Queued(0.0, 0, 0, 0, 10, num_generated=31), ENDED], "ends with fewer tokens than it was queued with"),
     ],
 )
 def test_what_cannot_have_happened_is_refused_by_line(tmp_path: Path, events: list[Event], why: str) -> None:

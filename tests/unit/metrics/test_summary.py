@@ -32,6 +32,16 @@ def test_throughput_makespan_and_tail() -> None:
     assert summary.tail_s == pytest.approx(2.0)  # the 18th of 20 ended at 20
 
 
+def test_the_throughput_of_a_resumed_run_leaves_out_what_earlier_parts_had_generated() -> None:
+    summarizer = Summarizer(1)
+    summarizer(Queued(0.0, 0, 0, 0, 10, num_generated=90))
+    summarizer(Queued(0.0, 1, 0, 1, 10, num_generated=100))
+    summarizer(Ended(0.0, 1, 100, "stop"))  # it had ended before
+    summarizer(Ended(2.0, 0, 110, "stop"))
+    summary = summarizer.summary()
+    assert (summary.num_tokens, summary.throughput_tokens_s) == (210, 20 / 2)
+
+
 def test_counts_of_what_went_wrong_and_what_moved() -> None:
     summarizer = Summarizer(2)
     summarizer(Queued(0.0, 0, 0, 0, 10))
