@@ -18,6 +18,7 @@ another order of summation may decide such a sample the other way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,12 +197,18 @@ def _score(model: PlainModel, asked: ResponseToVerify, scoring: Scoring, count: 
             raw = float(row[token] - row.logsumexp(0)) if response.raw_logprobs is not None else 0.0
             num_generated += 1
         if sampling.logprobs:
-            count.gap = max(count.gap, abs(expected - response.logprobs[index]))
-        count.raw_gap = max(count.raw_gap, abs(raw - raw_logprobs[index]))
+            count.gap = max(count.gap, _gap(expected, response.logprobs[index]))
+        count.raw_gap = max(count.raw_gap, _gap(raw, raw_logprobs[index]))
     count.tokens += num_generated
     if not sampling.logprobs:
         count.without_logprob += num_generated
         count.unrepeatable += num_generated - (count.compared - num_before)
+
+
+def _gap(expected: float, reported: float) -> float:
+    """Between two log-probabilities; infinite if one is no number: `max` would pass over a NaN."""
+    gap = abs(expected - reported)
+    return math.inf if math.isnan(gap) else gap
 
 
 def _scored(row: torch.Tensor, sample: SampleRow, token: int, scoring: Scoring, count: _Count) -> float:
@@ -237,7 +244,4 @@ def add_up(parts: Sequence[Verification]) -> Verification:
 
 
 def _stop_ids(config: ModelConfig, asked: ResponseToVerify) -> frozenset[int]:
-    if asked.ends_ignored:
-        return frozenset()
-    ends = () if asked.sampling.ignore_eos else config.eos_token_ids
-    return frozenset({*ends, *asked.sampling.stop_token_ids})
+    return frozenset() if asked.ends_ignored else asked.sampling.end_tokens(config.eos_token_ids)
