@@ -22,7 +22,7 @@ from typing import Any
 from seer.analysis.explain import Explanation, explain
 from seer.api import Rollout
 from seer.errors import InputError, SeerError
-from seer.metrics.events import Event
+from seer.metrics.events import Event, EventSink, both, discard
 from seer.metrics.summary import Summary
 from seer.runs.prompts import EncodedPrompt
 from seer.runs.results import read_responses
@@ -112,7 +112,7 @@ async def compare(
     repetitions: int = 1,
     seed: int = 0,
     lengths: Lengths | None = None,
-    began: Callable[[int, str], Callable[[Event], None]] | None = None,
+    began: Callable[[int, str], EventSink] | None = None,
     ended: Callable[[Measured, list[GroupResult]], None] | None = None,
 ) -> Comparison:
     """Run every scheduler on a started rollout. `began` returns a sink for the events of the run that begins."""
@@ -122,17 +122,10 @@ async def compare(
     await _warm_up(rollout, prompts)
     for repetition, scheduler in order_of_runs(schedulers, repetitions):
         await rollout.update_weights(rollout.engine.model_dir)
-        sink = began(repetition, scheduler) if began is not None else None
         events: list[Event] = []
-
-        def record(event: Event, sink: Callable[[Event], None] | None = sink, to: list[Event] = events) -> None:
-            to.append(event)
-            if sink is not None:
-                sink(event)
-
+        sink = both(events.append, discard if began is None else began(repetition, scheduler))
         groups = [
-            group
-            async for group in rollout.run(prompts, scheduler=scheduler, seed=seed, lengths=lengths, events=record)
+            group async for group in rollout.run(prompts, scheduler=scheduler, seed=seed, lengths=lengths, events=sink)
         ]
         tokens = {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
         reference = tokens if reference is None else reference

@@ -30,6 +30,7 @@ from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
 from seer.cli.watching import add_watch_options, refuse_missing_packages, serve_watched
 from seer.config import RunConfig
+from seer.metrics.events import both
 from seer.runs.manifest import recorded_limits
 from seer.runs.run_folder import RunFolder, machine
 
@@ -239,15 +240,10 @@ async def _roll_out(
             async with rollout:
                 await serve_watched(rollout, args)
                 _describe_fleet(rollout, folder)
-
-                def events(event: Any) -> None:
-                    log(event)
-                    progress.on_event(event)
-
                 groups = rollout.run(
                     prompts,
                     seed=config.seed,
-                    events=events,
+                    events=both(log, progress.on_event),
                     journal=folder.journal,
                     resume=True,  # its first line is there, also of a new run
                     verify=config.verify or 0.0,

@@ -26,7 +26,7 @@ from seer.cli.size_option import size_option
 from seer.cli.url_option import url_option
 from seer.config import RolloutConfig
 from seer.errors import ConfigError, MissingExtra
-from seer.metrics.events import Event, EventSink
+from seer.metrics.events import EventSink, both
 from seer.ranges import Count, Port, Seconds
 
 if TYPE_CHECKING:
@@ -211,14 +211,8 @@ def _sink(live: EventSink, endpoint: str | None) -> Iterator[EventSink]:
     from seer.metrics.spans import Spans, open_telemetry
 
     provider = open_telemetry(endpoint)
-    spans = Spans(provider, asyncio.get_running_loop().time)
-
-    def both(event: Event) -> None:
-        live(event)
-        spans(event)
-
     try:
-        yield both
+        yield both(live, Spans(provider, asyncio.get_running_loop().time))
     finally:
         provider.shutdown()
 

@@ -245,3 +245,13 @@ EventSink = Callable[[Event], None]
 
 def discard(event: Event) -> None:
     """An event sink that keeps nothing."""
+
+
+def both(first: EventSink, second: EventSink) -> EventSink:
+    """An event sink that hands every event to these, in this order."""
+
+    def sink(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return sink

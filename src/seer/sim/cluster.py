@@ -14,7 +14,7 @@ from typing import Literal
 from seer.context import Context
 from seer.errors import ConfigError
 from seer.machine.collector import collected_seldom
-from seer.metrics.events import Event, EventSink
+from seer.metrics.events import EventSink, both
 from seer.metrics.summary import Summarizer, Summary
 from seer.placement import PlacementConfig
 from seer.rollout import RolloutLoop
@@ -89,7 +89,7 @@ def simulate(
         raise ConfigError(f"{scheduler} with turns is not simulated", hint="a scheduler that ends every response")
     workload = replace(workload, lengths=workload.lengths * spec.oversample, keys=workload.keys * spec.oversample)
     summarizer = Summarizer(workload.num_instances)
-    emit: EventSink = summarizer if events is None else _fan_out([summarizer, events])
+    emit: EventSink = summarizer if events is None else both(summarizer, events)
     mode = drafts or spec.drafts
     model = None if speculation == "off" else _speculation(workload, mode, budget_rule or rule_of(mode), curve)
     if model is not None and model.plain is not None:
@@ -200,11 +200,3 @@ def _make_instances(
         )
         for id in range(workload.num_instances)
     ]
-
-
-def _fan_out(sinks: list[EventSink]) -> EventSink:
-    def emit(event: Event) -> None:
-        for sink in sinks:
-            sink(event)
-
-    return emit
