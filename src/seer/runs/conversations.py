@@ -36,7 +36,7 @@ from seer.environments.base import (
 from seer.environments.given_tokens import checked_tokens, given_tokens
 from seer.rollout import RolloutLoop
 from seer.runs.prompts import Prompt
-from seer.runs.user_calls import UserCalls, reason
+from seer.runs.user_calls import UserCalls, name_of, reason
 from seer.types import FinishReason, Turn
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class EnvironmentCalls:
     @property
     def name(self) -> str:
         """For messages to people."""
-        return getattr(self.environment, "__qualname__", type(self.environment).__name__)
+        return name_of(self.environment)
 
 
 @dataclass(slots=True)

@@ -17,8 +17,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 
 from seer.errors import InputError
-from seer.machine.daemon_thread import in_daemon_thread
-from seer.runs.user_calls import UserCalls
+from seer.runs.user_calls import UserCalls, called, name_of
 from seer.types import GroupResult
 
 KeepFunction = Callable[[GroupResult], Awaitable[bool] | bool]
@@ -30,9 +29,8 @@ class KeepCalls:
 
     def __init__(self, function: KeepFunction, calls: UserCalls, *, deadline_s: float) -> None:
         self._function, self._calls, self._deadline_s = function, calls, deadline_s
-        self._name = getattr(function, "__qualname__", type(function).__name__)
-        self._is_plain = not inspect.iscoroutinefunction(function)
-        self._turn = asyncio.Lock() if self._is_plain else contextlib.nullcontext()
+        self._name = name_of(function)
+        self._turn = contextlib.nullcontext() if inspect.iscoroutinefunction(function) else asyncio.Lock()
 
     async def wants(self, group: GroupResult) -> bool:
         """Whether the group is kept; raises what the function raises, and `DeadlineExceeded`."""
@@ -41,8 +39,7 @@ class KeepCalls:
             return await self._calls.answer(who, lambda: self._call(group), deadline_s=self._deadline_s)
 
     async def _call(self, group: GroupResult) -> bool:
-        answer = await in_daemon_thread("seer-keep", self._function, group) if self._is_plain else self._function(group)
-        answer = await answer if inspect.isawaitable(answer) else answer
+        answer = await called("seer-keep", self._function, group)
         if answer is None:  # a forgotten `return` would drop every group, for ever where prompts have no end
             raise InputError(f"keep {self._name} answered None", hint="return True or False")
         return bool(answer)

@@ -17,12 +17,10 @@ Waits for                                    unblocked by
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 
-from seer.machine.daemon_thread import in_daemon_thread
 from seer.runs.prompts import Prompt
-from seer.runs.user_calls import UserCalls, reason
+from seer.runs.user_calls import UserCalls, called, name_of, reason
 from seer.types import Response
 
 RewardFunction = Callable[[Prompt, Response], Awaitable[float] | float]
@@ -36,7 +34,7 @@ class RewardCalls:
 
     def __init__(self, function: RewardFunction, calls: UserCalls, *, deadline_s: float) -> None:
         self._function, self._calls = function, calls
-        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._name = name_of(function)
         self._deadline_s = deadline_s
         self._places = asyncio.Semaphore(MAX_CALLS)
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
@@ -70,7 +68,4 @@ class RewardCalls:
             response.reward_error = reason(who, error)
 
     async def _call(self, prompt: Prompt, response: Response) -> float:
-        if inspect.iscoroutinefunction(self._function):
-            return float(await self._function(prompt, response))
-        answer = await in_daemon_thread("seer-reward", self._function, prompt, response)
-        return float(await answer if inspect.isawaitable(answer) else answer)
+        return float(await called("seer-reward", self._function, prompt, response))

@@ -22,11 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar
 
 from seer.errors import DeadlineExceeded, SeerError
+from seer.machine.daemon_thread import in_daemon_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -110,6 +112,19 @@ class UserCalls:
         # swallows this too would spin where it is freed.
         asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented for those who end tasks themselves
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+
+
+def name_of(code: object) -> str:
+    """What messages to people call the user's function or object."""
+    return getattr(code, "__qualname__", type(code).__name__)
+
+
+async def called(thread: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the user's function returns: a coroutine function is awaited, a plain one runs in a thread of this name."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    answer = await in_daemon_thread(thread, function, *arguments)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def reason(who: str, error: BaseException) -> str:
