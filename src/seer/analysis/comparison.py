@@ -41,7 +41,6 @@ class Measured:
     repetition: int
     summary: Summary
     explanation: Explanation | None
-    num_tokens_by_response: dict[tuple[int, int], int]
     num_different: int
     """Responses whose tokens differ from the first run's."""
 
@@ -141,7 +140,6 @@ async def compare(
             repetition=repetition,
             summary=summary,
             explanation=explain(events, max_num_seqs=[one.limits.max_num_seqs for one in rollout.fleet.instances]),
-            num_tokens_by_response={key: len(ids) for key, ids in tokens.items()},
             num_different=sum(tokens[key] != ids for key, ids in reference.items()),
         )
         comparison.runs.append(measured)
