@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from seer.cli.number_option import NumberOption
 from seer.cli.size_option import size_option
+from seer.cli.wide_console import wide_console
 from seer.errors import ConfigError
 from seer.kvpool.bench import PoolSpeed, Spread, fresh_name, measure_pool
 from seer.kvpool.local import LocalPool
@@ -79,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             table.add_row(*_row(speed))
     if not args.json:
-        # Into a file or a pipe the table keeps its columns.
-        Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160).print(table)
+        wide_console(160, soft_wrap=True).print(table)
     return 0
 
 

@@ -286,8 +286,9 @@ COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 
 
 def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolder, report: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from seer.cli.wide_console import wide_console
 
     first = rows[0]
     lengths = "natural lengths" if config.compare.lengths == NATURAL_LENGTHS else "forced lengths"
@@ -300,8 +301,7 @@ def _print_table(rows: list[dict[str, Any]], config: RunConfig, folder: RunFolde
         table.add_column(name, justify="left" if name == "scheduler" else "right")
     for row in rows:
         table.add_row(*(cell(row) for _, cell in COLUMNS))
-    # Into a file or a pipe the table keeps its columns.
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = wide_console(160, soft_wrap=True)
     console.print(table)
     console.print(
         "oracle estimate: makespan with all lengths known, longest remaining first, moves and prompts free,\n"

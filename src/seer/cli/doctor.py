@@ -159,10 +159,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _print(found: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from seer.cli.wide_console import wide_console
 
     table = Table("what", "for", "state", "installed", "supported", "hint")
     for one in found:
         table.add_row(one.name, one.purpose, one.state, one.installed or "-", one.supported, one.hint or "")
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160).print(table)
+    wide_console(160, soft_wrap=True).print(table)

@@ -29,8 +29,9 @@ def run(address: str, *, as_json: bool) -> int:
 
 
 def _print(reports: list[NodeReport]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from seer.cli.wide_console import wide_console
 
     table = Table(
         *("node", "Ray's resources", "Seer, Python", "free memory", "free /dev/shm", "clock"),
@@ -38,7 +39,7 @@ def _print(reports: list[NodeReport]) -> None:
     )
     for report in reports:
         table.add_row(report.address, _resources(report), *_answers(report), "; ".join(report.troubles) or "ok")
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200).print(table)
+    wide_console(200, soft_wrap=True).print(table)
 
 
 def _resources(report: NodeReport) -> str:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from seer.cli.number_option import NumberOption
 from seer.cli.seeds import parse_seeds
+from seer.cli.wide_console import wide_console
 from seer.ranges import Threads
 from seer.sim.paper import SHARES, WORKLOADS, CellResult, Measure, Study, answer, claims, run_jobs
 
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(cells), indent=2) + b"\n")
         sys.stdout.flush()
     else:
-        print_studies(Console(width=None if sys.stdout.isatty() else 150), answers, seeds)
+        print_studies(wide_console(150), answers, seeds)
     return 0
 
 

@@ -22,6 +22,7 @@ from seer.cli.number_option import NumberOption
 from seer.cli.seeds import parse_seeds
 from seer.cli.simulate_iterations import run_iterations
 from seer.cli.simulate_table import Row, describe, make_row, print_means, print_table
+from seer.cli.wide_console import wide_console
 from seer.errors import ConfigError
 from seer.metrics.events import EventSink
 from seer.ranges import Count, Gigabits, LogSpread, Probability, Responses, Seconds, SimulatedGpus, SimulatedInstances
@@ -219,7 +220,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.buffer.write(_encode(rows))
         sys.stdout.flush()
     else:
-        console = Console(width=None if sys.stdout.isatty() else 170)
+        console = wide_console(170)
         console.print(describe(first, seeds), highlight=False, soft_wrap=True)
         (print_table if len(seeds) == 1 else print_means)(console, rows)
         if args.out is not None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from seer.cli.wide_console import wide_console
 from seer.errors import ConfigError
 from seer.sim.iterations import Iteration, iterate
 from seer.sim.workloads import PAPER
@@ -78,7 +78,7 @@ def print_iterations(workload: str, done: dict[str, list[Iteration]]) -> None:
             f"{iterations[0].rollout_s:,.0f}",
             f"{iterations[-1].rollout_s:,.0f}",
         )
-    console = Console(width=None if sys.stdout.isatty() else 170)
+    console = wide_console(170)
     num = len(next(iter(done.values())))
     console.print(f"{workload}: {num} iterations, length hints carried over", highlight=False)
     console.print(table)
