@@ -40,9 +40,6 @@ CONTEXT_STUDY = {
 """Row -> scheduler, throughput over veRL, share of veRL's tail; qwen2-vl-72b without speculation."""
 PAPER_ORACLE_SHARE = 0.96
 """Throughput of context-aware scheduling over the oracle's, qwen2-vl-72b, as the paper reports it."""
-VERL_PATHOLOGY = {"idle_share": 0.37, "preemptions": 13_686, "completion_gap": 0.70}
-"""qwen2-vl-72b under veRL: mean idle share of an instance, preemptions, and the time from the first to the last
-instance's end as a share of the total."""
 SD_ON_VERL = {
     "moonlight": {"plain": (1.18, 1.67), "grouped": (1.26, 1.89)},
     "qwen2-vl-72b": {"plain": (1.06, 2.19), "grouped": (1.38, 2.15)},
