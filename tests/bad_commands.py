@@ -214,17 +214,6 @@ def name_cases() -> Iterator[BadCommand]:
         yield BadCommand(f"pool-name-{number}", (*DRY_RUN, f"--pool-name={name}"), mentions="name")
     for number, url in enumerate(BAD_URLS):
         yield BadCommand(f"top-{number}", ("top", "--once", url), mentions="argument url", stops_at_options=True)
-    for number, address in enumerate(_BAD_ADDRESSES):
-        yield BadCommand(
-            f"address-{number}", ("draft-server", "--open", f"--address={address}"), mentions="address|port"
-        )
-
-
-_BAD_ADDRESSES = (
-    "", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:99999", "tcp://:5757",
-    "tcp://127.0.0.1:-1", "tcp://127.0.0.1:nan", "tcp://127.0.0.1:1e3", "udp://127.0.0.1:5757", "tcp://a b:1",
-    "tcp://127.0.0.1:" + "9" * 400,
-)  # fmt: skip
 
 
 def _bad_texts(action: argparse.Action, flag: str) -> Iterator[str]:

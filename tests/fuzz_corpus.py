@@ -190,7 +190,6 @@ def corpus(folder: Path) -> dict[str, dict[str, bytes]]:
         "trace_gz": gzip.compress(TRACE, mtime=0),
         "pooled_block": sealed_block(),
         "gpu_handles": handle(),
-        "keys": as_json({"secret_key": "0" * 40, "client_public_key": "0" * 40}),
         "metrics_page": METRICS,
         "arena": pool_file(),
         "step_profile": msgspec.json.encode(PROFILE),

@@ -20,7 +20,6 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from seer.drafting import curve_keys
 from seer.drafting.log import LogStore
 from seer.drafting.recording import read_groups
 from seer.drafting.server import answer
@@ -160,12 +159,6 @@ def gpu_handle_file(path: Path) -> None:
         mock.patch.object(private_files, "read", lambda path, limit: path.read_bytes()),
     ):
         gpu_handles.open_handles(path)
-
-
-def key_file(path: Path) -> None:
-    """The keys of a draft server."""
-    path.chmod(0o600)
-    curve_keys.read_server_keys(path.parent)
 
 
 def run_json(path: Path) -> None:
@@ -449,7 +442,6 @@ TARGETS: dict[str, Target] = {
     "arena": of_file("arena", arena),
     "pooled_block": pooled_block,
     "gpu_handles": of_file("x.gpu-handles", gpu_handle_file),
-    "keys": of_file(curve_keys.SERVER_FILE, key_file),
     "metrics_page": metrics_page,
     "step_profile": of_file("profile.json", step_profile),
 }

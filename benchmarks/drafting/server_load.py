@@ -12,10 +12,8 @@ import argparse
 import json
 import multiprocessing as mp
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ import zmq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from seer.drafting.client import ClientConfig, DraftClient
-from seer.drafting.curve_keys import read_client_keys, write_keys
+from seer.drafting.curve_keys import ClientKeys, ServerKeys, make_keys
 from seer.drafting.wire import Ask, Status, decode, encode
 from stamp import take_stamp
 
@@ -50,7 +48,7 @@ class Load:
 
     seconds: float
     rate: float
-    keys: Path
+    keys: ClientKeys
     shards: int
 
 
@@ -58,7 +56,7 @@ def drive(me: int, load: Load, begin: float, out: Connection) -> None:
     """One client: observes, drafts, and watches streams of the other."""
     seconds = load.seconds
     servers = tuple(map(address, range(load.shards)))
-    client = DraftClient(ClientConfig(servers=servers, keys=read_client_keys(load.keys)))
+    client = DraftClient(ClientConfig(servers=servers, keys=load.keys))
     rng = np.random.default_rng(me)
     keys = [(item % GROUPS, 1000 * me + item) for item in range(REQUESTS)]
     other = [(item % GROUPS, 1000 * (1 - me) + item) for item in range(0, REQUESTS, REQUESTS // WATCHED)]
@@ -113,15 +111,26 @@ def lags(noted: list[tuple[float, int]], seen: list[tuple[float, list[int]]]) ->
     return np.concatenate(result)
 
 
-def start_server(keys: Path, shard: int) -> subprocess.Popen[str]:
-    code = (
-        "import argparse, sys; from seer.cli import draft_server; p = argparse.ArgumentParser();"
-        "draft_server.register(p.add_subparsers()); a = p.parse_args(sys.argv[1:]); sys.exit(a.run(a))"
-    )
-    command = [sys.executable, "-c", code, "draft-server", "--address", address(shard), "--keys", str(keys)]
+SERVE = """
+import sys
+from seer.drafting.curve_keys import ServerKeys
+from seer.drafting.server import DraftServer, ServerConfig, bound_memory
+
+address, *keys = sys.argv[1:]
+config = ServerConfig(address=address, keys=ServerKeys(secret_key=keys[0], client_public_key=keys[1]))
+bound_memory(config.limits)
+server = DraftServer(config)
+print(server.address, flush=True)
+server.run()
+"""
+
+
+def start_server(keys: ServerKeys, shard: int) -> subprocess.Popen[str]:
+    """One process, as a fleet starts it."""
+    command = [sys.executable, "-c", SERVE, address(shard), keys.secret_key, keys.client_public_key]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None, "a pipe was asked for"
-    server.stdout.readline()
+    assert server.stdout.readline(), "the server did not start"
     return server
 
 
@@ -138,10 +147,10 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def status(keys: Path, shard: int) -> Status:
+def status(keys: ClientKeys, shard: int) -> Status:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        read_client_keys(keys).secure(socket)
+        keys.secure(socket)
         socket.connect(address(shard))
         socket.send(encode(Ask(1)))
         assert socket.poll(5000), "the server does not answer"
@@ -152,14 +161,13 @@ def status(keys: Path, shard: int) -> Status:
 
 def measure(seconds: float, rate: float, *, kill: bool, shards: int = 1) -> dict[str, Any]:
     """Run the load with new keys."""
-    with tempfile.TemporaryDirectory() as folder:
-        return run(Load(seconds, rate, Path(folder) / "keys", shards), kill)
+    server_keys, client_keys = make_keys()
+    return run(Load(seconds, rate, client_keys, shards), server_keys, kill)
 
 
-def run(load: Load, kill: bool) -> dict[str, Any]:
-    seconds, keys = load.seconds, load.keys
-    write_keys(keys)
-    servers = [start_server(keys, shard) for shard in range(load.shards)]
+def run(load: Load, server_keys: ServerKeys, kill: bool) -> dict[str, Any]:
+    seconds = load.seconds
+    servers = [start_server(server_keys, shard) for shard in range(load.shards)]
     empty = sum(resident_bytes(server.pid) for server in servers)
     started_cpu_s = sum(cpu_s(server.pid) for server in servers)
     begin = time.monotonic() + 1.5
@@ -175,17 +183,14 @@ def run(load: Load, kill: bool) -> dict[str, Any]:
             time.sleep(max(begin + seconds / 2 - time.monotonic(), 0))
             servers[0].kill()
             servers[0].wait()
-            servers[0] = start_server(keys, 0)
+            servers[0] = start_server(server_keys, 0)
         results = []
         for pipe in pipes:
             assert pipe.poll(seconds + 60), "a client hangs"
             results.append(pipe.recv())
-        held_tokens = sum(status(keys, shard).tokens for shard in range(load.shards))
+        held_tokens = sum(status(load.keys, shard).tokens for shard in range(load.shards))
         memory = sum(resident_bytes(server.pid) for server in servers) - empty
         servers_cpu_s = sum(cpu_s(server.pid) for server in servers) - started_cpu_s
-        for server in servers:
-            server.send_signal(signal.SIGTERM)
-        assert [server.wait(10) for server in servers] == [0] * load.shards, "a server did not stop cleanly"
     finally:
         for server in servers:
             server.kill()

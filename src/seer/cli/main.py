@@ -39,7 +39,6 @@ VERBS = (
     "model",
     "profile",
     "drafts",
-    "draft_server",
     "pool",
     "doctor",
 )

@@ -2,33 +2,20 @@
 """Keys of a draft server and its clients: ZeroMQ CURVE, which authenticates both sides and encrypts.
 
 The server has a key pair and knows one client public key. A client has the pair of that key and knows the server's
-public key. All instances of a run share the client pair. Without the pair a peer gets no connection, so it can
+public key. All instances of a fleet share the client pair. Without the pair a peer gets no connection, so it can
 neither push, fetch nor drop; without the server's pair a process at the server's address gets no tokens.
 
-On disk each side has one JSON file, readable by its owner only: copy the client's file to the machines of the
-instances, and keep the server's where the server runs.
+Keys are made afresh for every fleet, and are in no file.
 """
 
-import os
-import stat
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeVar
 
-import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from seer.errors import ConfigError
-from seer.machine.given_files import read_given
-from seer.machine.json_files import UNREADABLE
 
-SERVER_FILE = "server.json"
-CLIENT_FILE = "client.json"
-
-_MAX_KEY_FILE_BYTES = 64 << 10
 _DOMAIN = "seer-drafts"
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,49 +80,6 @@ def make_keys() -> tuple[ServerKeys, ClientKeys]:
         ServerKeys(secret_key=server_secret, client_public_key=client_public),
         ClientKeys(secret_key=client_secret, server_public_key=server_public),
     )
-
-
-def write_keys(folder: Path) -> None:
-    """Write fresh keys into a folder, which is made if missing; keys that are there are never replaced."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in (SERVER_FILE, CLIENT_FILE):
-            if (folder / name).exists():
-                raise ConfigError(f"{folder / name} exists", hint="choose another folder, or remove the old keys")
-        for name, keys in zip((SERVER_FILE, CLIENT_FILE), make_keys(), strict=True):
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
-    except OSError as problem:
-        raise ConfigError(f"cannot write keys to {folder}: {problem.strerror}") from None
-
-
-def read_server_keys(folder: Path) -> ServerKeys:
-    """Return the server's keys that `write_keys` left in a folder."""
-    return _read(folder / SERVER_FILE, ServerKeys)
-
-
-def read_client_keys(folder: Path) -> ClientKeys:
-    """Return the client's keys that `write_keys` left in a folder."""
-    return _read(folder / CLIENT_FILE, ClientKeys)
-
-
-Keys = TypeVar("Keys", ServerKeys, ClientKeys)
-
-
-def _read(file: Path, kind: type[Keys]) -> Keys:
-    try:
-        mode = stat.S_IMODE(file.stat().st_mode)
-        content = read_given(file, limit_bytes=_MAX_KEY_FILE_BYTES)
-    except OSError as problem:
-        hint = "seer draft-server --make-keys DIR writes a pair of key files"
-        raise ConfigError(f"cannot read the keys {file}: {problem.strerror}", hint=hint) from None
-    if mode & _OTHERS:
-        raise ConfigError(f"{file} has mode {mode:04o}: other users can read it", hint=f"chmod 600 {file}")
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except UNREADABLE as problem:  # without the content: it may hold a secret
-        raise ConfigError(f"{file} is not a key file: {problem}") from None
 
 
 def _check_key(name: str, key: str) -> None:

@@ -7,9 +7,9 @@ append-only int32 tokens in a bytearray. There are no trees here: instances buil
 Invariants
   1. A log only grows, and token i of a stream never changes.
   2. Appending is idempotent by position: known tokens are skipped, a gap is refused with the length held.
-  3. Nothing of one weights version is returned to another, except logs retained on purpose, under numbers of their own.
-  4. Bytes held, those of empty groups too, never exceed the limit: retained groups go first, then the least recently
-     used ones. If only the group that grows is left, its tokens are refused.
+  3. Nothing of one weights version is returned to another.
+  4. Bytes held, those of empty groups too, never exceed the limit: the least recently used groups go first. If only
+     the group that grows is left, its tokens are refused.
   5. A group unused for its time to live is gone at the next `expire`.
   6. The weights version moves on by what a client generates or asks for, never by a drop, and never by more than
      MAX_VERSION_STEP while groups are held: one message with a wrong number cannot make all that follow stale.
@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seer.drafting.ids import mix
 from seer.drafting.wire import CONFLICT, FULL, STALE, Known, Tail, Wanted
 
 STREAM_BYTES = 160
@@ -47,34 +46,13 @@ class LogLimits:
     default_ttl_s: float = 3600.0
     """Time to live of a group that was never registered."""
 
-    retain: bool = False
-    """Keep the logs of finished groups, for the next weights version of the same prompt to start from."""
-
 
 @dataclass(slots=True)
 class _LoggedGroup:
     ttl_s: float
     last_used: float
     version: int
-    own: dict[int, bytearray] = field(default_factory=dict)
-    inherited: dict[int, bytearray] = field(default_factory=dict)
-    """Logs of an earlier weights version, under numbers mixed with that version."""
-
-    def logs(self) -> Iterable[tuple[int, bytearray]]:
-        yield from self.own.items()
-        yield from self.inherited.items()
-
-    def find(self, request: int) -> bytearray | None:
-        log = self.own.get(request)
-        return self.inherited.get(request) if log is None else log
-
-    def bytes(self) -> int:
-        return GROUP_BYTES + sum(STREAM_BYTES + len(log) for _, log in self.logs())
-
-
-class _Retained(NamedTuple):
-    weights_version: int
-    logs: dict[int, bytearray]
+    logs: dict[int, bytearray] = field(default_factory=dict)
 
     def bytes(self) -> int:
         return GROUP_BYTES + sum(STREAM_BYTES + len(log) for log in self.logs.values())
@@ -87,7 +65,6 @@ class StoreStats(NamedTuple):
     streams: int
     tokens: int
     bytes: int
-    retained_groups: int
 
 
 class LogStore:
@@ -97,7 +74,6 @@ class LogStore:
         self._limits = limits or LogLimits()
         self._weights_version = 0
         self._groups: dict[int, _LoggedGroup] = {}  # in order of use, oldest first
-        self._retained: dict[int, _Retained] = {}  # in order of retirement
         self._bytes = 0
         self._changes = 0  # versions are drawn from here, so that no two states of a group ever share one
 
@@ -113,7 +89,7 @@ class LogStore:
         if not self._enter(weights_version):
             return STALE
         group = self._use(tail.group, now)
-        log = group.find(tail.request)
+        log = group.logs.get(tail.request)
         held = 0 if log is None else len(log) // _TOKEN_BYTES
         if tail.start > held:
             return held
@@ -128,7 +104,7 @@ class LogStore:
         if not self._make_room(needed, keep=tail.group):
             return FULL
         if log is None:
-            log = group.own[tail.request] = bytearray()
+            log = group.logs[tail.request] = bytearray()
         log += fresh
         group.version = self._next_version()
         self._bytes += needed
@@ -163,26 +139,25 @@ class LogStore:
         return versions, tails, wanted, more
 
     def drop(self, weights_version: int, groups: Iterable[int]) -> None:
-        """Forget finished groups, or retain their logs."""
+        """Forget finished groups."""
         if weights_version != self._weights_version:
             return
         for number in groups:
             if number in self._groups:
-                self._retire(number)
+                self._forget(number)
 
     def expire(self, now: float) -> int:
         """Drop groups unused for their time to live and return how many."""
         over = [number for number, group in self._groups.items() if now - group.last_used > group.ttl_s]
         for number in over:
-            self._retire(number)
+            self._forget(number)
         return len(over)
 
     def stats(self) -> StoreStats:
         """Return what is held."""
-        logs = [log for group in self._groups.values() for _, log in group.logs()]
-        logs += [log for retained in self._retained.values() for log in retained.logs.values()]
+        logs = [log for group in self._groups.values() for log in group.logs.values()]
         tokens = sum(len(log) for log in logs) // _TOKEN_BYTES
-        return StoreStats(len(self._groups), len(logs), tokens, self._bytes, len(self._retained))
+        return StoreStats(len(self._groups), len(logs), tokens, self._bytes)
 
     # ---- inside
 
@@ -192,7 +167,7 @@ class LogStore:
             return False
         if weights_version > self._weights_version:
             for number in list(self._groups):
-                self._retire(number)
+                self._forget(number)
             self._weights_version = weights_version
         return weights_version == self._weights_version
 
@@ -204,38 +179,22 @@ class LogStore:
         group = self._groups.pop(number, None)
         if group is None:
             group = _LoggedGroup(self._limits.default_ttl_s, now, self._next_version())
-            past = self._retained.get(number)
-            if past is not None and past.weights_version < self._weights_version:
-                del self._retained[number]
-                group.inherited = {mix(past.weights_version, request): log for request, log in past.logs.items()}
-                self._bytes -= past.bytes()
             self._make_room(group.bytes(), keep=number)
             self._bytes += group.bytes()
         group.last_used = now
         self._groups[number] = group  # last: the most recently used
         return group
 
-    def _retire(self, number: int) -> None:
-        group = self._groups.pop(number)
-        self._bytes -= group.bytes()
-        if not self._limits.retain or not group.own:
-            return
-        before = self._retained.pop(number, None)
-        if before is not None:
-            self._bytes -= before.bytes()
-        kept = _Retained(self._weights_version, group.own)
-        self._retained[number] = kept
-        self._bytes += kept.bytes()
+    def _forget(self, number: int) -> None:
+        self._bytes -= self._groups.pop(number).bytes()
 
     def _make_room(self, needed: int, keep: int) -> bool:
         limit = self._limits.memory_bytes
-        while self._bytes + needed > limit and self._retained:
-            self._bytes -= self._retained.pop(next(iter(self._retained))).bytes()
         while self._bytes + needed > limit:
             oldest = next(iter(self._groups), keep)
             if oldest == keep:  # the group in use is the last one: it is alone
                 return False
-            self._bytes -= self._groups.pop(oldest).bytes()
+            self._forget(oldest)
         return True
 
 
@@ -243,7 +202,7 @@ def _missing(state: Known, group: _LoggedGroup, room: int, tails: list[Tail]) ->
     """Add the tails a client lacks, up to `room` bytes; return whether that was all, and the bytes."""
     lengths = _lengths(state)
     size = 0
-    for request, log in group.logs():
+    for request, log in group.logs.items():
         start = lengths.get(request, 0)
         lacking = len(log) - start * _TOKEN_BYTES
         if lacking <= 0:
@@ -260,7 +219,7 @@ def _missing(state: Known, group: _LoggedGroup, room: int, tails: list[Tail]) ->
 
 def _lacking(state: Known, group: _LoggedGroup) -> Iterable[Wanted]:
     for request, length in _lengths(state).items():
-        held = len(group.find(request) or b"") // _TOKEN_BYTES
+        held = len(group.logs.get(request, b"")) // _TOKEN_BYTES
         if held < length:
             yield Wanted(state.group, request, held)
 

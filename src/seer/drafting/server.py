@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft server: token logs behind a socket.
 
-One thread serves one ROUTER socket and one store; with keys a second thread lets clients in (curve_keys.py). Every
+One thread serves one ROUTER socket and one store; a second one lets clients in (curve_keys.py). Every
 message gets exactly one answer; a frame that cannot be read gets Refused. Nothing that a peer sends can stop the loop.
 
 Waits for: a frame, a stop, or the next time to expire groups. No wait is longer than until that time.
@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from seer.drafting.addresses import check_address
 from seer.drafting.curve_keys import ServerKeys
 from seer.drafting.log import LogLimits, LogStore
 from seer.drafting.wire import (
@@ -41,12 +40,9 @@ from seer.drafting.wire import (
     decode,
     encode,
 )
-from seer.errors import ConfigError, DraftError
+from seer.errors import DraftError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_ADDRESS = "tcp://127.0.0.1:5757"
-"""Of `seer draft-server`; a fleet's own server takes a free port."""
 
 _EXPIRE_EVERY_S = 1.0
 """Times to live are minutes: a second more does not matter."""
@@ -66,26 +62,13 @@ _REPLY_BYTES = 1 << 20
 class ServerConfig:
     """Settings of a draft server."""
 
-    address: str = DEFAULT_ADDRESS
+    address: str
     """Where to listen; a port of * lets the system choose."""
 
-    keys: ServerKeys | None = None
+    keys: ServerKeys
     """The server's own key and the client key it lets in (curve_keys.py)."""
 
-    open_to_all: bool = False
-    """Serve without keys: all who can reach the address can read, change and drop logs."""
-
     limits: LogLimits = field(default_factory=LogLimits)
-
-    def __post_init__(self) -> None:
-        check_address(self.address)
-        if self.keys is None and not self.open_to_all:
-            raise ConfigError(
-                f"draft server on {self.address} has no keys",
-                hint="make some with --make-keys DIR and give them with --keys DIR, or serve everyone with --open",
-            )
-        if self.keys is not None and self.open_to_all:
-            raise ConfigError("a draft server has keys or is open to all, not both", hint="drop --keys or --open")
 
 
 def bound_memory(limits: LogLimits) -> None:
@@ -135,15 +118,14 @@ class DraftServer:
         self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
         self._wake_read, self._wake_write = os.pipe()
-        keys = self._config.keys
-        self._authenticator = keys.secure(self._socket, self._context) if keys is not None else None
+        self._authenticator = self._config.keys.secure(self._socket, self._context)
         try:
             self._socket.bind(self._config.address)
         except zmq.ZMQError as problem:
             self._close()
             raise DraftError(
                 f"draft server cannot listen on {self._config.address}: {problem}",
-                hint="is another one running? choose another --address",
+                hint="does another process listen there?",
             ) from None
 
     @property
@@ -200,8 +182,7 @@ class DraftServer:
 
     def _close(self) -> None:
         self._socket.close()
-        if self._authenticator is not None:
-            self._authenticator.stop()
+        self._authenticator.stop()
         self._context.term()
         # The wake pipe stays open as long as the object: a late stop() must find its descriptor.
 

@@ -138,7 +138,6 @@ class Status(msgspec.Struct, tag="status", array_like=True, frozen=True):
     streams: int
     tokens: int
     bytes: int
-    retained_groups: int
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):

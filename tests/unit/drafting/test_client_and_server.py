@@ -3,24 +3,20 @@
 
 import contextlib
 import logging
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import zmq
 
 from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, SERVER_KEYS, serving
 from seer.drafting.client import ClientConfig, DraftClient, shard_of
-from seer.drafting.curve_keys import ClientKeys, read_client_keys, write_keys
+from seer.drafting.curve_keys import ClientKeys
 from seer.drafting.ids import number_of
 from seer.drafting.index import DraftIndex
 from seer.drafting.link import Link
-from seer.drafting.log import LogLimits
 from seer.drafting.pace import SLOWEST_S, Pace
 from seer.drafting.server import DraftServer, ServerConfig
 from seer.drafting.wire import Ask, Refused, Status, decode, encode
@@ -234,19 +230,6 @@ def test_a_client_without_servers_forgets_the_old_weights_version_too() -> None:
         assert client.draft([("g", "b")], [2]).counts.tolist() == [0]
 
 
-def test_a_retaining_server_starts_the_next_weights_version_with_drafts() -> None:
-    with (
-        serving(limits=LogLimits(retain=True)) as address,
-        a_client(address, weights_version=1) as old,
-        a_client(address, weights_version=2) as new,
-    ):
-        old.observe("g", "a", [1, 2, 3])
-        assert old.flush(DEADLINE_S)
-        new.register("g", ttl_s=60.0)
-        assert new.flush(DEADLINE_S)
-        assert new.draft([("g", "x")], [3]).draft(0).tokens.tolist() == [1, 2, 3]
-
-
 def test_a_server_that_restarts_gets_its_logs_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="seer.drafting.link")
     with contextlib.ExitStack() as stack:
@@ -317,23 +300,3 @@ def test_a_dropped_group_is_gone_here_and_there() -> None:
         status = ask(address, encode(Ask(1)))
         assert isinstance(status, Status)
         assert status.tokens == 0
-
-
-def test_the_command_serves_until_terminated(tmp_path: Path) -> None:
-    write_keys(tmp_path / "keys")
-    code = (
-        "import argparse, sys; from seer.cli import draft_server; p = argparse.ArgumentParser();"
-        "draft_server.register(p.add_subparsers()); a = p.parse_args(sys.argv[1:]); sys.exit(a.run(a))"
-    )
-    command = [sys.executable, "-c", code, "draft-server", "--address", ANY_PORT, "--keys", str(tmp_path / "keys")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().split()[-1]
-            with a_client(address, keys=read_client_keys(tmp_path / "keys")) as client:
-                client.observe("g", "a", [1])
-                assert client.flush(DEADLINE_S)
-            process.terminate()
-            assert process.wait(DEADLINE_S) == 0
-        finally:
-            process.kill()

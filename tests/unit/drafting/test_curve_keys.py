@@ -4,10 +4,8 @@
 import contextlib
 import logging
 import socket as sockets
-import stat
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,20 +17,9 @@ from hypothesis import strategies as st
 from zmq.utils.monitor import recv_monitor_message
 
 from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, SERVER_KEYS, serving
-from seer.cli.main import main
 from seer.drafting.client import ClientConfig, DraftClient
-from seer.drafting.curve_keys import (
-    CLIENT_FILE,
-    SERVER_FILE,
-    ClientKeys,
-    ServerKeys,
-    make_keys,
-    read_client_keys,
-    read_server_keys,
-    write_keys,
-)
+from seer.drafting.curve_keys import ClientKeys, ServerKeys, make_keys
 from seer.drafting.ids import number_of
-from seer.drafting.server import ServerConfig
 from seer.drafting.wire import Ask, Drop, Fetch, Known, Push, Status, Tail, decode, encode, pack_tokens
 from seer.errors import ConfigError
 
@@ -143,17 +130,23 @@ def test_a_client_without_the_keys_says_so_once_and_drafts_from_its_own_history(
     assert "key" in caplog.text
 
 
-@pytest.mark.parametrize("has_keys", [False, True])
-def test_an_impostor_at_the_server_s_address_gets_no_tokens(has_keys: bool) -> None:
+def test_an_impostor_at_the_server_s_address_gets_no_tokens() -> None:
     other_server, _ = make_keys()
     impostor = ServerKeys(secret_key=other_server.secret_key, client_public_key=SERVER_KEYS.client_public_key)
-    with (
-        serving(keys=impostor if has_keys else None, open_to_all=not has_keys) as address,
-        a_socket(address, CLIENT_KEYS) as (socket, monitor),
-    ):
+    with serving(keys=impostor) as address, a_socket(address, CLIENT_KEYS) as (socket, monitor):
         socket.send(encode(Ask(1)))
         assert handshake(monitor) & REFUSALS
         assert not socket.poll(0)
+
+
+def test_an_impostor_without_keys_gets_no_tokens() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
+        impostor.setsockopt(zmq.LINGER, 0)
+        impostor.bind(ANY_PORT)
+        with a_socket(impostor.getsockopt_string(zmq.LAST_ENDPOINT), CLIENT_KEYS) as (socket, monitor):
+            socket.send(encode(Ask(1)))
+            assert handshake(monitor) & REFUSALS
+            assert not impostor.poll(0)
 
 
 @pytest.fixture(scope="module")
@@ -178,54 +171,17 @@ def test_any_bytes_on_the_port_leave_the_server_serving(keyed_server: str, garba
     assert status(keyed_server).tokens == 0
 
 
-def test_a_server_without_keys_must_be_said_to_be_open() -> None:
-    for address in ("tcp://127.0.0.1:*", "tcp://0.0.0.0:5757"):
-        with pytest.raises(ConfigError, match="no keys") as problem:
-            ServerConfig(address=address)
-        assert problem.value.hint is not None
-        assert "--keys" in problem.value.hint
-    with pytest.raises(ConfigError, match="not both"):
-        ServerConfig(keys=SERVER_KEYS, open_to_all=True)
-    with serving(keys=None, open_to_all=True) as address, a_socket(address, None) as (socket, _):
-        socket.send(encode(Ask(1)))
-        assert socket.poll(int(DEADLINE_S * 1000)), "an open server answers"
-
-
-def test_key_files_fit_each_other_and_are_their_owner_s_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "keys"
-    write_keys(folder)
-    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in (SERVER_FILE, CLIENT_FILE)} == {0o600}
-    server, client = read_server_keys(folder), read_client_keys(folder)
+def test_keys_fit_each_other_and_are_not_shown() -> None:
+    server, client = make_keys()
     assert zmq.curve_public(client.secret_key.encode()).decode() == server.client_public_key
     assert zmq.curve_public(server.secret_key.encode()).decode() == client.server_public_key
     assert server.secret_key not in repr(server)
     assert client.secret_key not in repr(client)
 
 
-def test_key_files_are_never_replaced(tmp_path: Path) -> None:
-    write_keys(tmp_path)
-    before = read_server_keys(tmp_path)
-    with pytest.raises(ConfigError, match="exists"):
-        write_keys(tmp_path)
-    assert read_server_keys(tmp_path) == before
-
-
-def test_key_files_that_others_can_read_or_that_hold_no_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_server_keys(tmp_path)
-    write_keys(tmp_path)
-    (tmp_path / SERVER_FILE).chmod(0o644)
-    with pytest.raises(ConfigError, match="other users"):
-        read_server_keys(tmp_path)
-    for content in (b"", b"{}", b'{"secret_key": "short", "client_public_key": "short"}', b"\xff"):
-        (tmp_path / CLIENT_FILE).write_bytes(content)
-        with pytest.raises(ConfigError):
-            read_client_keys(tmp_path)
-
-
-def test_the_command_makes_keys_and_needs_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["draft-server", "--make-keys", str(tmp_path / "keys")]) == 0
-    assert "client.json" in capsys.readouterr().out
-    assert read_client_keys(tmp_path / "keys")
-    assert main(["draft-server", "--address", ANY_PORT]) == 2
-    assert "--make-keys" in capsys.readouterr().err
+def test_what_is_no_key_is_refused() -> None:
+    for key in ("short", "", "0" * 39 + "\xff"):
+        with pytest.raises(ConfigError, match="is not a CURVE key"):
+            ServerKeys(secret_key=key, client_public_key=SERVER_KEYS.client_public_key)
+        with pytest.raises(ConfigError, match="is not a CURVE key"):
+            ClientKeys(secret_key=CLIENT_KEYS.secret_key, server_public_key=key)

@@ -10,37 +10,60 @@ import socket as sockets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
 
-from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, server_status, serving
+from draft_servers import ANY_PORT, CLIENT_KEYS, DEADLINE_S, SERVER_KEYS, server_status, serving
 from seer.drafting.client import ClientConfig, DraftClient
 from seer.drafting.server import QUEUED_MESSAGES, SPARE_BYTES
 from seer.drafting.wire import Ask, Fetch, Fetched, Known, Push, Tail, decode, encode
 
 MEMORY_BYTES = 50 << 20
-NULL_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
-READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+SERVE = f"""
+import sys
+from seer.drafting.curve_keys import ServerKeys
+from seer.drafting.log import LogLimits
+from seer.drafting.server import DraftServer, ServerConfig, bound_memory
+
+limits = LogLimits(memory_bytes={MEMORY_BYTES})
+keys = ServerKeys(secret_key=sys.argv[1], client_public_key=sys.argv[2])
+server = DraftServer(ServerConfig(address="{ANY_PORT}", keys=keys, limits=limits))
+bound_memory(limits)
+print(server.address, flush=True)
+server.run()
+"""
 
 
 @contextlib.contextmanager
-def an_open_server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`seer draft-server --open` in a process of its own, and its address."""
-    words = ["draft-server", "--open", "--address", ANY_PORT, "--memory", str(MEMORY_BYTES)]
+def a_server_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that bounds its memory as a fleet's do, and its address."""
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "seer.cli.main", *words]
+    command = [sys.executable, "-c", SERVE, SERVER_KEYS.secret_key, SERVER_KEYS.client_public_key]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as server:
         try:
             assert server.stdout is not None
-            yield server, server.stdout.readline().split()[-1]
+            yield server, server.stdout.readline().strip()
         finally:
             server.kill()
             server.communicate()
+
+
+@contextlib.contextmanager
+def a_peer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    """A socket with the keys of a client."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 1)
+        CLIENT_KEYS.secure(socket)
+        socket.connect(address)
+        yield socket
 
 
 def connect(address: str) -> sockets.socket:
@@ -55,34 +78,31 @@ def peak_bytes(pid: int) -> int:
 
 
 def test_a_message_without_end_does_not_take_memory_without_end() -> None:
-    frame = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # more follows; a long frame
-    peak = 0
-    with an_open_server() as (server, address), connect(address) as peer:
-        peer.sendall(NULL_GREETING)
-        peer.sendall(READY)
-        with contextlib.suppress(OSError):  # the server hangs up, or has ended
-            for _ in range((MEMORY_BYTES + 2 * SPARE_BYTES) >> 20):
-                peer.sendall(frame)
-                peak = max(peak, peak_bytes(server.pid))
-    assert 0 < peak < MEMORY_BYTES + SPARE_BYTES
+    limit, frame, peak = MEMORY_BYTES + SPARE_BYTES, bytes(1 << 20), 0
+    with (
+        a_server_process() as (server, address),
+        a_peer(address) as peer,
+        peer.get_monitor_socket(zmq.EVENT_DISCONNECTED) as hung_up,
+    ):
+        peer.send_multipart([frame] * ((limit + SPARE_BYTES) >> 20), copy=False)
+        give_up_s = time.monotonic() + DEADLINE_S
+        while not hung_up.poll(5) and time.monotonic() < give_up_s:
+            peak = max(peak, peak_bytes(server.pid))
+        assert hung_up.poll(0), "the system gives it no more memory: it hangs up, or ends"
+    assert MEMORY_BYTES < peak < limit
 
 
 def test_answers_that_are_not_read_are_not_kept() -> None:
     """Each answer has a megabyte. Without a bound the server would keep them all for this peer."""
     num_asked = 400
     tail = Tail(1, 1, 0, bytes(1 << 20))
-    with serving(keys=None, open_to_all=True) as address, zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        peer.setsockopt(zmq.LINGER, 0)
-        peer.setsockopt(zmq.RCVHWM, 1)
-        peer.connect(address)
+    with serving() as address, a_peer(address) as peer:
         peer.send(encode(Push(0, 0, [tail])))
         assert peer.poll(int(1000 * DEADLINE_S))
         peer.recv()
         for number in range(1, num_asked):
             peer.send(encode(Fetch(number, 0, [Known(1, 0, b"", b"")])))
-        with context.socket(zmq.DEALER) as other:
-            other.setsockopt(zmq.LINGER, 0)
-            other.connect(address)
+        with a_peer(address) as other:
             for number in range(num_asked):  # the server takes from its peers in turn: then it has handled the fetches
                 other.send(encode(Ask(number)))
                 assert other.poll(int(1000 * DEADLINE_S))

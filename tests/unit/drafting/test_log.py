@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from seer.drafting.ids import mix
 from seer.drafting.log import GROUP_BYTES, MAX_VERSION_STEP, STREAM_BYTES, LogLimits, LogStore
 from seer.drafting.wire import CONFLICT, FULL, STALE, Known, Tail
 
@@ -95,22 +94,6 @@ def test_weights_versions_are_kept_apart() -> None:
     assert store.stats().bytes == GROUP_BYTES, "the one of version 4"
 
 
-@pytest.mark.parametrize("how", ["dropped", "expired", "left"])
-def test_retained_logs_open_the_next_weights_version_of_the_prompt(how: str) -> None:
-    store = LogStore(LogLimits(retain=True))
-    store.register(3, [1], ttl_s=1.0, now=0.0)
-    store.append(3, Tail(1, 7, 0, tokens(5, 6)), now=0.0)
-    if how == "dropped":
-        store.drop(3, [1])
-    elif how == "expired":
-        store.expire(now=5.0)
-    assert everything(store, 1, weights_version=4) == {mix(3, 7): tokens(5, 6)}
-    store.append(4, Tail(1, 7, 0, tokens(9)), now=0.0)
-    assert everything(store, 1, weights_version=5) == {mix(4, 7): tokens(9)}, (
-        "only the last weights version is retained"
-    )
-
-
 def test_memory_is_bounded_and_the_oldest_groups_go_first() -> None:
     limit = 5 * (GROUP_BYTES + STREAM_BYTES + 400)
     store = LogStore(LogLimits(memory_bytes=limit))
@@ -122,15 +105,14 @@ def test_memory_is_bounded_and_the_oldest_groups_go_first() -> None:
 
 
 def test_the_books_balance() -> None:
-    store = LogStore(LogLimits(retain=True, memory_bytes=50_000))
+    store = LogStore(LogLimits(memory_bytes=50_000))
     for step in range(200):
         weights_version = step // 50
         store.append(weights_version, Tail(step % 7, step % 3, 0, tokens(*range(step % 11))), now=float(step))
         if step % 13 == 0:
             store.drop(weights_version, [step % 5])
         stats = store.stats()
-        groups = GROUP_BYTES * (stats.groups + stats.retained_groups)
-        assert stats.bytes == groups + 4 * stats.tokens + STREAM_BYTES * stats.streams
+        assert stats.bytes == GROUP_BYTES * stats.groups + 4 * stats.tokens + STREAM_BYTES * stats.streams
 
 
 @pytest.mark.parametrize("how", ["registered", "fetched", "pushed to"])

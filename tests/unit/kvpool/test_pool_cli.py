@@ -103,11 +103,6 @@ def test_a_pool_that_is_refused_leaves_no_lock(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_draft_server_beyond_the_machine_is_refused_with_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["draft-server", "--open", "--memory", "900TiB"]) == 2
-    assert "memory for logs of 900.0 TiB, and this machine has" in capsys.readouterr().err
-
-
 def test_down_stale_removes_only_what_nobody_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def a_config(name: str) -> LocalPoolConfig:
         return LocalPoolConfig(name=name, block_bytes=4096, dram_bytes=1 << 20, dram_dir=str(tmp_path), populate=False)

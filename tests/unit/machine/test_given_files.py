@@ -15,7 +15,6 @@ import pytest
 import seer
 from seer.cli.main import main
 from seer.config import read_config_file
-from seer.drafting import curve_keys
 from seer.engine.hub_files import read_config_object
 from seer.engine.local.gguf_file import GgufFile
 from seer.engine.local.tokenizer import Tokenizer
@@ -44,7 +43,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "journal.jsonl": read_journal,
     "results.jsonl": lambda path: list(read_responses(path)),
     "run.json": lambda path: RunFolder(path.parent).read_manifest(),
-    "server.json": lambda path: curve_keys.read_server_keys(path.parent),
     "config.json": lambda path: read_config_object(path.parent),
     "tokenizer.json": lambda path: Tokenizer(path.parent),
     "anything.json": read_object,
@@ -94,19 +92,17 @@ def test_a_model_folder_with_a_pipe_or_a_device_is_refused(name: str, tmp_path: 
         ["replay", "FILE"],
         ["report", "RUN"],
         ["rollout", "--resume", "RUN"],
-        ["draft-server", "--keys", "KEYS"],
     ],
     ids=" ".join,
 )
 def test_commands_refuse_pipes_and_devices(
     words: list[str], make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"FILE": tmp_path / "file", "RUN": tmp_path / "run", "KEYS": tmp_path / "keys"}
-    for folder in (places["RUN"], places["KEYS"]):
-        folder.mkdir()
+    places = {"FILE": tmp_path / "file", "RUN": tmp_path / "run"}
+    places["RUN"].mkdir()
     RunFolder(places["RUN"]).write_manifest({"command": "rollout", "options": {"instances": 1}, "config": {}})
     names = ("events.jsonl", "journal.jsonl", "prompts.jsonl")
-    for path in (places["FILE"], places["KEYS"] / "server.json", *(places["RUN"] / name for name in names)):
+    for path in (places["FILE"], *(places["RUN"] / name for name in names)):
         make(path)
     assert main([str(places.get(word, word)) for word in words]) == 2
     assert "bug" not in capsys.readouterr().err
