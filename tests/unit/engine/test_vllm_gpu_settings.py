@@ -144,7 +144,12 @@ def test_the_depth_is_chosen_by_the_rule_of_the_run(monkeypatch: pytest.MonkeyPa
     params = SimpleNamespace(extra_args={"seer": GOOD | {"drafts": mode}})
     scheduler.add_request(SimpleNamespace(request_id="7.0", num_tokens=NUM_TOKENS, sampling_params=params))
     asked: list[tuple[int, str]] = []
-    monkeypatch.setattr(scheduler._budget, "choose", lambda *given: asked.append(given) or 2)
+
+    def choose(num_requests: int, rule: str) -> int:
+        asked.append((num_requests, rule))
+        return 2
+
+    monkeypatch.setattr(scheduler._budget, "choose", choose)
     scheduler.schedule()
     assert asked == [(3, rule)]
     assert scheduler.dynamic_sd_lookup == [2] * 4
