@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sink for an instance's outputs that can be waited on; each contract suite adds how it reads them."""
+"""A sink for an instance's outputs that can be waited on, and how a scenario is played with it.
+
+Each contract suite adds how it reads the outputs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from seer.engine.base import Instance
 from seer.types import ChunkOutput
 
 DEADLINE_S = 60.0
@@ -30,3 +35,18 @@ class OutputInbox:
 
     async def ends(self, *requests: int) -> None:
         await self.until(lambda: set(requests) <= {o.request for o in self.outputs if o.end})
+
+
+AnyInbox = TypeVar("AnyInbox", bound=OutputInbox)
+
+
+async def play_on(
+    make: Callable[[], Instance], inbox: AnyInbox, scenario: Callable[[Instance, AnyInbox], Awaitable[None]]
+) -> None:
+    """Play a scenario on a fresh instance, and close it however that ends."""
+    instance = make()
+    await instance.start(inbox)
+    try:
+        await scenario(instance, inbox)
+    finally:
+        await instance.close()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from builders import a_cost
 from dialled import Dialled
-from inbox import OutputInbox
+from inbox import OutputInbox, play_on
 from ray_clusters import OnRay, TwoNodes, two_nodes
 from seer.config import FakeEngineConfig, HostingConfig, KvConfig, LocalEngineConfig, RolloutConfig
 from seer.engine.base import Instance
@@ -176,16 +176,7 @@ class Play:
 
     def __call__(self, scenario: Scenario) -> Inbox:
         inbox = Inbox()
-
-        async def main() -> None:
-            instance = self._make()
-            await instance.start(inbox)
-            try:
-                await scenario(instance, inbox)
-            finally:
-                await instance.close()
-
-        self._run(main())
+        self._run(play_on(self._make, inbox, scenario))
         return inbox
 
 

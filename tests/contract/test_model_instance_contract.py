@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from tokenizers import Tokenizer, decoders, models
 
 from engines import a_chunk, an_engine, generate
-from inbox import OutputInbox
+from inbox import OutputInbox, play_on
 from seer.engine.base import Instance, ModelInstance
 from seer.engine.local import LocalInstance
 from seer.engine.local.tiny import make_tiny_model, tiny_config, tiny_weights
@@ -88,16 +88,7 @@ class Play:
 
     def __call__(self, scenario: Scenario, **limits: int) -> Inbox:
         inbox = Inbox()
-
-        async def main() -> None:
-            instance = self._make(**limits)
-            await instance.start(inbox)
-            try:
-                await scenario(instance, inbox)
-            finally:
-                await instance.close()
-
-        self._run(main())
+        self._run(play_on(lambda: self._make(**limits), inbox, scenario))
         return inbox
 
 
