@@ -43,7 +43,8 @@ class SeerWorker:
         except InputError as error:
             return str(error)
         worker.reload_weights(weights_iterator=((name, tensors[name]) for name in tensors))
-        _repack_head(worker.model_runner.get_model())
+        if device.type == "cpu":
+            _repack(worker.model_runner.get_model())
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # in GPU memory, they are the trainer's again once this returns
         return None
@@ -88,14 +89,18 @@ class SeerWorker:
                 connector.settle()
 
 
-def _repack_head(model: Any) -> None:
-    """Pack the output matrix again after a reload.
+def _repack(model: Any) -> None:
+    """Pack again after a reload what vLLM packs only when it loads a model for the first time.
 
-    On a CPU vLLM multiplies by a packed copy of each matrix. A reload packs every layer again except a head that is
-    tied to the embedding: its logits would stay those of the old weights.
+    On a CPU vLLM multiplies by a packed copy of each matrix. A reload packs every layer again but two kinds: a head
+    that is tied to the embedding, whose logits would stay those of the old weights, and experts, whose unpacked weights
+    would be taken for packed ones.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(module)
