@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -181,21 +182,32 @@ def _split_idle(
     tools: Sequence[tuple[float, float]],
 ) -> None:
     """Split idle time: in the tail, while another instance ran something, while tools did, or while none did."""
-    stretches = [*tools, *(stretch for one in instances for stretch in one.idle)]
-    edges = sorted({edge for stretch in stretches for edge in stretch} | {tail_from_s})
-    for a, b in pairwise(edges):
-        num_idle = sum(any(x <= a and b <= y for x, y in one.idle) for one in instances)
+    idle_change = _changes(stretch for one in instances for stretch in one.idle)
+    tool_change = _changes(tools)
+    num_idle = num_tools = 0
+    for a, b in pairwise(sorted({*idle_change, *tool_change, tail_from_s})):
+        num_idle += idle_change[a]
+        num_tools += tool_change[a]
         if not num_idle:
             continue
         if a >= tail_from_s:
             heading = "tail"
         elif num_idle < len(instances):
             heading = "imbalance"
-        elif any(x <= a and b <= y for x, y in tools):
+        elif num_tools:
             heading = "tools"
         else:
             heading = "queueing"
         seconds[heading] += num_idle * (b - a)
+
+
+def _changes(stretches: Iterable[tuple[float, float]]) -> Counter[float]:
+    """By how many more stretches cover the time from each of their edges on."""
+    changes: Counter[float] = Counter()
+    for from_s, to_s in stretches:
+        changes[from_s] += 1
+        changes[to_s] -= 1
+    return changes
 
 
 def _split_busy(
