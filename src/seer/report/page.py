@@ -10,6 +10,7 @@ from typing import Any
 from seer.analysis.tool_waits import median_s, most_at_once, total_s
 from seer.machine.sizes import show_size
 from seer.report import charts
+from seer.report.html_table import html_table
 from seer.report.run_data import RunData, read_run
 from seer.runs.run_folder import RunFolder
 
@@ -226,12 +227,8 @@ def _ssd(run: RunData) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for _, name, _ in COLUMNS)
-    body = []
-    for row in rows:
-        cells = (escape(form.format(row[key])) if row.get(key) is not None else "-" for key, _, form in COLUMNS)
-        body.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return f"<table><tr>{head}</tr>{''.join(body)}</table>"
+    cells = ([form.format(row[key]) if row.get(key) is not None else "-" for key, _, form in COLUMNS] for row in rows)
+    return html_table([name for _, name, _ in COLUMNS], cells)
 
 
 def _split_table(runs: Sequence[RunData]) -> str:
@@ -239,12 +236,8 @@ def _split_table(runs: Sequence[RunData]) -> str:
     if not explained:
         return ""
     headings = list(explained[0][1].seconds)
-    head = "".join(f"<th>{heading} s</th>" for heading in headings)
-    body = "".join(
-        f"<tr><td>{escape(title)}</td>{''.join(f'<td>{e.seconds[h]:.2f}</td>' for h in headings)}</tr>"
-        for title, e in explained
-    )
-    return f"<table><tr><th>scheduler</th>{head}</tr>{body}</table>"
+    rows = ([title, *(f"{e.seconds[heading]:.2f}" for heading in headings)] for title, e in explained)
+    return html_table(["scheduler", *(f"{heading} s" for heading in headings)], rows)
 
 
 def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
@@ -258,9 +251,17 @@ def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
         at_tools_s = total_s([one for one in run.tool_waits if one.request == request])
         rested_s = end_s - first_s - sum(one.to_s - one.from_s for one in chunks) - at_tools_s
         rows.append(
-            f"<tr><td>prompt {run.group_of[request]}, response {run.index_of[request]}</td>"
-            f"<td>{num_tokens}</td><td>{escape(finish_reason)}</td><td>{first_s:.1f}</td><td>{end_s:.1f}</td><td>{len(chunks)}</td>"
-            f"<td>{moves}</td><td>{max(0.0, rested_s):.1f}</td><td>{at_tools_s:.1f}</td></tr>"
+            [
+                f"prompt {run.group_of[request]}, response {run.index_of[request]}",
+                f"{num_tokens}",
+                finish_reason,
+                f"{first_s:.1f}",
+                f"{end_s:.1f}",
+                f"{len(chunks)}",
+                f"{moves}",
+                f"{max(0.0, rested_s):.1f}",
+                f"{at_tools_s:.1f}",
+            ]
         )
     names = (
         "response",
@@ -273,5 +274,4 @@ def _last_to_finish(run: RunData, num_shown: int = 10) -> str:
         "rested between chunks s",
         "waited for tools s",
     )
-    head = "".join(f"<th>{name}</th>" for name in names)
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return html_table(names, rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
 
@@ -19,6 +18,7 @@ from seer.errors import InputError
 from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.machine.json_files import UNREADABLE
 from seer.report.charts import WIDTH, line_legend
+from seer.report.html_table import html_table
 from seer.report.svg import Frame, chart, colour, steps
 from seer.runs.run_folder import RunFolder
 
@@ -166,13 +166,12 @@ def _lines_chart(run: Sequence[TrainingStep], names: Sequence[str], title: str) 
 
 
 def _table(run: Sequence[TrainingStep]) -> str:
-    head = "".join(f"<th>{escape(label)}</th>" for _, label, _ in COLUMNS)
-    rows = []
-    for step in run:
-        values = [(step.get(key), form) for key, _, form in COLUMNS]
-        cells = (form.format(value) if value is not None else "-" for value, form in values)
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    def cell(step: TrainingStep, key: str, form: str) -> str:
+        value = step.get(key)
+        return "-" if value is None else form.format(value)
+
+    rows = ([cell(step, key, form) for key, _, form in COLUMNS] for step in run)
+    return html_table([label for _, label, _ in COLUMNS], rows)
 
 
 def _lines(path: Path, kind: type[L]) -> list[L]:
