@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,6 +54,16 @@ class _Tracks:
         heapq.heappush(self._free, track)
 
 
+class _Phase(NamedTuple):
+    """What a request does now, on a track of its instance."""
+
+    name: str
+    since_s: float
+    instance: int
+    track: int
+    arguments: dict[str, Any]
+
+
 class PerfettoTrace:
     """An event sink that gathers slices and counters; `write` makes the file."""
 
@@ -61,8 +71,8 @@ class PerfettoTrace:
         self._records: list[dict[str, Any]] = []
         self._group_of: dict[int, int] = {}
         self._tracks: dict[int, _Tracks] = {}
-        self._open: dict[int, tuple[str, float, int, int, dict[str, Any]]] = {}
-        """request -> (phase, since, instance, track, arguments)"""
+        self._open: dict[int, _Phase] = {}
+        """By request."""
         self._nodes_of: dict[int, dict[str, None]] = {}  # by instance, in the order in which it came to them
         self._last_s = 0.0
 
@@ -118,41 +128,40 @@ class PerfettoTrace:
     def _start(self, event: Started) -> None:
         track = self._tracks.setdefault(event.instance, _Tracks()).take()
         arguments = {"limit": event.max_tokens, "moved_from": event.moved_from, "pulls_kv": event.load_kv}
-        self._open[event.request] = ("queued", event.t_s, event.instance, track, arguments)
+        self._open[event.request] = _Phase("queued", event.t_s, event.instance, track, arguments)
 
     def _note_tool(self, event: Event) -> None:
         if isinstance(event, Asked):
             track = self._tracks.setdefault(TOOLS, _Tracks()).take()
-            self._open[event.request] = ("waits for its tool", event.t_s, TOOLS, track, {"turn": event.turn})
+            self._open[event.request] = _Phase("waits for its tool", event.t_s, TOOLS, track, {"turn": event.turn})
         elif isinstance(event, Answered | Ended) and event.request in self._open:
             self._records.append(self._slice(event.request, event.t_s))
-            self._tracks[TOOLS].give_back(self._open.pop(event.request)[3])
+            self._tracks[TOOLS].give_back(self._open.pop(event.request).track)
 
     def _enter(self, request: int, phase: str, t_s: float, arguments: dict[str, Any]) -> None:
         if request not in self._open:  # its chunk has ended for the loop; the instance has not stopped it yet
             return
         self._records.append(self._slice(request, t_s))
-        _, _, instance, track, _ = self._open[request]
-        self._open[request] = (phase, t_s, instance, track, arguments)
+        self._open[request] = self._open[request]._replace(name=phase, since_s=t_s, arguments=arguments)
 
     def _leave(self, event: Stopped) -> None:
         record = self._slice(event.request, event.t_s)
         record["args"] |= {"generated": event.num_generated, "end": event.reason}
         self._records.append(record)
-        _, _, instance, track, _ = self._open.pop(event.request)
-        self._tracks[instance].give_back(track)
+        phase = self._open.pop(event.request)
+        self._tracks[phase.instance].give_back(phase.track)
 
     def _slice(self, request: int, until_s: float) -> dict[str, Any]:
-        phase, since_s, instance, track, arguments = self._open[request]
+        phase = self._open[request]
         return {
             "ph": "X",
-            "name": phase,
+            "name": phase.name,
             "cat": "request",
-            "pid": instance,
-            "tid": track,
-            "ts": since_s * _MICROSECONDS,
-            "dur": (until_s - since_s) * _MICROSECONDS,
-            "args": {"request": request, "group": self._group_of.get(request), **arguments},
+            "pid": phase.instance,
+            "tid": phase.track,
+            "ts": phase.since_s * _MICROSECONDS,
+            "dur": (until_s - phase.since_s) * _MICROSECONDS,
+            "args": {"request": request, "group": self._group_of.get(request), **phase.arguments},
         }
 
     def _mark(self, event: Preempted) -> None:
@@ -163,7 +172,7 @@ class PerfettoTrace:
                     "s": "t",
                     "name": "preempted",
                     "pid": event.instance,
-                    "tid": self._open[event.request][3],
+                    "tid": self._open[event.request].track,
                     "ts": event.t_s * _MICROSECONDS,
                     "args": {"request": event.request},
                 }
