@@ -31,6 +31,7 @@ from seer.hosting.channel import frame, receive_blocking
 from seer.hosting.child import exit_with_driver
 from seer.hosting.launch import ChildProcess
 from seer.hosting.restart_budget import RestartBudget
+from seer.machine.addresses import LOOPBACK
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ START_DEADLINE_S = 60.0
 """A fresh interpreter imports numpy and zmq: seconds on a machine that is busy starting engines."""
 CLOSE_DEADLINE_S = 5.0
 """It was killed by then: only the kernel can be slow."""
-LOOPBACK = "127.0.0.1"
-"""Where a server listens unless instances run on other machines."""
 
 
 class _Setup(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 
 from seer.drafting.curve_keys import ClientKeys, make_keys
-from seer.hosting.draft_server_process import LOOPBACK, DraftServerProcess
+from seer.hosting.draft_server_process import DraftServerProcess
+from seer.machine.addresses import LOOPBACK
 
 INSTANCES_PER_SERVER = 8
 """A server answers a question for 128 groups that have all grown in 1.3 ms (measured on a busy 2-core machine), and an

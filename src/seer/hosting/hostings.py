@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from seer.config import RolloutConfig
-from seer.hosting.draft_server_process import LOOPBACK
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.launcher import Launcher, LocalLauncher
+from seer.machine.addresses import LOOPBACK
 
 
 class Hosting(Protocol):

@@ -31,6 +31,7 @@ from typing import IO, Literal, Self
 
 from seer.errors import ConfigError, MissingExtra, PoolError
 from seer.machine import owned_folders
+from seer.machine.addresses import free_ports
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: loading takes a lock, which must not happen after one
 _PR_SET_PDEATHSIG = 1
@@ -312,13 +313,7 @@ def wildcard_listeners(pid: int) -> list[int]:
 
 
 def _free_ports(host: str, num: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(num)]
     try:
-        for one in sockets:
-            one.bind((host, 0))
-        return [one.getsockname()[1] for one in sockets]
+        return free_ports(host, num)
     except OSError as error:
         raise PoolError(f"cannot listen on {host}: {error}") from None
-    finally:
-        for one in sockets:
-            one.close()

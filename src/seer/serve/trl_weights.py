@@ -14,14 +14,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from seer.machine.addresses import LOOPBACK
 from seer.ranges import Port
 from seer.serve.keys import is_loopback
 from seer.serve.refusals import json_response
 from seer.serve.service import Service
 from seer.serve.weight_endpoints import Shape
 from seer.serve.weight_group import Meeting, TensorInfo
-
-LOOPBACK = "127.0.0.1"
 
 
 class InitCommunicator(msgspec.Struct, kw_only=True):

@@ -11,12 +11,12 @@ import pytest
 
 from seer.config import PoolConfig
 from seer.errors import ConfigError
-from seer.hosting.draft_server_process import LOOPBACK
 from seer.hosting.ray.pool import NodesPool
 from seer.integrations.verl import shared_services
 from seer.integrations.verl.engine_settings import EngineNeeds
 from seer.integrations.verl.settings import VerlSettings
 from seer.integrations.verl.shared_services import Services
+from seer.machine.addresses import LOOPBACK
 
 NEEDS = EngineNeeds(block_bytes=4096, block_size=16, num_ranks=1, drafts=False)
 

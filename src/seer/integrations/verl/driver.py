@@ -30,7 +30,6 @@ import msgspec
 from seer.buffer import request_seed
 from seer.config import plain_values
 from seer.errors import ConfigError, InstanceError, SeerError
-from seer.hosting.draft_server_process import LOOPBACK
 from seer.integrations.verl.conversing import ChatTemplate, Conversing, failed_at_tool, talk_of
 from seer.integrations.verl.engine_settings import EngineNeeds
 from seer.integrations.verl.gathering import Gathering
@@ -41,6 +40,7 @@ from seer.integrations.verl.shared_services import Services
 from seer.integrations.verl.step_record import StepRecord
 from seer.integrations.verl.training_folder import TrainingFolder
 from seer.integrations.verl.versions import rollout_version
+from seer.machine.addresses import LOOPBACK
 from seer.metrics.events import Event
 from seer.runs.manifest import recorded_limits
 from seer.runs.prompts import EncodedPrompt, Prompt

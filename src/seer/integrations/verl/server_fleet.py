@@ -24,13 +24,13 @@ from seer.engine.base import Instance, Weights
 from seer.engine.prepare import InstanceSpec
 from seer.errors import InstanceError, SeerError
 from seer.hosting import ProcessInstance
-from seer.hosting.draft_server_process import LOOPBACK
 from seer.hosting.fleet_pool import FleetPool
 from seer.hosting.launcher import DialLauncher
 from seer.hosting.loop_slot import InstanceListener, LoopSlot
 from seer.hosting.messages import BeginRun
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Listener
+from seer.machine.addresses import LOOPBACK
 from seer.metrics.events import EventSink
 from seer.types import ChunkOutput, DraftMode, InstanceLimits
 
