@@ -156,6 +156,23 @@ def make_telling(id: int, settings: dict[str, Any], events: EventSink) -> FakeIn
     return make_configured_fake(id, settings, events)
 
 
+def make_rank(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
+    """Writes into its log where it meets the others. Those that a file beside the logs names do not start, once, and
+    say so long before the others are ready.
+    """
+    given = read_settings(settings)
+    own, log_dir = given.data_parallel, given.config.hosting.log_dir
+    assert own is not None, "it is one of several ranks"
+    assert log_dir is not None, "the file needs a folder"
+    print(f"rank {own.rank} of {own.size} at {own.address}:{own.port}", flush=True)
+    if (mark := log_dir / f"broken-{id}").exists():
+        mark.unlink()
+        raise ConfigError("this GPU is broken", hint="use another")
+    if any(log_dir.glob("broken-*")):
+        threading.Event().wait()
+    return make_configured_fake(id, settings, events)
+
+
 def make_fake(id: int, settings: dict[str, Any], events: EventSink) -> FakeInstance:
     """One without faults; the settings are its own arguments."""
     return FakeInstance(id, events=events, **settings)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that a process has started, as Linux lists them."""
+"""The processes that a process has started, as Linux lists them, and their end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import select
 from pathlib import Path
+
+EXIT_DEADLINE_S = 30.0
 
 
 def children(pid: int) -> list[int]:
@@ -20,3 +25,22 @@ def descendants(pid: int) -> list[int]:
     """Those, and what they have started."""
     direct = children(pid)
     return direct + [other for child in direct for other in descendants(child)]
+
+
+async def gone(pids: list[int]) -> bool:
+    """Whether all of them end within the deadline."""
+
+    def wait() -> bool:
+        for pid in pids:
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                if not select.select([handle], [], [], EXIT_DEADLINE_S)[0]:
+                    return False
+            finally:
+                os.close(handle)
+        return True
+
+    return await asyncio.to_thread(wait)

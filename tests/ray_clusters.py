@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +58,7 @@ def two_nodes() -> Iterator[TwoNodes]:
         warnings.simplefilter("ignore")  # Ray's own
         for name, value in QUIET.items():
             patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # instances of tests are made there
         cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         try:
             second = cluster.add_node(num_cpus=1)

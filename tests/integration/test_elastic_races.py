@@ -44,10 +44,10 @@ class Pids:
         self.news = asyncio.Event()
         setup = ProcessInstance._setup
 
-        def note(instance: ProcessInstance, child: Any) -> Any:
+        def note(instance: ProcessInstance, child: Any, *rank: Any) -> Any:
             self.found.append(child.pid)
             self.news.set()
-            return setup(instance, child)
+            return setup(instance, child, *rank)
 
         monkeypatch.setattr(ProcessInstance, "_setup", note)
 

@@ -262,3 +262,33 @@ def test_a_connection_that_is_closed_early_counts_as_an_error() -> None:
     assert NodeProbe().reach("127.0.0.1", port, 3 << 20) == Reached(
         error="the connection was closed after 1048576 of 3145728 bytes"
     )
+
+
+def test_instances_that_share_experts_meet_at_the_first_ones_node_and_end_together(
+    cluster: TwoNodes, tmp_path: Path
+) -> None:
+    hosting = HostingConfig(pin_cores=False, ray=cluster.address, log_dir=tmp_path, restart_pause_s=0.0)
+
+    def places(instance: int) -> list[str]:
+        lines = (tmp_path / f"instance-{instance}.log").read_text().splitlines()
+        return [line.partition(" at ")[2] for line in lines if line.startswith(f"rank {instance} of 2")]
+
+    async def scenario() -> None:
+        await cluster.settle()  # the test before may have lost a node
+        rollout = Rollout("none", engine="fake", instances=2, data_parallel=2, hosting=hosting)
+        object.__setattr__(rollout.engine, "factory", "host_fakes:make_rank")
+        async with rollout:
+            first = rollout.fleet.view()[0].node
+            undisturbed = await tokens_of(rollout)
+            os.kill(rollout.fleet.instances[1].pid or 0, signal.SIGKILL)
+            async with asyncio.timeout(DEADLINE_S):
+                while rollout.fleet.num_lost < 2:  # noqa: ASYNC110 - nothing says when it is noticed
+                    await asyncio.sleep(0.01)
+                await rollout.fleet.wait_until_up()
+            assert [status.num_lost for status in rollout.fleet.view()] == [1, 1]
+            assert await tokens_of(rollout) == undisturbed
+            assert all(place.startswith(f"{first}:") for place in places(0)[:1])
+
+    asyncio.run(scenario())
+    assert places(0) == places(1)
+    assert len(set(places(0))) == 2

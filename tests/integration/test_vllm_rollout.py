@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from processes import descendants
+from processes import descendants, gone
 from seer import GroupResult, HostingConfig, Rollout, Sampling
 from seer.config import VllmEngineConfig, VllmSpeculation
 from seer.engine.local.models_get import find_model
@@ -32,27 +31,7 @@ pytestmark = needs_vllm
 
 PROMPTS = [[3 + i, 7, 11, 5 + i, 9, *range(20, 50)] for i in range(4)]
 SAMPLING = Sampling(max_tokens=96, temperature=0.0, ignore_eos=True)
-EXIT_DEADLINE_S = 30.0
 Tokens = dict[tuple[int, int], list[int]]
-
-
-async def gone(pids: list[int]) -> bool:
-    """Whether all of them end within the deadline."""
-
-    def wait() -> bool:
-        for pid in pids:
-            try:
-                handle = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            try:
-                if not select.select([handle], [], [], EXIT_DEADLINE_S)[0]:
-                    return False
-            finally:
-                os.close(handle)
-        return True
-
-    return await asyncio.to_thread(wait)
 
 
 class KillEngine:

@@ -54,6 +54,8 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     add("--share-gpus", "rollout.share_gpus", const=True, help="put several instances on a GPU where there are too few")
     ranks = "GPUs of an instance, over which its model is spread (vllm)"
     add("--tensor-parallel", "rollout.tensor_parallel", type=int, metavar="N", help=ranks)
+    experts = "instances in a row that share the experts of a model (vllm)"
+    add("--data-parallel", "rollout.data_parallel", type=int, metavar="N", help=experts)
     add("--dtype", "rollout.dtype", metavar="NAME", help=f"type to compute in: {', '.join(DTYPES)}")
     seqs = "requests an instance runs at once (16 on a CPU, 256 on a GPU)"
     add("--max-num-seqs", "rollout.max_num_seqs", type=int, metavar="N", help=seqs)

@@ -43,6 +43,7 @@ class RolloutKeywords(TypedDict, total=False):
     gpus: Sequence[int] | str | None
     share_gpus: bool
     tensor_parallel: int
+    data_parallel: int
     dtype: str
     max_num_seqs: int | None
     max_model_len: int | None

@@ -181,6 +181,9 @@ class RolloutConfig:
     """Put several instances on a GPU where there are fewer GPUs than they need; otherwise that is refused."""
     tensor_parallel: Count = 1
     """Ranks that the model of an instance is spread over, each on a GPU of its own (`vllm` only)."""
+    data_parallel: Count = 1
+    """Instances in a row that share the experts of a mixture of experts: each has attention, requests and KV memory of
+    its own and a part of the experts, and they step together (`vllm` only). It divides `instances`."""
     dtype: str = "auto"
     """`float32`, `bfloat16`, `float16` or `auto`: float32 on a CPU; on a GPU bfloat16 (vLLM: the model's own)."""
     max_num_seqs: SequenceSlots | None = None
@@ -218,6 +221,7 @@ class RolloutConfig:
                 f"tensor_parallel={self.tensor_parallel}: engine {self.engine!r} runs on one device",
                 hint="engine='vllm', or tensor_parallel=1",
             )
+        self._refuse_odd_ranks()
         self._refuse_contradicting_gpus()
         self._refuse_one_machine_settings()
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
@@ -227,6 +231,24 @@ class RolloutConfig:
         if self.speculation not in SPECULATION_MODES:
             raise ConfigError(f"speculation={self.speculation!r}", hint="auto or off")
         parse_scheduler(self.scheduler)
+
+    def _refuse_odd_ranks(self) -> None:
+        if self.data_parallel == 1:
+            return
+        if self.engine == "local":
+            raise ConfigError(
+                f"data_parallel={self.data_parallel}: engine 'local' has no models with experts",
+                hint="engine='vllm', or more instances",
+            )
+        if self.instances % self.data_parallel:
+            raise ConfigError(
+                f"instances={self.instances} is no multiple of data_parallel={self.data_parallel}",
+                hint=f"instances={-(-self.instances // self.data_parallel) * self.data_parallel}, for example",
+            )
+        if self.share_gpus:
+            raise ConfigError(
+                f"data_parallel={self.data_parallel} and share_gpus", hint="ranks of one engine need a GPU each"
+            )
 
     @property
     def on_cpu(self) -> bool:

@@ -22,6 +22,7 @@ FOLDER_HINT = "a Hugging Face folder has config.json and *.safetensors"
 
 Width = Annotated[int, Meta(ge=1, le=1 << 20)]
 Heads = Annotated[int, Meta(ge=1, le=1 << 14)]
+Experts = Annotated[int, Meta(ge=0, le=1 << 16)]
 HeadDim = Annotated[int, Meta(ge=2, le=1 << 14)]
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
 VocabSize = Annotated[int, Meta(ge=1, le=1 << 24)]

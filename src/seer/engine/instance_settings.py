@@ -15,6 +15,18 @@ E = TypeVar("E", bound=EngineConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelRank:
+    """An instance that shares the experts of its model with others, and where it meets them."""
+
+    rank: int
+    size: int
+    address: str
+    """Of the machine of rank 0."""
+    port: int
+    """On that machine; of this start alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSettings:
     """Becomes plain values on the way to the process, and the same type again there."""
 
@@ -30,6 +42,8 @@ class InstanceSettings:
     """Folder where the local engine's instances share packed weights."""
     step_profile: str | None = None
     """File with measured step costs that fits this engine; drafts go by it until the instance has measured its own."""
+    data_parallel: DataParallelRank | None = None
+    """With `config.data_parallel` above 1; known once the processes of all ranks are there."""
 
     @property
     def max_num_seqs(self) -> int:

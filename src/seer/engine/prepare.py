@@ -31,7 +31,11 @@ VLLM_GPU_SHARE = 0.9
 OWN_ARGUMENTS = {
     "tensor_parallel_size": "set tensor_parallel of the rollout",
     "pipeline_parallel_size": "tensor_parallel spreads an instance; pipelines are not supported",
-    "data_parallel_size": "set instances: each is an engine of its own",
+    "data_parallel_size": "set data_parallel of the rollout",
+    "data_parallel_rank": "set data_parallel of the rollout",
+    "data_parallel_size_local": "set data_parallel of the rollout",
+    "data_parallel_external_lb": "leave it out: Seer decides which rank gets a request",
+    "data_parallel_hybrid_lb": "leave it out: Seer decides which rank gets a request",
 }
 """Arguments of vLLM that are refused, and what to set instead."""
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -171,11 +175,18 @@ def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: Model
     pool = config.pool
     may_have_pool = pool.backend != "none" and (config.instances > 1 or pool.memory_bytes or pool.ssd_dir is not None)
     _refuse_uneven_ranks(folder, config.tensor_parallel)
+    _refuse_too_few_experts(folder, config)
     refuse_arguments(engine.engine, on_cpu=config.on_cpu, has_pool=bool(may_have_pool))
     kv, dtype = config.kv, config.dtype
     if engine.speculation is None:
         chosen = default_speculation(folder, on_cpu=config.on_cpu, tensor_parallel=config.tensor_parallel)
         engine = replace(engine, speculation=chosen)
+    drafts = engine.speculation if config.speculation == "auto" else None
+    if config.data_parallel > 1 and drafts is not None and drafts.place == "gpu":
+        raise ConfigError(
+            f"engine_settings.speculation.place='gpu' and data_parallel={config.data_parallel}",
+            hint="place='scheduler' or speculation='off': the ranks of an engine step together, each with other drafts",
+        )
     if config.on_cpu:
         dtype = "float32" if dtype == "auto" else dtype
         kv = replace(kv, block_size=cpu_block_size(kv.block_size, folder))
@@ -200,6 +211,19 @@ def _refuse_uneven_ranks(folder: ModelFolder, num_ranks: int) -> None:
         raise ConfigError(
             f"tensor_parallel={num_ranks} and {folder.num_kv_heads} KV heads: neither divides the other",
             hint="a divisor of the KV heads, or a multiple of them",
+        )
+
+
+def _refuse_too_few_experts(folder: ModelFolder, config: RolloutConfig) -> None:
+    """Refuse instances that would share experts which the model does not have, or not enough of."""
+    num_ranks = config.data_parallel * config.tensor_parallel
+    if config.data_parallel > 1 and folder.num_experts < num_ranks:
+        raise ConfigError(
+            f"data_parallel={config.data_parallel} on {num_ranks} GPUs, and the model has {folder.num_experts} experts "
+            "in a layer",
+            hint="more instances without data_parallel: each has the whole model"
+            if not folder.num_experts
+            else "as many GPUs as experts at most",
         )
 
 

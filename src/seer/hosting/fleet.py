@@ -47,7 +47,14 @@ from seer.hosting.hostings import make_hosting
 from seer.hosting.loop_slot import InstanceListener, LoopSlot
 from seer.hosting.memory_limits import refuse_more_than_fit
 from seer.hosting.messages import BeginRun, Command, UpdateWeights
-from seer.hosting.resizing import refuse_lost, refuse_other_blocks, refuse_removal, start_all
+from seer.hosting.rank_group import rank_groups
+from seer.hosting.resizing import (
+    refuse_lost,
+    refuse_other_blocks,
+    refuse_part_of_ranks,
+    refuse_removal,
+    start_all,
+)
 from seer.metrics.events import EventSink
 from seer.types import ChunkOutput, DraftMode, InstanceLimits
 
@@ -131,22 +138,30 @@ class HostedFleet:
             await self.draft_servers.start()
         if is_local and self._engine.shares_matrices and self._num_instances > 1 and has_shared_memory():
             self._matrices = make_shared_folder("seer-matrices", 0)
-        spec = self._spec(self._engine)
-        self.instances = [self._new_instance(i, spec, devices) for i, devices in enumerate(self.devices)]
+        self.instances = self._new_instances(0, self._engine, self.devices)
         self._supervisor.watch(self.instances)
         await start_all(self.instances, self._take_output)
 
-    def _new_instance(self, id: int, spec: InstanceSpec, devices: InstanceDevices) -> ProcessInstance:
-        return ProcessInstance(
-            id,
-            spec,
-            options=self._options,
-            devices=devices,
-            launcher=self._hosting.launcher,
-            events=self._slot.take_event,
-            on_lost=self._on_lost,
-            on_fatal=self._give_up,
-        )
+    def _new_instances(
+        self, first: int, engine: PreparedEngine, devices: Sequence[InstanceDevices]
+    ) -> list[ProcessInstance]:
+        """Instances with the ids from `first` on; nothing is started."""
+        spec, size = self._spec(engine), engine.config.data_parallel
+        groups = rank_groups(first, len(devices), size, start_deadline_s=self._options.start_deadline_s)
+        return [
+            ProcessInstance(
+                first + i,
+                spec,
+                options=self._options,
+                devices=own,
+                launcher=self._hosting.launcher,
+                ranks=ranks,
+                events=self._slot.take_event,
+                on_lost=self._on_lost,
+                on_fatal=self._give_up,
+            )
+            for i, (own, ranks) in enumerate(zip(devices, groups, strict=True))
+        ]
 
     async def add_instances(self, num_instances: int, engine: PreparedEngine | None = None) -> list[int]:
         """Start more instances while a loop may run; returns their ids. All take work once the last one is ready.
@@ -166,11 +181,11 @@ class HostedFleet:
             raise InstanceError(f"the fleet was closed while {num_instances} more instances started") from None
 
     async def _add_instances(self, num_instances: int, engine: PreparedEngine) -> list[int]:
+        refuse_part_of_ranks(num_instances, num_together=engine.config.data_parallel)
         async with self._resizing:
             refuse_more_than_fit(engine, num_instances, beside=[self._engines[id] for id in self._present()])
             devices = self._new_devices(engine, num_instances)
-            first, spec = len(self.instances), self._spec(engine)
-            new = [self._new_instance(first + i, spec, own) for i, own in enumerate(devices)]
+            new = self._new_instances(len(self.instances), engine, devices)
             try:
                 await start_all(new, self._take_output)
                 refuse_other_blocks(new, self.instances[0])
@@ -193,7 +208,7 @@ class HostedFleet:
     async def remove_instances(self, ids: Sequence[int]) -> None:
         """End instances while a loop may run: their requests are parked and go on elsewhere. Ids are not used again."""
         async with self._resizing:
-            refuse_removal(ids, self._present())
+            refuse_removal(ids, self._present(), num_together=self._engine.config.data_parallel)
             self._retired.update(ids)
             for id in ids:
                 self._supervisor.release(id)

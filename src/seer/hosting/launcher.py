@@ -18,7 +18,7 @@ import msgspec
 
 from seer.config import HostingConfig
 from seer.engine.prepare import InstanceSpec
-from seer.errors import DeadlineExceeded
+from seer.errors import DeadlineExceeded, InstanceError
 from seer.hosting.channel import Channel
 from seer.hosting.devices import InstanceDevices
 from seer.hosting.launch import ChildProcess
@@ -27,6 +27,7 @@ from seer.hosting.remote.clock import ClockOffset
 from seer.hosting.remote.dial import Dial
 from seer.hosting.remote.listener import Connection, Listener, abandon
 from seer.hosting.starvation import Starvation
+from seer.machine.addresses import EVERY_ADDRESS, free_ports
 
 _decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
@@ -57,6 +58,9 @@ class Child(Protocol):
     @property
     def spec(self) -> InstanceSpec:
         """What it must make, as its machine must see it."""
+
+    async def free_port(self) -> int:
+        """A port of its machine that nothing listens on."""
 
     async def localized(self, command: Command) -> Command:
         """A command as its machine must see it: files it names are there."""
@@ -104,6 +108,10 @@ class LocalChild:
     def pid(self) -> int | None:
         """Process id."""
         return self._process.pid
+
+    async def free_port(self) -> int:
+        """Of this machine."""
+        return free_ports(EVERY_ADDRESS, 1)[0]
 
     async def localized(self, command: Command) -> Command:
         """Every path of the driver is its own."""
@@ -163,6 +171,10 @@ class DialledChild:
         peer = self.channel.socket.getpeername()
         self.node: str | None = str(peer[0])
         self.node_name = self.node
+
+    async def free_port(self) -> int:
+        """Nothing is known of its machine."""
+        raise InstanceError(f"an instance that dials in, from {self.node}, cannot share experts with others")
 
     async def localized(self, command: Command) -> Command:
         """Paths must be of storage that both machines share."""

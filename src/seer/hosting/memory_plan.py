@@ -8,9 +8,8 @@ measures only when it starts is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from seer.config import LocalEngineConfig, RolloutConfig
@@ -24,6 +23,8 @@ from seer.hosting.pool_ssd import SsdTier, ssd_tier
 from seer.machine.safetensors_header import read_header
 from seer.machine.sizes import show_size
 
+EXPERTS = ".experts."
+"""In the names of their tensors. Shared experts, which every token passes through, are `.shared_experts.`."""
 ON_NODES = "the instances run on nodes of a cluster, whose memory `seer doctor --ray` shows"
 
 
@@ -37,8 +38,11 @@ class MemoryPlan:
     num_on_device: int
     """Of the instances; all of them on a CPU."""
     tensor_parallel: int
+    data_parallel: int
     weights_bytes: int | None
     """One copy of the weights, in the type the engine computes in."""
+    expert_bytes: int | None
+    """Of them those of experts, of which each instance has its part where instances share them."""
     num_weight_copies: int
     """Copies on the device: CPU instances of the local engine share one."""
     kv_bytes_per_instance: int | None
@@ -58,7 +62,9 @@ class MemoryPlan:
         """Weights and KV of all instances; activations and captured graphs come on top."""
         if self.weights_bytes is None or self.kv_bytes_per_instance is None:
             return None
-        weights_bytes = self.num_weight_copies * self.weights_bytes // self.tensor_parallel
+        shared_bytes = self.expert_bytes or 0
+        one_copy = self.weights_bytes - shared_bytes + shared_bytes // self.data_parallel
+        weights_bytes = self.num_weight_copies * one_copy // self.tensor_parallel
         return weights_bytes + self.num_on_device * self.kv_bytes_per_instance
 
     def notes(self) -> list[str]:
@@ -90,8 +96,9 @@ class MemoryPlan:
         tokens = "" if self.kv_tokens_per_instance is None else f", {self.kv_tokens_per_instance:,} tokens"
         pool = "a Mooncake store" if self.pool_bytes is None else _show(self.pool_bytes) if self.pool_bytes else "none"
         device = "main memory" if self.device == "cpu" else self.device
+        shared = "" if self.data_parallel == 1 else f"; {_show(self.expert_bytes)} over {self.data_parallel} instances"
         return [
-            f"weights           {_show(self.weights_bytes)}{copies}",
+            f"weights           {_show(self.weights_bytes)}{copies}{shared}",
             f"KV per instance   {_show(self.kv_bytes_per_instance)}{tokens}",
             f"weights and KV    {_show(self.device_bytes)} of {device}, {_show(self.free_device_bytes)} free",
             f"pool              {pool} of main memory, {_show(self.free_host_bytes)} free",
@@ -147,7 +154,7 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
         free_device, refusal = None, ON_NODES
     kv_blocks = _kv_blocks(engine, free_device)
     kv_bytes = None if kv_blocks is None or engine.block_bytes is None else kv_blocks * engine.block_bytes
-    ssd = pool_ssd(engine)
+    ssd, weights = pool_ssd(engine), _weights_bytes(engine)
     num_on_device = config.instances if config.on_cpu and config.hosting.ray is None else instances_per_gpu(config)
     is_shared = engine.shares_matrices and config.instances > 1 and config.hosting.ray is None
     return MemoryPlan(
@@ -155,7 +162,9 @@ def plan_memory(engine: PreparedEngine) -> MemoryPlan:
         num_instances=config.instances,
         num_on_device=num_on_device,
         tensor_parallel=config.tensor_parallel,
-        weights_bytes=_weights_bytes(engine),
+        data_parallel=config.data_parallel,
+        weights_bytes=None if weights is None else sum(weights),
+        expert_bytes=None if weights is None else weights[1],
         num_weight_copies=1 if is_shared else num_on_device,
         kv_bytes_per_instance=kv_bytes,
         kv_tokens_per_instance=None if kv_blocks is None else kv_blocks * config.kv.block_size,
@@ -195,17 +204,15 @@ def _kv_blocks(engine: PreparedEngine, free_device_bytes: int | None) -> int | N
     return None if memory_bytes is None else memory_bytes // engine.block_bytes
 
 
-def _weights_bytes(engine: PreparedEngine) -> int | None:
-    """From the headers of the weight files; None where there are none."""
+def _weights_bytes(engine: PreparedEngine) -> tuple[int, int] | None:
+    """Weights that are not of experts, and those that are, from the headers of the weight files; None without any."""
     if engine.model_dir is None or engine.value_bytes is None:
         return None
     files = sorted(engine.model_dir.glob("*.safetensors"))
     if not files:
         return None
-    return engine.value_bytes * sum(sum(_tensor_sizes(file)) for file in files)
-
-
-def _tensor_sizes(file: Path) -> Iterator[int]:
-    """Numbers in each tensor of a safetensors file."""
-    for tensor in read_header(file).values():
-        yield math.prod(tensor.shape)
+    sizes = Counter[bool]()
+    for file in files:
+        for name, tensor in read_header(file).items():
+            sizes[EXPERTS in name] += math.prod(tensor.shape)
+    return engine.value_bytes * sizes[False], engine.value_bytes * sizes[True]

@@ -31,6 +31,7 @@ from seer.config import HostingConfig, plain_values
 from seer.config.rollout import CPU_SILENCE_S
 from seer.engine.admission import refuse_impossible
 from seer.engine.base import InstanceLimits, InstanceView, OutputSink, Weights
+from seer.engine.instance_settings import DataParallelRank, InstanceSettings
 from seer.engine.prepare import InstanceSpec
 from seer.engine.staged_weights import StagedWeights, stage_in_thread
 from seer.errors import DeadlineExceeded, InstanceError, NoProbability, SeerError
@@ -62,6 +63,7 @@ from seer.hosting.messages import (
     revive_error,
 )
 from seer.hosting.open_calls import OpenCalls
+from seer.hosting.rank_group import RankEnded, RankGroup, because
 from seer.hosting.readiness import await_ready
 from seer.hosting.signs_of_life import SignsOfLife
 from seer.hosting.standing_commands import StandingCommands
@@ -106,13 +108,16 @@ class ProcessInstance:
         options: HostingConfig | None = None,
         devices: InstanceDevices | None = None,
         launcher: Launcher | None = None,
+        ranks: RankGroup | None = None,
         events: EventSink = discard,
         on_lost: OnLost = _ignore_loss,
         on_fatal: OnFatal = _ignore_fatal,
     ) -> None:
-        """Without a `launcher` the process is one of this machine."""
+        """Without a `launcher` the process is one of this machine; `ranks` are those it shares experts with."""
         self._id = id
         self._spec = spec
+        self._ranks = ranks
+        self._ended_with: RankEnded | None = None  # in this start
         self._launcher = launcher or LocalLauncher()
         self._options = options or HostingConfig()
         self._devices = devices or InstanceDevices()
@@ -266,6 +271,16 @@ class ProcessInstance:
         """End the process now; what follows is as after its death."""
         if self._child is not None:
             self._child.kill()
+        if self._ranks is not None:
+            self._ranks.missed(self, "it was killed")
+
+    def end_with(self, other: int, reason: str) -> None:
+        """An instance that this one shares experts with has ended, and so does this one."""
+        self._ended_with = ended = RankEnded(because(other, reason))
+        if self._state is State.UP:
+            self._lose(str(ended))
+        elif self._child is not None:  # it starts
+            self._child.kill()
 
     def give_up(self, reason: str) -> None:
         """It cannot do what the others did: end it, as if it had died."""
@@ -408,18 +423,23 @@ class ProcessInstance:
     # The child
 
     async def _launch(self) -> None:
-        options = self._options
-        self._child = child = await self._launcher.launch(self._id, self._spec, self._devices, options)
-        self._channel = child.channel
+        options, self._ended_with = self._options, None
         try:
+            self._child = child = await self._launcher.launch(self._id, self._spec, self._devices, options)
+            self._channel = child.channel
             self._refuse_closed()
-            child.channel.send(self._setup(child))
+            rank = None if self._ranks is None else await self._ranks.meet(self, child)
+            child.channel.send(self._setup(child, rank))
             ready = await await_ready(self._id, child, options)
             self._refuse_closed()
         except BaseException as error:
+            if self._ranks is not None and self._ended_with is None:
+                self._ranks.not_started(self, str(error) or type(error).__name__)
             await self._clean_up()
             if isinstance(error, Exception):
                 self._refuse_closed()  # then this is what it died of
+                if self._ended_with is not None:
+                    raise self._ended_with from None
             raise
         self._limits, self._view, self._vocab_size = ready.limits, ready.view, ready.vocab_size
         self._signs.begin(self._now_s())
@@ -433,14 +453,17 @@ class ProcessInstance:
         if self._state is State.CLOSED:
             raise InstanceError(f"instance {self._id} was closed while it started")
 
-    def _setup(self, child: Child) -> Setup:
-        options = self._options
+    def _setup(self, child: Child, rank: DataParallelRank | None) -> Setup:
+        options, settings = self._options, child.spec.settings
+        if rank is not None:
+            assert isinstance(settings, InstanceSettings), "engines of Seer have ranks"
+            settings = replace(settings, data_parallel=rank)
         # Longer than our own patience: what it serves until then is not wanted any more.
         lease_s = max(options.lease_deadline_s, 2 * self._signs.silence_deadline_s)
         return Setup(
             id=self._id,
             factory=child.spec.factory,
-            settings=plain_values(child.spec.settings),
+            settings=plain_values(settings),
             cores=self._devices.cores,
             flush_s=options.flush_s,
             flush_tokens=options.flush_tokens,
@@ -541,6 +564,8 @@ class ProcessInstance:
         elif not self._is_restarting:  # during a restart, `restart` raises instead
             self._on_lost(self._id, reason)
         self._end_all(ChunkEnd.FAILED, f"instance {self._id} was lost: {reason}")
+        if self._ranks is not None:
+            self._ranks.ended(self, reason)
 
     def _end_all(self, end: ChunkEnd, error: str | None) -> None:
         ended, self._in_flight = self._in_flight, {}

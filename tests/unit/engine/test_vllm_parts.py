@@ -74,12 +74,18 @@ def test_ranks_with_equal_bytes_share_a_part_that_one_of_them_saves(
     assert [rank for rank in range(found.num_ranks) if found.saves(rank)] == savers
 
 
-@pytest.mark.parametrize("name", ["pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"])
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "decode_context_parallel_size"])
 def test_an_engine_that_is_spread_in_another_way_is_refused(name: str) -> None:
     from seer.engine.vllm.connector_parts import kv_parts
 
     with pytest.raises(ConfigError, match=f"{name}=2"):
         kv_parts(a_config(2, also={name: 2}))
+
+
+def test_engines_that_share_experts_hold_whole_blocks() -> None:
+    from seer.engine.vllm.connector_parts import kv_parts
+
+    assert kv_parts(a_config(2, also={"data_parallel_size": 4})) == kv_parts(a_config(2))
 
 
 def test_kv_memory_of_several_kinds_is_refused() -> None:

@@ -127,7 +127,7 @@ def _with_lease(lease_s: float) -> Callable[..., Setup]:
     from seer.hosting.process import ProcessInstance
 
     usual = ProcessInstance._setup
-    return lambda self, child: msgspec.structs.replace(usual(self, child), lease_s=lease_s)
+    return lambda self, *given: msgspec.structs.replace(usual(self, *given), lease_s=lease_s)
 
 
 def test_an_instance_elsewhere_can_be_lost_and_dials_in_again() -> None:

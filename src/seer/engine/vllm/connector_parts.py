@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a KV block each tensor-parallel rank holds, saves and loads.
 
+Engines that share experts (data parallelism) hold whole blocks each, and are several engines here.
+
 Every rank moves its own part, under keys that carry the part (`keys_of_part`). Ranks that hold equal bytes share one:
 all ranks of a model with latent attention (MLA), and ranks among which vLLM repeats a KV head. The first rank of a part
 saves it, every rank loads it.
@@ -11,7 +13,8 @@ saves it, every rank loads it.
 
 Invariants
   1. A block is held only if all its parts are.
-  2. The layout, with its number of ranks, is in every key: instances with different layouts find nothing of each other.
+  2. The layout, with its number of tensor-parallel ranks, is in every key: instances with different layouts find
+     nothing of each other.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
 SPLIT_OTHERWISE = (
     "pipeline_parallel_size",
-    "data_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )

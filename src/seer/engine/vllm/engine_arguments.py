@@ -16,6 +16,7 @@ from typing import Any
 
 from seer.config import VllmSpeculation
 from seer.config.toml_files import plain_values
+from seer.engine.instance_settings import DataParallelRank
 from seer.engine.vllm.gpu_drafts.graphs import Shapes
 from seer.engine.vllm.settings import VllmSettings
 
@@ -69,6 +70,8 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
         arguments["scheduler_cls"] = "seer.engine.vllm.step_counting.counting_scheduler"
     if settings.tensor_parallel > 1:
         arguments["tensor_parallel_size"] = settings.tensor_parallel
+    if settings.data_parallel is not None:
+        arguments |= _among_ranks(settings.data_parallel)
     if _separates_worker(settings):
         arguments["distributed_executor_backend"] = "mp"
     if settings.block_size is not None:
@@ -96,6 +99,19 @@ def engine_arguments(settings: VllmSettings, identity: str) -> dict[str, Any]:
             },
         }
     return arguments | settings.engine
+
+
+def _among_ranks(own: DataParallelRank) -> dict[str, Any]:
+    """An engine that shares experts with others. Each has a front end of its own, as behind an external load balancer
+    of vLLM, because which of them gets a request is Seer's decision.
+    """
+    return {
+        "data_parallel_size": own.size,
+        "data_parallel_rank": own.rank,
+        "data_parallel_address": own.address,
+        "data_parallel_rpc_port": own.port,
+        "enable_expert_parallel": True,  # without it each expert would be cut into as many pieces as there are GPUs
+    }
 
 
 def _separates_worker(settings: VllmSettings) -> bool:

@@ -128,6 +128,7 @@ def make_vllm(id: int, settings: dict[str, Any], events: EventSink) -> HostedVll
             kv_blocks=config.kv.blocks,
             kv_memory_bytes=config.kv.memory_bytes,
             tensor_parallel=config.tensor_parallel,
+            data_parallel=given.data_parallel,
             dtype=config.dtype,
             device=config.device,
             stream_tokens=engine.stream_tokens,

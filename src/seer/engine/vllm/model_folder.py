@@ -14,7 +14,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seer.engine.hub_files import DecoderFields, EndTokens, end_tokens, generation_end_tokens, read_config_object
+from seer.engine.hub_files import (
+    DecoderFields,
+    EndTokens,
+    Experts,
+    end_tokens,
+    generation_end_tokens,
+    read_config_object,
+)
 from seer.errors import InputError
 from seer.machine.given_files import MODEL_JSON_BYTES, read_given
 from seer.machine.json_files import parse_struct
@@ -40,6 +47,8 @@ class ModelFolder:
     """The name of the model's class, as config.json has it."""
     latent_dim: int | None = None
     """Values that latent attention (MLA) keeps per token and layer, in place of keys and values of each head."""
+    num_experts: int = 0
+    """That a layer chooses from; 0 for a model that is no mixture of experts."""
 
     @property
     def weights_bytes(self) -> int:
@@ -79,6 +88,7 @@ def read_folder(path: Path) -> ModelFolder:
         tied_head=bool(tied),
         architecture=outer.architectures[0] if outer.architectures else None,
         latent_dim=latent.width,
+        num_experts=parse_struct(text, _ExpertFields, source=source).number,
     )
 
 
@@ -102,6 +112,22 @@ class _LatentFields(msgspec.Struct, kw_only=True):
     def width(self) -> int | None:
         """Values that are kept per token and layer."""
         return None if self.kv_lora_rank is None else self.kv_lora_rank + self.qk_rope_head_dim
+
+
+class _ExpertFields(msgspec.Struct, kw_only=True):
+    """How many experts a layer has: a field for each family of models."""
+
+    num_experts: Experts | list[Experts] | None = None
+    """A list has those for text first."""
+    moe_num_experts: Experts | list[Experts] | None = None
+    n_routed_experts: Experts | None = None
+    num_local_experts: Experts | None = None
+
+    @property
+    def number(self) -> int:
+        """0 without experts."""
+        found = self.num_experts or self.moe_num_experts or self.n_routed_experts or self.num_local_experts or 0
+        return found[0] if isinstance(found, list) else found
 
 
 def weights_identity(folder: Path, tensors: Mapping[str, Any] | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from seer.config import TransferOptions, VllmSpeculation
 from seer.drafting.curve_keys import ClientKeys
+from seer.engine.instance_settings import DataParallelRank
 
 CPU_BLOCK_STEP = 32
 """vLLM's attention on a CPU takes blocks of a multiple of this many tokens."""
@@ -54,6 +55,8 @@ class VllmSettings:
     """Of each rank."""
     tensor_parallel: int = 1
     """Ranks that the model is spread over; each is a worker process of its own."""
+    data_parallel: DataParallelRank | None = None
+    """With which other engines it shares the experts of its model; None for an engine by itself."""
     dtype: str = "auto"
     device: str = "cpu"
     stream_tokens: int = 16

@@ -52,6 +52,10 @@ class HostActor:
         end, part = await self._actor.read_log.remote(offset)
         return int(end), bytes(part)
 
+    async def free_port(self) -> int:
+        """A port of its node that nothing listens on."""
+        return int(await self._actor.free_port.remote())
+
     async def waited_s(self) -> float:
         """For how long the process waited for a core since the last call."""
         return float(await self._actor.waited_s.remote())

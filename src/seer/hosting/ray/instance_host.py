@@ -13,6 +13,7 @@ from seer.hosting.channel import frame
 from seer.hosting.launch import ChildProcess
 from seer.hosting.remote.dial import Dial
 from seer.hosting.starvation import Starvation
+from seer.machine.addresses import EVERY_ADDRESS, free_ports
 
 LOG_PART_BYTES = 256 << 10
 """Of a log, in one answer."""
@@ -51,6 +52,10 @@ class InstanceHost:
         """End the process now, with those it started."""
         if self._process is not None:
             self._process.kill()
+
+    async def free_port(self) -> int:
+        """A port of this node that nothing listens on."""
+        return free_ports(EVERY_ADDRESS, 1)[0]
 
     async def waited_s(self) -> float:
         """For how long the process waited for a core since the last call, by the kernel of this node."""

@@ -131,6 +131,13 @@ class RayChild:
         """Its node's id: two nodes may have one address."""
         return self._node.id
 
+    async def free_port(self) -> int:
+        """Asked of its actor, which is on its node."""
+        try:
+            return await self._actor.free_port()
+        except Exception as error:
+            raise plain_error(error, f"no port can be had of node {self.node}") from None
+
     async def localized(self, command: Command) -> Command:
         """Weights that only the driver's machine has are first brought to the node, once for all its instances."""
         return await self._nodes.localized(self._node.id, command)  # its agent may be another one by now

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances that share the experts of one model: its data-parallel ranks. They start together and end together.
+
+Each is an instance like any other, with requests and KV memory of its own. But in every step they exchange tokens, so
+one that is alone would wait for the others in the middle of a step.
+
+Invariants
+  1. All ranks that run together were given one address, which no earlier start was given.
+  2. A rank that ends, or does not start, ends the others that it met, once.
+
+Waits for                                    unblocked by
+  the processes of the other ranks             them, one of them that does not come, start_deadline_s
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from seer.engine.instance_settings import DataParallelRank
+from seer.errors import DeadlineExceeded, InstanceError
+from seer.machine.addresses import LOOPBACK
+
+
+class RankEnded(InstanceError):  # noqa: N818 - reads as what it is
+    """An instance ended because another one did, which says why."""
+
+
+class RankProcess(Protocol):
+    """The process of a rank, as far as its group is concerned."""
+
+    @property
+    def node(self) -> str | None:
+        """The address of its machine; None for the driver's own."""
+
+    async def free_port(self) -> int:
+        """A port of its machine that nothing listens on."""
+
+
+class Member(Protocol):
+    """An instance of the group."""
+
+    @property
+    def id(self) -> int:
+        """Index within the fleet."""
+
+    def end_with(self, other: int, reason: str) -> None:
+        """End, because this other member has."""
+
+
+class _Meeting:
+    """One start of all ranks."""
+
+    def __init__(self) -> None:
+        self.come: dict[int, Member] = {}
+        self.first: RankProcess | None = None
+        self.place: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        self.place.add_done_callback(lambda place: place.cancelled() or place.exception())  # it may interest nobody
+
+
+class RankGroup:
+    """The instances `first` to `first + size - 1` of a fleet."""
+
+    def __init__(self, first: int, size: int, *, start_deadline_s: float) -> None:
+        self._first = first
+        self._size = size
+        self._deadline_s = start_deadline_s
+        self._next: _Meeting | None = None
+        self._together: list[Member] = []  # all of them, or none
+
+    async def meet(self, member: Member, process: RankProcess) -> DataParallelRank:
+        """Wait until the processes of all ranks are there; returns where this one finds the others."""
+        meeting = self._next = self._next or _Meeting()
+        meeting.come[member.id] = member
+        if member.id == self._first:
+            meeting.first = process
+        try:
+            if len(meeting.come) == self._size:
+                await self._settle(meeting)
+            async with asyncio.timeout(self._deadline_s):
+                host, port = await asyncio.shield(meeting.place)
+        except TimeoutError:
+            missing = sorted({*range(self._first, self._first + self._size)} - meeting.come.keys())
+            what = f"instance {member.id} waiting for instances {missing}, with which it shares experts"
+            raise DeadlineExceeded(what, self._deadline_s) from None
+        finally:
+            if not meeting.place.done():  # it does not come after all
+                del meeting.come[member.id]
+        return DataParallelRank(rank=member.id - self._first, size=self._size, address=host, port=port)
+
+    async def _settle(self, meeting: _Meeting) -> None:
+        assert meeting.first is not None, "all have come"
+        self._next = None
+        try:
+            host, port = meeting.first.node or LOOPBACK, await meeting.first.free_port()
+            if len(meeting.come) < self._size:
+                raise RankEnded("an instance left before all that share experts with it had come")
+        except BaseException as error:
+            meeting.place.set_exception(RankEnded(str(error) or type(error).__name__))
+            raise
+        self._together = list(meeting.come.values())
+        meeting.place.set_result((host, port))
+
+    def not_started(self, member: Member, reason: str) -> None:
+        """A member did not start: before it met the others, or after."""
+        if self._together:
+            self.ended(member, reason)
+        else:
+            self.missed(member, reason)
+
+    def missed(self, member: Member, reason: str) -> None:
+        """A member does not come to the meeting: those that wait there need not."""
+        missed, self._next = self._next, None
+        if missed is not None and not missed.place.done():
+            missed.place.set_exception(RankEnded(because(member.id, reason)))
+
+    def ended(self, member: Member, reason: str) -> None:
+        """A member that had met the others has ended: they end too."""
+        together, self._together = self._together, []
+        for other in together:
+            if other is not member:
+                other.end_with(member.id, reason)
+
+
+def rank_groups(first: int, num: int, size: int, *, start_deadline_s: float) -> list[RankGroup] | list[None]:
+    """The group of each of `num` instances with the ids from `first` on, `size` in a row; None where each is alone."""
+    if size == 1:
+        return [None] * num
+    assert num % size == 0, f"{num} instances in groups of {size}"
+    groups = [RankGroup(i, size, start_deadline_s=start_deadline_s) for i in range(first, first + num, size)]
+    return [groups[i // size] for i in range(num)]
+
+
+def because(member: int, reason: str) -> str:
+    """Why an instance ended with another: one line, whatever the log of the other has."""
+    return f"instance {member}, with which it shares experts, ended: {reason.partition(chr(10))[0]}"
