@@ -26,6 +26,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from seer.errors import ConfigError, SeerError
 from seer.ranges import Count, NumBytes, Seconds, check_fields
@@ -47,7 +48,7 @@ class SandboxLimits:
     memory_bytes: NumBytes = 512 << 20
     max_output_bytes: NumBytes = 16 << 10
     max_processes: Count = 16
-    """Calls that run at once; more wait for a place, and their time counts from when they have one."""
+    """Calls that run at once in one event loop; more wait for a place, and their time counts from when they have one."""
 
     def __post_init__(self) -> None:
         """Refuse what is no limit."""
@@ -72,11 +73,12 @@ class PythonSandbox:
             str(self.limits.memory_bytes),
             str(math.ceil(self.limits.time_s) + 1),
         ]
-        self._places = asyncio.Semaphore(self.limits.max_processes)
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        """One environment may serve several rollouts, each with a loop of its own; a semaphore serves one loop."""
 
     async def run(self, code: str) -> str:
         """What the code printed, with the traceback if it raised; `ToolError` if it broke a limit, forked or died."""
-        async with self._places:
+        async with self._places_of(asyncio.get_running_loop()):
             process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, env={}, cwd="/", start_new_session=True
             )
@@ -89,6 +91,11 @@ class PythonSandbox:
             finally:
                 await _end(process)
         return self._result(process, output)
+
+    def _places_of(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+        if loop not in self._places:
+            self._places[loop] = asyncio.Semaphore(self.limits.max_processes)
+        return self._places[loop]
 
     async def _talk(self, process: Process, code: str) -> bytes:
         assert process.stdin is not None, "its input is a pipe"

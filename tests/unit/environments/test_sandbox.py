@@ -194,6 +194,16 @@ def test_many_calls_share_few_processes() -> None:
     assert 1 <= most <= 3
 
 
+def test_calls_wait_for_a_place_in_each_event_loop() -> None:
+    sandbox = PythonSandbox(SandboxLimits(time_s=30.0, max_processes=1))
+
+    async def scenario() -> list[str]:
+        return await asyncio.gather(*(sandbox.run(f"print({i})") for i in range(3)))
+
+    for _ in range(2):
+        assert asyncio.run(scenario()) == ["0\n", "1\n", "2\n"]
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
