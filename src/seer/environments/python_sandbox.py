@@ -48,7 +48,7 @@ class SandboxLimits:
     memory_bytes: NumBytes = 512 << 20
     max_output_bytes: NumBytes = 16 << 10
     max_processes: Count = 16
-    """Calls that run at once in one event loop; more wait for a place, and their time counts from when they have one."""
+    """Calls that run at once in an event loop; more wait for a place, and their time counts from when they have one."""
 
     def __post_init__(self) -> None:
         """Refuse what is no limit."""
