@@ -90,11 +90,10 @@ class WeightUpdates:
         if not self._tensors:
             self.drop()
             raise bad_request("the weight update has no tensor", hint="POST /update_weights between start and finish")
-        tensors, self._tensors = self._tensors, None
-        try:
+        tensors, closed = self._tensors, self._closed.pop_all()
+        self.drop()  # the next one may be started while this one waits for what runs
+        with closed:
             return await self._apply(tensors)
-        finally:
-            self.drop()
 
     def drop(self) -> None:
         """Forget an update that was started; requests start again."""

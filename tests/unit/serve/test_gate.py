@@ -266,6 +266,45 @@ def test_an_update_that_was_started_and_left_behind_is_dropped() -> None:
     asyncio.run(scenario())
 
 
+def test_an_update_that_is_being_finished_is_not_dropped() -> None:
+    async def scenario() -> None:
+        async with a_server(ServeSettings(limits=Limits(update_idle_s=10.0)), step_s=1.0) as served:
+            weights = served.service.weights
+            running = asyncio.create_task(served.post("/v1/completions", LONG))
+            await in_flight(served, 1)
+            weights.start()
+            weights.add({"a": "first"})
+            finishing = asyncio.create_task(weights.finish())
+            await asyncio.sleep(20.0)  # virtual seconds, in which it waits for what runs under the old weights
+            assert not running.done()
+            assert (await served.post("/v1/completions", LONG)).status_code == 503
+            assert await finishing == 1
+            assert (await served.post("/v1/completions", LONG)).status_code == 200
+
+    virtual_time.run(scenario())
+
+
+def test_an_update_may_be_started_while_another_one_is_being_finished() -> None:
+    async def scenario() -> None:
+        async with a_server(step_s=0.01) as served:
+            weights = served.service.weights
+            running = asyncio.create_task(served.post("/v1/completions", LONG))
+            await in_flight(served, 1)
+            weights.start()
+            weights.add({"a": "first"})
+            first = asyncio.create_task(weights.finish())
+            await until(lambda: not weights.is_started)
+            weights.start()
+            weights.add({"a": "second"})
+            assert (await first, (await running).status_code) == (1, 200)
+            assert (await served.post("/v1/completions", LONG)).status_code == 503
+            assert await weights.finish() == 2
+            assert served.fleet.updates == [{"a": "first"}, {"a": "second"}]
+            assert (await served.post("/v1/completions", LONG)).status_code == 200
+
+    virtual_time.run(scenario())
+
+
 def test_draining_refuses_what_waits_for_resume_and_leaves_nothing_counted() -> None:
     async def scenario() -> None:
         async with a_server() as served:
