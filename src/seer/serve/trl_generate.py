@@ -29,6 +29,7 @@ class GenerationKwargs(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     """`generation_kwargs`: fields of vLLM's SamplingParams, which win over those beside them."""
 
     logprobs: int | None = None
+    truncate_prompt_tokens: TruncatedTo | None = None
 
 
 class TrlSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +51,9 @@ class TrlSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             if value is not None:
                 setattr(self, name, value)
         kept, self.truncate_prompt_tokens = self.truncate_prompt_tokens, None
+        if kept == 0:
+            hint = "at least 1, or -1 for whole prompts"
+            raise bad_request("truncate_prompt_tokens=0 leaves no prompt", hint=hint, param="truncate_prompt_tokens")
         self.structured_outputs = (
             self.structured_outputs or self.structured_outputs_regex or self.guided_decoding_regex or None
         )
@@ -81,27 +85,31 @@ async def trl_generate(service: Service, request: Request) -> Response:
     if asked.images and any(one is not None for one in asked.images):
         raise bad_request("images are not supported", hint="send text or token ids alone", param="images")
     service.refuse_too_many_prompts(len(asked.prompts), param="prompts")
+    kept = asked.settle()
     texts = [one for one in asked.prompts if isinstance(one, str)]
-    keeps_end = asked.truncate_prompt_tokens not in (None, -1)
+    keeps_end = kept is not None
     encoded = iter(await service.encoder.texts(request, texts, param="prompts", keeps_end=keeps_end) if texts else ())
     prompts = [next(encoded) if isinstance(one, str) else one for one in asked.prompts]
-    return await _answer(service, request, asked, prompts)
+    return await _answer(service, request, asked, prompts, kept)
 
 
 async def trl_chat(service: Service, request: Request) -> Response:
     """POST /chat/."""
     asked = await service.read(request, TrlChat)
     service.refuse_too_many_prompts(len(asked.messages), param="messages")
+    kept = asked.settle()
     prompts = await service.encoder.conversations(
         request, asked.messages, tools=asked.tools, variables=asked.chat_template_kwargs
     )
-    return await _answer(service, request, asked, prompts)
+    return await _answer(service, request, asked, prompts, kept)
 
 
-async def _answer(service: Service, request: Request, asked: TrlSampling, prompts: Sequence[Sequence[int]]) -> Response:
+async def _answer(
+    service: Service, request: Request, asked: TrlSampling, prompts: Sequence[Sequence[int]], kept: int | None
+) -> Response:
+    """`kept`: tokens that stay of a prompt."""
     if not all(prompts):
         raise bad_request("a prompt has no token", param="prompts")
-    kept = asked.settle()
     if kept is not None:
         prompts = [prompt[-kept:] for prompt in prompts]
     await service.named_params.settle()

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from seer.engine.gloo_group import GlooGroup
 from seer.serve.keys import Keys
 from seer.serve.settings import ServeSettings
-from served import Served, a_server, expected_ids
+from served import MAX_MODEL_LEN, Served, a_server, expected_ids
 
 TENSORS = {"a.weight": torch.arange(10, dtype=torch.float32).view(2, 5), "b.bias": torch.ones(3, dtype=torch.bfloat16)}
 OF_V1 = {
@@ -69,10 +69,23 @@ def test_clients_without_the_field_logprobs_get_a_number_for_each_token_and_trun
     asyncio.run(scenario())
 
 
+def test_generation_kwargs_truncate_prompts_too() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            kwargs = {"truncate_prompt_tokens": 2}
+            for prompt in ("abc", "c" * 10 * MAX_MODEL_LEN + "bc", [1, 2, 3]):
+                body = {"prompts": [prompt], "max_tokens": 4, "generation_kwargs": kwargs}
+                assert (await served.ok("/generate/", body))["prompt_ids"] == [[2, 3]]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         {"prompts": []},
+        *({"prompts": ["abc"], "truncate_prompt_tokens": num} for num in (0, -2, "two")),
+        *({"prompts": ["abc"], "generation_kwargs": {"truncate_prompt_tokens": num}} for num in (0, -2, "two")),
         {"prompts": [""]},
         {"prompts": [[]]},
         {"prompts": ["a"], "images": [["x"]]},
