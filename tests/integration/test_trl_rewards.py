@@ -94,6 +94,18 @@ def test_a_reward_that_the_rollout_was_not_given_is_refused(tmp_path: Path) -> N
         toy_trainer(rollouts, tmp_path, max_steps=1, reward_funcs=forgotten).train()
 
 
+def test_the_training_s_prompts_can_be_evaluated_and_those_of_no_dataset_are_refused(tmp_path: Path) -> None:
+    @early_reward
+    def reward(completion: str, kind: str, **row: Any) -> float:
+        return share(completion, kind)
+
+    with seer_rollouts(**SMALL, reward=reward) as rollouts:
+        trainer = toy_trainer(rollouts, tmp_path, max_steps=1, reward_funcs=reward)
+        assert 0.0 < trainer.evaluate(trainer.train_dataset)["eval_reward"] < 1.0
+        with pytest.raises(InputError, match="in neither train_dataset nor eval_dataset"):
+            trainer.evaluate(Dataset.from_list([{"prompt": "odd odd", "kind": "odd"}] * 8))
+
+
 def test_rows_that_a_prompt_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
     @early_reward
     def reward(completion: str, kind: str, **row: Any) -> float:

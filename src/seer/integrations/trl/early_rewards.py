@@ -24,8 +24,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seer.errors import ConfigError, InputError
-from seer.integrations.trl.groups import PromptGroup, prompt_key
+from seer.errors import ConfigError
+from seer.integrations.trl.dataset_rows import DatasetRows
+from seer.integrations.trl.groups import PromptGroup
 from seer.runs.prompts import Prompt
 from seer.runs.rewards import RewardFunction
 from seer.types import Response
@@ -65,16 +66,11 @@ class RewardsByRow:
         self._reward = reward
         self.deadline_s = deadline_s
         """Of each call."""
-        self._rows: dict[str, dict[str, dict[str, Any]]] = {}  # by phase, then by prompt
+        self._rows = DatasetRows()
 
     def function(self, groups: Sequence[PromptGroup], trainer: Any, mode: str) -> RewardFunction:
         """The reward function of a rollout, as `Rollout.run` takes it."""
-        if mode not in self._rows:
-            self._rows[mode] = rows_by_prompt(trainer, f"{mode}_dataset")
-        known = self._rows[mode]
-        for group in groups:
-            if group.key not in known:
-                raise InputError(f"a prompt is not in the {mode} dataset: {str(group.prompt)[:80]!r}")
+        known = self._rows.of(groups, trainer, mode)
         reward, tokenizer = self._reward, trainer.processing_class
 
         def arguments(response: Response) -> dict[str, Any]:
@@ -100,23 +96,3 @@ def environment_reward(**columns: Any) -> list[float | None]:
     if rewards is None:
         raise ConfigError("there is no environment", hint="rollout_func=seer_rollouts(environment=...)")
     return rewards
-
-
-def rows_by_prompt(trainer: Any, name: str) -> dict[str, dict[str, Any]]:
-    """Of a dataset of the trainer, the columns of each row but the prompt."""
-    found = getattr(trainer, name)
-    rows: dict[str, dict[str, Any]] = {}
-    for dataset in found.values() if isinstance(found, dict) else [found]:
-        if not hasattr(dataset, "__len__"):
-            raise ConfigError(
-                f"{name} is a stream, so rows cannot be found by prompt",
-                hint="early rewards need a dataset with a length; ordinary TRL rewards work with streams",
-            )
-        for row in dataset:
-            rest = {column: value for column, value in row.items() if column != "prompt"}
-            if rows.setdefault(prompt_key(row["prompt"]), rest) != rest:
-                raise InputError(
-                    f"{name} holds two rows with the same prompt and different columns: {str(row['prompt'])[:80]!r}",
-                    hint="early rewards find a row by its prompt; make prompts unique",
-                )
-    return rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seer.environments.base import Answer, ClosesConversations, Conversation, Environment, Key, Message
-from seer.integrations.trl.early_rewards import rows_by_prompt
+from seer.integrations.trl.dataset_rows import DatasetRows, Rows
 from seer.integrations.trl.groups import PromptGroup
 
 
@@ -19,14 +19,12 @@ class EnvironmentOfTrainer:
     environment: Environment
     deadline_s: float
     tools: Sequence[Message] | None
-    _rows: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by phase, then by prompt
+    _rows: DatasetRows = field(default_factory=DatasetRows)
 
     def arguments(self, groups: Sequence[PromptGroup], trainer: Any, mode: str) -> dict[str, Any]:
         """What `Rollout.run` gets."""
-        if mode not in self._rows:
-            self._rows[mode] = rows_by_prompt(trainer, f"{mode}_dataset")
         return {
-            "environment": _WithRows(self.environment, groups, self._rows[mode]),
+            "environment": _WithRows(self.environment, groups, self._rows.of(groups, trainer, mode)),
             "environment_deadline_s": self.deadline_s,
             "tools": self.tools,
         }
@@ -35,16 +33,14 @@ class EnvironmentOfTrainer:
 class _WithRows:
     """The user's environment, which also gets the prompt as TRL has it, and its row."""
 
-    def __init__(
-        self, environment: Environment, groups: Sequence[PromptGroup], rows: dict[str, dict[str, Any]]
-    ) -> None:
+    def __init__(self, environment: Environment, groups: Sequence[PromptGroup], rows: Rows) -> None:
         self._environment, self._groups, self._rows = environment, groups, rows
         self.__qualname__ = getattr(environment, "__qualname__", type(environment).__name__)
 
     async def __call__(self, conversation: Conversation) -> Answer:
         group = self._groups[conversation.group]
         prompt = [{"role": "user", "content": group.prompt}] if isinstance(group.prompt, str) else group.prompt
-        row = self._rows.get(group.key, {})
+        row = self._rows[group.key]
         return await self._environment(replace(conversation, row=row, messages=[*prompt, *conversation.messages]))
 
     def close(self, key: Key) -> None:
