@@ -19,6 +19,7 @@ from seer.ranges import Count
 from seer.serve.choice import Choice, Piece
 from seer.serve.generation import Generation
 from seer.serve.logprobs import chat_logprobs, token_names
+from seer.serve.refusals import bad_request
 from seer.serve.reply import (
     StreamOptions,
     check_stream_options,
@@ -71,6 +72,9 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         self.check_supported()
         refuse_unsupported(self, _NEUTRAL)
         check_stream_options(self.stream, self.stream_options)
+        if self.top_logprobs and not self.logprobs:
+            hint = 'send "logprobs": true too'
+            raise bad_request("top_logprobs without logprobs", hint=hint, param="top_logprobs")
 
     @property
     def template_variables(self) -> dict[str, Any]:

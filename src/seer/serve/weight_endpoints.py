@@ -80,11 +80,11 @@ async def start_update(service: Service, request: Request) -> Response:
 async def update_weights(service: Service, request: Request) -> Response:
     """POST /update_weights and /update_weights_from_disk."""
     asked = await service.read(request, UpdateRequest)
-    path = asked.path or asked.weight_dir or asked.model_path
-    if (path is None) == (asked.update_info is None):
+    paths = [path for path in (asked.path, asked.weight_dir, asked.model_path) if path is not None]
+    if len(paths) + (asked.update_info is not None) != 1:
         raise bad_request("give exactly one of update_info, weight_dir, path and model_path", param="path")
-    if path is not None:
-        version = await service.weights.from_path(path)
+    if paths:
+        version = await service.weights.from_path(paths[0])
         return json_response({"status": "ok", "success": True, "weights_version": version})
     assert asked.update_info is not None, "one of the two is given"
     await receive_tensors(service, asked.update_info)

@@ -40,6 +40,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "special in chat": ("/tokenize", {"messages": CHAT["messages"], "add_special_tokens": True}, "add_special_tokens"),
     "detokenize": ("/detokenize", {"tokens": [1], "skip": True}, "skip"),
     "top logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3}, "top_logprobs=3 is not"),
+    "top logprobs alone": ("/v1/chat/completions", CHAT | {"top_logprobs": 1}, "top_logprobs without logprobs"),
+    "two folders": ("/update_weights", {"path": "a", "model_path": "b"}, "exactly one of"),
     "the best": ("/v1/completions", COMPLETION | {"n": 2, "best_of": 3}, "best_of=3"),
     "empty text": ("/generate", {"text": ""}, "text: a prompt has no token"),
     "prompt logprobs of SGLang": ("/generate", {"input_ids": [1, 2], "logprob_start_len": 0}, "logprob_start_len=0"),
