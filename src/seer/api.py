@@ -44,7 +44,7 @@ from seer.runs.encoded_check import refuse_no_room, refuse_too_many
 from seer.runs.identity import RunIdentity, run_identity, turns_identity
 from seer.runs.journal import Journal
 from seer.runs.keeping import KeepFunction
-from seer.runs.prompts import EncodedPrompt, Messages, Prompt, as_prompts, encode, refuse
+from seer.runs.prompts import EncodedPrompt, PromptInput, as_prompts, encode, refuse
 from seer.runs.rewards import RewardFunction
 from seer.runs.run import Lengths, PastResponses, Run, RunOptions, refuse_impossible
 from seer.runs.session import Session
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from seer.verification.verifier import Verifier
     from seer.verification.verify import Verification
 
-PromptInput = str | Messages | Sequence[int] | Prompt
 IDLE_DEADLINE_S = 60.0
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from seer.api import PromptInput, Rollout, as_config
+from seer.api import Rollout, as_config
 from seer.config import InstanceKeywords, RolloutConfig, RolloutKeywords
 from seer.engine.base import Weights
 from seer.errors import SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.metrics.summary import Summary
 from seer.runs.arguments import check_prompts
-from seer.runs.prompts import EncodedPrompt
+from seer.runs.prompts import EncodedPrompt, PromptInput
 from seer.types import GroupResult, Sampling
 
 if TYPE_CHECKING:

@@ -60,6 +60,8 @@ class Prompt:
         return replace(default, **self.sampling) if self.sampling else default
 
 
+PromptInput = str | Messages | Sequence[int] | Mapping[str, Any] | Prompt
+"""A prompt in Python: a text, messages, token ids, an object as in a line of a file, or a `Prompt`."""
 _OWN: dict[str, Any] = {"id": str | int | None, "n": Responses | None, "seed": Seed | None, "priority": Priority}
 """What a line may say beside its prompt and its sampling settings. An id that is None is the number of the line."""
 _SAMPLING = {
@@ -76,7 +78,29 @@ _MEDIA = {"image", "images", "video", "videos", "audio", "multi_modal_data"}
 
 def read_line(line: bytes, number: int) -> Prompt:
     """The prompt in a line of a file; InputError says what is wrong with it."""
-    value = _decode(line)
+    return replace(_from_object(_decode(line), str(number)), line=number)
+
+
+def from_value(item: PromptInput, id: str) -> Prompt:
+    """A prompt given in Python. Without an id of its own it gets this one."""
+    if isinstance(item, Prompt):
+        return item
+    if isinstance(item, str):
+        return _from_text(item, id)
+    if isinstance(item, Mapping):
+        return _from_object(item, id)
+    if _are_messages(item):
+        return _from_messages(item, id)
+    return _from_ids(item, id)
+
+
+def _from_object(value: Mapping[str, Any], default_id: str) -> Prompt:
+    known = (*_CONTENTS, *_OWN, *_SAMPLING)
+    unknown = [key for key in value if key not in known]
+    if any(key in _MEDIA for key in unknown):
+        raise InputError(NO_IMAGES)
+    if unknown:
+        raise InputError(f"unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
     kinds = [kind for kind in _CONTENTS if kind in value]
     if len(kinds) != 1:
         got = " and ".join(kinds) or "none"
@@ -88,16 +112,7 @@ def read_line(line: bytes, number: int) -> Prompt:
     except ConfigError as error:
         raise InputError(f"{error}; {error.hint}") from None
     name = own.pop("id", None)
-    return replace(content, id=str(number if name is None else name), sampling=sampling or None, line=number, **own)
-
-
-def from_value(item: str | Messages | Sequence[int], id: str) -> Prompt:
-    """A prompt given in Python: a text, messages or token ids."""
-    if isinstance(item, str):
-        return _from_text(item, id)
-    if isinstance(item, Sequence) and item and isinstance(item[0], Mapping):
-        return _from_messages(item, id)
-    return _from_ids(item, id)
+    return replace(content, id=default_id if name is None else str(name), sampling=sampling or None, **own)
 
 
 def _decode(line: bytes) -> dict[str, Any]:
@@ -107,18 +122,21 @@ def _decode(line: bytes) -> dict[str, Any]:
         raise InputError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__}, not an object")
-    known = (*_CONTENTS, *_OWN, *_SAMPLING)
-    unknown = [key for key in value if key not in known]
-    if any(key in _MEDIA for key in unknown):
-        raise InputError(NO_IMAGES)
-    if unknown:
-        raise InputError(f"unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
     return value
 
 
 def _checked(value: Any, kind: Any, name: str) -> Any:
     check(value, kind, name)
     return msgspec.convert(value, kind)
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, Sequence) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _from_prompt(prompt: Any, id: str) -> Prompt:
+    """A text, or messages, as TRL's data sets have them."""
+    return _from_messages(prompt, id) if _are_messages(prompt) else _from_text(prompt, id)
 
 
 def _from_text(text: Any, id: str) -> Prompt:
@@ -172,7 +190,7 @@ def _refuse_surrogates(text: str) -> None:
 
 
 _CONTENTS: dict[str, Callable[[Any, str], Prompt]] = {
-    "prompt": _from_text,
+    "prompt": _from_prompt,
     "messages": _from_messages,
     "prompt_token_ids": _from_ids,
 }

@@ -4,7 +4,7 @@
 A file has one JSON object per line, with exactly one of
 
     {"prompt": "text"}                     taken as it is, no template
-    {"messages": [{"role": ..., ...}]}     turned into a prompt by the model's chat template
+    {"messages": [{"role": ..., ...}]}     turned into a prompt by the model's chat template; also under `prompt`
     {"prompt_token_ids": [1, 2, 3]}
 
 and optionally `id` (else the line number), `n`, `seed`, `priority`, and any sampling setting (`max_tokens`,
@@ -26,7 +26,7 @@ from seer.errors import InputError, SeerError
 from seer.machine.given_files import RECORD_BYTES, read_given
 from seer.ranges import Responses, check
 from seer.runs.encoded_check import most_responses, refuse_surrogates, refuse_unfit
-from seer.runs.prompt_lines import Messages, Prompt, from_value, read_line
+from seer.runs.prompt_lines import Messages, Prompt, PromptInput, from_value, read_line
 from seer.types import Sampling
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "EncodedPrompt",
     "Messages",
     "Prompt",
+    "PromptInput",
     "as_prompts",
     "encode",
     "encode_for",
@@ -110,12 +111,10 @@ def read_prompts(path: Path) -> tuple[list[Prompt], list[BadPrompt]]:
     return good, bad
 
 
-def as_prompts(
-    given: Iterable[str | Messages | Sequence[int] | Prompt | EncodedPrompt], *, first: int = 0
-) -> list[Prompt | EncodedPrompt]:
-    """Prompts given in Python: texts, conversations, token ids, or `Prompt`s; all problems in one error. Those without
-    an id get their position, the first of them `first`. An iterator without end is refused once it has given more than
-    a run can have.
+def as_prompts(given: Iterable[PromptInput | EncodedPrompt], *, first: int = 0) -> list[Prompt | EncodedPrompt]:
+    """Prompts given in Python: texts, conversations, token ids, objects as in a file, or `Prompt`s; all problems in one
+    error. Those without an id get their position, the first of them `first`. An iterator without end is refused once it
+    has given more than a run can have.
     """
     most = most_responses()
     prompts: list[Prompt | EncodedPrompt] = []
@@ -127,7 +126,7 @@ def as_prompts(
                 hint="enough_groups=... takes prompts from an iterator as they are needed",
             )
         try:
-            prompts.append(item if isinstance(item, Prompt | EncodedPrompt) else from_value(item, str(position)))
+            prompts.append(item if isinstance(item, EncodedPrompt) else from_value(item, str(position)))
         except InputError as error:
             bad.append(BadPrompt(f"prompt {position}", str(error)))
     refuse(bad)

@@ -49,7 +49,7 @@ from seer.runs.arguments import check_environment_calls, check_submission
 from seer.runs.conversations import Conversations, EnvironmentCalls
 from seer.runs.encoded_check import refuse_no_room
 from seer.runs.families import Families, Family
-from seer.runs.prompts import EncodedPrompt, Messages, Prompt
+from seer.runs.prompts import EncodedPrompt, PromptInput
 from seer.runs.response_handle import ResponseHandle, TokenSink
 from seer.runs.results import complete
 from seer.runs.run import longest_context, scheduler_settings
@@ -59,15 +59,13 @@ from seer.runs.user_calls import UserCalls
 from seer.scheduling.registry import make_scheduler, parse_scheduler
 from seer.types import ChunkOutput, Group, Sampling
 
-PromptInput = str | Messages | Sequence[int] | Prompt | EncodedPrompt
-
 
 class EncodePrompts(Protocol):
     """Checks prompts and makes tokens of them."""
 
     def __call__(
         self,
-        prompts: Iterable[PromptInput],
+        prompts: Iterable[PromptInput | EncodedPrompt],
         *,
         n: int = 1,
         sampling: Sampling | None = None,
@@ -166,7 +164,7 @@ class Session:
 
     def submit(
         self,
-        prompt: PromptInput,
+        prompt: PromptInput | EncodedPrompt,
         *,
         n: int = 1,
         sampling: Sampling | None = None,

@@ -59,6 +59,9 @@ def test_the_three_kinds_are_read(tmp_path: Path) -> None:
         ({"prompt": ""}, "empty"),
         ({"prompt": 3}, "not text"),
         ({"prompt": "a", "promt": 1}, "unknown key 'promt'"),
+        ({"prompt": []}, "prompt is a list, not text"),
+        ({"prompt": [1, 2]}, "prompt is a list, not text"),
+        ({"prompt": [{"role": "robot", "content": "x"}]}, "unknown role 'robot'"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role 'robot'"),
         ({"messages": [{"role": "user"}]}, "no text content"),
@@ -91,6 +94,41 @@ def test_a_bad_line_is_reported_by_number_and_the_others_are_kept(tmp_path: Path
     assert [p.text for p in good] == ["first", "last"]
     assert [b.where for b in bad] == ["line 2"]
     assert why in bad[0].why
+
+
+def test_messages_may_stand_under_prompt_as_in_data_sets_of_trl(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    good, bad = read_prompts(a_file(tmp_path, {"prompt": messages}))
+    assert bad == []
+    assert (good[0].text, good[0].messages) == (None, tuple(messages))
+
+
+def test_in_python_a_prompt_may_be_what_a_line_of_a_file_has(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"prompt": "hello"},
+        {"messages": [{"role": "user", "content": "hi"}], "id": "chat", "n": 3, "temperature": 0.5},
+        {"prompt_token_ids": [1, 2], "seed": 9, "priority": 1},
+    ]
+    from_file, _ = read_prompts(a_file(tmp_path, *lines))
+    given = [prompt for prompt in as_prompts(lines, first=1) if isinstance(prompt, Prompt)]
+    assert given == [replace(prompt, line=None) for prompt in from_file]
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        ({}, "needs exactly one of prompt, messages, prompt_token_ids, got none"),
+        ({"prompt": "a", "answer": "b"}, "unknown key 'answer'"),
+        ({"prompt": "a", "multi_modal_data": {}}, "prompts with images"),
+        ({"prompt_token_ids": []}, "at least one token id"),
+        ({"prompt": "a", "n": 0}, "n=0"),
+        ({3: "a"}, "unknown key 3"),
+    ],
+)
+def test_a_bad_object_in_python_is_refused_with_its_position(item: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why) as refused:
+        as_prompts(["first", item])
+    assert "prompt 1" in str(refused.value)
 
 
 def test_an_id_is_used_once(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ from seer.integrations.verl.versions import rollout_version
 from seer.machine.addresses import LOOPBACK
 from seer.metrics.events import Event
 from seer.runs.manifest import recorded_limits
-from seer.runs.prompts import EncodedPrompt, Prompt
+from seer.runs.prompts import EncodedPrompt, Prompt, PromptInput
 from seer.runs.response_handle import ResponseHandle
-from seer.runs.session import PromptInput, Session
+from seer.runs.session import Session
 from seer.runs.session_options import SessionOptions
 from seer.spread import Spread
 from seer.types import FinishReason, Sampling
@@ -336,6 +336,6 @@ def _capped(sampling: Sampling, room: int) -> Sampling:
     return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
 
-def _as_they_are(prompts: Iterable[PromptInput], **_: Any) -> list[EncodedPrompt]:
+def _as_they_are(prompts: Iterable[PromptInput | EncodedPrompt], **_: Any) -> list[EncodedPrompt]:
     """For the session: prompts come as tokens, with their sampling."""
     return [prompt for prompt in prompts if isinstance(prompt, EncodedPrompt)]
