@@ -92,6 +92,17 @@ def test_the_mechanisms_change_no_token_and_so_no_weight(tmp_path: Path) -> None
     assert sum(event.num_accepted for event in events if isinstance(event, Stepped)) > 0, "no draft was accepted"
 
 
+def test_a_second_training_repeats_the_first_and_has_a_loop_of_its_own(tmp_path: Path) -> None:
+    with seer_rollouts(**SMALL) as rollouts:
+        heard = Heard(rollouts)
+        trainers = [toy_trainer(heard, tmp_path / name, max_steps=1) for name in ("a", "b")]
+        for trainer in trainers:
+            trainer.train()
+    first, second = heard.completions
+    assert first == second
+    assert "seer/loop_s" not in trainers[1].state.log_history[0]
+
+
 def test_an_evaluation_uses_its_own_group_size_and_sampling(tmp_path: Path) -> None:
     with seer_rollouts(**SMALL) as rollouts:
         heard = Heard(rollouts)

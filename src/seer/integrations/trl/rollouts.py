@@ -137,7 +137,8 @@ class SeerRollouts:
         )
 
     def close(self) -> None:
-        """End the instances; a later call starts them anew."""
+        """End the instances; a later call starts them anew, and is the first of a training."""
+        self._forget_calls()
         if self.record is not None:
             self.record.end()
         self.instances.close()
@@ -146,8 +147,8 @@ class SeerRollouts:
 
     def _roll_out(self, prompts: list[Any], trainer: Any, settings: RolloutSettings) -> Columns:
         began_s = time.monotonic()
-        call = self._count_call(settings)
         record = self._hold_record(trainer)
+        call = self._count_call(settings)
         rollout = self.instances.sync_with(trainer)
         weights_s = time.monotonic() - began_s
         name = trainer.model.config._name_or_path or type(trainer.model).__name__
@@ -243,12 +244,16 @@ class SeerRollouts:
         self._last_call = (settings.mode, settings.step, call)
         return call
 
+    def _forget_calls(self) -> None:
+        self._last_call = self._began_s = None
+
     def _hold_record(self, trainer: Any) -> TrainingRecord:
         """The run's folder, refused before instances start where it must not be written."""
         if self.record is None or self.record.is_over:
             path = self._run_dir or Path(trainer.args.output_dir) / "seer"
             self.record = TrainingRecord(path, keep_steps=self._keep_steps)
         if self._callback_of is None or self._callback_of() is not trainer:
+            self._forget_calls()
             add_trainer_callback(trainer, self)
             self._callback_of = weakref.ref(trainer)
         return self.record
