@@ -25,7 +25,7 @@ from seer.errors import ConfigError, MissingExtra, SeerError
 from seer.hosting.fleet import HostedFleet
 from seer.hosting.memory_limits import refuse_what_cannot_fit
 from seer.hosting.pool_choice import choose_pool
-from seer.metrics.events import Event, EventSink, discard
+from seer.metrics.events import EventSink, both, discard
 from seer.metrics.summary import Summary
 from seer.ranges import Count, Port, Seed, check
 from seer.runs.arguments import (
@@ -421,15 +421,7 @@ class Rollout:
 
     def _watched(self, events: EventSink) -> EventSink:
         """A sink for these events that `serve_metrics` sees, too."""
-        watch = self._watch
-        if watch is None:
-            return events
-
-        def both(event: Event) -> None:
-            events(event)
-            watch(event)
-
-        return both
+        return events if self._watch is None else both(events, self._watch)
 
     def _require_started(self) -> None:
         if not self._is_started:

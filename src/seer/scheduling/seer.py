@@ -3,9 +3,9 @@
 
 Three differences from the paper, each measured in docs/design/0002-simulator.md:
 
-1. *Ordering.* While memory is scarce, the request that has generated least runs first; while sequence slots are, the
-   one that is expected to need the most (memory_or_slot.py says why). Memory counts as scarcer than slots when a larger
-   share of it is reserved. Probes have no class of their own.
+1. *Ordering.* While memory is scarce, the request that may still need the most tokens runs first; while sequence slots
+   are, the one that is expected to (memory_or_slot.py says why). Memory counts as scarcer when a larger share of it is
+   reserved. Probes have no class of their own.
 2. *Leases.* A request stays on its instance as long as nothing speaks against it (leases.py). Memory is reserved for
    the lease ahead, not for a chunk's end. The prompt's blocks are counted once for siblings on one instance. Without a
    pool a request that leaves would be computed again, so it gets chunks with their memory: half of its context, within

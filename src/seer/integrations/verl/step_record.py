@@ -94,7 +94,7 @@ class StepRecord:
             self._replayed.append(event)
         if isinstance(event, Started):
             self._counts["chunks"] += 1
-            self._counts["moves"] += event.moved_from is not None and event.moved_from != event.instance
+            self._counts["moves"] += event.migrated_from is not None
         elif isinstance(event, Stepped):
             self._counts["drafted_tokens"] += event.num_drafted
             self._counts["accepted_draft_tokens"] += event.num_accepted
