@@ -23,7 +23,7 @@ from typing import Any
 
 from seer.serve.refusals import Refusal, bad_request
 from seer.serve.weight_group import Meeting, TensorInfo, WeightGroup
-from seer.serve.weight_updates import WeightUpdates
+from seer.serve.weight_updates import Update, WeightUpdates
 
 log = logging.getLogger(__name__)
 _MEET = "POST /init_communicator/ first"
@@ -58,9 +58,9 @@ class NamedParams:
         if not self._is_open:
             self._weights.start()
             self._is_open = True
-        self._weights.announce([tensor.num_bytes()])
+        update = self._weights.announce([tensor.num_bytes()])
         self._num_waiting += 1
-        self._last = self._start(self._receive(tensor, self._last))
+        self._last = self._start(self._receive(update, tensor, self._last))
 
     async def settle(self) -> None:
         """Switch the instances to the tensors that were received; nothing happens if there are none."""
@@ -80,10 +80,13 @@ class NamedParams:
             self._last = None
             await self._group.leave()
 
-    async def _receive(self, tensor: TensorInfo, after: asyncio.Task[None]) -> None:
+    async def _receive(self, update: Update, tensor: TensorInfo, after: asyncio.Task[None]) -> None:
+        async def received() -> dict[str, Any]:
+            return {tensor.name: await self._group.receive_one(tensor)}
+
         try:
             await after
-            self._weights.add({tensor.name: await self._group.receive_one(tensor)})
+            await self._weights.receive(update, received())
         finally:
             self._num_waiting -= 1
 

@@ -93,11 +93,9 @@ async def update_weights(service: Service, request: Request) -> Response:
 
 async def receive_tensors(service: Service, info: UpdateInfo) -> None:
     """Tensors that the trainer broadcasts, for the update that is under way."""
-    if not service.weights.is_started:
-        raise bad_request("no weight update was started", hint="POST /start_weight_update first")
     tensors = info.tensors()
-    service.weights.announce([tensor.num_bytes() for tensor in tensors])
-    service.weights.add(await service.group.receive(tensors))
+    update = service.weights.announce([tensor.num_bytes() for tensor in tensors])
+    await service.weights.receive(update, service.group.receive(tensors))
 
 
 async def finish_update(service: Service, request: Request) -> Response:

@@ -8,14 +8,16 @@ Invariants
   1. A path of a request is opened only if it is under `--weights-dir` after every link is followed.
   2. The tensors of one update, in all of its calls, have no more bytes than the machine and no more than MAX_TENSORS.
   3. Updates come one after another; one that its trainer left behind is dropped by the next start, or after
-     `update_idle_s`.
+     `update_idle_s` in which no tensor was being received.
+  4. Tensors that were announced for one update never become part of another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ MAX_TENSORS = 1 << 18
 """Of one update. The largest models have some hundred thousand."""
 
 
+@dataclass(eq=False, slots=True)
+class Update:
+    """A broadcast update that is under way."""
+
+    closed: contextlib.ExitStack
+    """Keeps the gate closed."""
+    tensors: dict[str, Any] = field(default_factory=dict)
+    num_tensors: int = 0
+    num_bytes: int = 0
+    """As announced: a tensor that is sent again counts again."""
+    num_coming: int = 0
+    """Calls whose tensors are being received."""
+    timer: asyncio.TimerHandle | None = None
+
+
 class WeightUpdates:
     """The weight updates of a server."""
 
@@ -41,16 +58,12 @@ class WeightUpdates:
         self._weights_dir = settings.weights_dir
         self._idle_s = settings.limits.update_idle_s
         self._lock = asyncio.Lock()
-        self._tensors: dict[str, Any] | None = None
-        self._num_tensors = self._num_bytes = 0
-        """Of the update that is under way, as announced: a tensor that is sent again counts again."""
-        self._closed = contextlib.ExitStack()
-        self._timer: asyncio.TimerHandle | None = None
+        self._update: Update | None = None
 
     @property
     def is_started(self) -> bool:
         """Whether a broadcast update is under way."""
-        return self._tensors is not None
+        return self._update is not None
 
     async def from_path(self, path: str) -> int:
         """Read weights from a folder or safetensors file; returns the new version."""
@@ -61,47 +74,53 @@ class WeightUpdates:
     def start(self) -> None:
         """Begin a broadcast update: no request starts until `finish`."""
         self.drop()
-        self._tensors = {}
-        self._closed.enter_context(self._gate.updating())
-        self._restart_timer()
+        self._update = update = Update(contextlib.ExitStack())
+        update.closed.enter_context(self._gate.updating())
+        self._restart_timer(update)
 
-    def announce(self, tensor_bytes: Sequence[int]) -> None:
-        """Tensors of these sizes are about to be received; refuse them if the update would be too large."""
-        num_tensors, num_bytes = self._num_tensors + len(tensor_bytes), self._num_bytes + sum(tensor_bytes)
+    def announce(self, tensor_bytes: Sequence[int]) -> Update:
+        """Tensors of these sizes are about to be received for this update; refused if it would be too large."""
+        update = self._started()
+        num_tensors, num_bytes = update.num_tensors + len(tensor_bytes), update.num_bytes + sum(tensor_bytes)
         most = total_memory_bytes()
         if num_bytes > most or num_tensors > MAX_TENSORS:
             raise bad_request(
                 f"the update would have {num_tensors:,} tensors of {num_bytes:,} bytes",
                 hint=f"at most {MAX_TENSORS:,} of {most:,} bytes in all; a new update starts from 0",
             )
-        self._num_tensors, self._num_bytes = num_tensors, num_bytes
+        update.num_tensors, update.num_bytes = num_tensors, num_bytes
+        return update
 
-    def add(self, tensors: Mapping[str, Any]) -> None:
-        """Take tensors of the update."""
-        if self._tensors is None:
-            raise bad_request("no weight update was started", hint="POST /start_weight_update first")
-        self._tensors.update(tensors)
-        self._restart_timer()
+    async def receive(self, update: Update, tensors: Awaitable[Mapping[str, Any]]) -> None:
+        """Wait for tensors that were announced, and take them."""
+        update.num_coming += 1
+        self._restart_timer(update)
+        try:
+            received = await tensors
+        finally:
+            update.num_coming -= 1
+            self._restart_timer(update)
+        if update is not self._update:
+            raise bad_request("the weight update is over", hint="it was finished, dropped or started anew meanwhile")
+        update.tensors.update(received)
 
     async def finish(self) -> int:
         """Switch every instance to the tensors of the update; returns the new version."""
-        if self._tensors is None:
-            raise bad_request("no weight update was started", hint="POST /start_weight_update first")
-        if not self._tensors:
+        update = self._started()
+        if not update.tensors:
             self.drop()
             raise bad_request("the weight update has no tensor", hint="POST /update_weights between start and finish")
-        tensors, closed = self._tensors, self._closed.pop_all()
+        closed = update.closed.pop_all()
         self.drop()  # the next one may be started while this one waits for what runs
         with closed:
-            return await self._apply(tensors)
+            return await self._apply(update.tensors)
 
     def drop(self) -> None:
         """Forget an update that was started; requests start again."""
-        self._tensors = None
-        self._num_tensors = self._num_bytes = 0
-        if self._timer is not None:
-            self._timer.cancel()
-        self._closed.close()
+        update, self._update = self._update, None
+        if update is not None:
+            update.closed.close()
+            self._restart_timer(update)
 
     def resolve(self, path: str) -> Path:
         """A path of a request, if it may be opened."""
@@ -123,7 +142,14 @@ class WeightUpdates:
             await self._backend.session.update_weights(weights)
             return self._backend.weights_version
 
-    def _restart_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._idle_s, self.drop)
+    def _started(self) -> Update:
+        if self._update is None:
+            raise bad_request("no weight update was started", hint="POST /start_weight_update first")
+        return self._update
+
+    def _restart_timer(self, update: Update) -> None:
+        """It runs while the update is under way and none of its tensors come."""
+        if update.timer is not None:
+            update.timer.cancel()
+        if update is self._update and not update.num_coming:
+            update.timer = asyncio.get_running_loop().call_later(self._idle_s, self.drop)

@@ -15,7 +15,9 @@ pytest.importorskip("fastapi")
 
 from seer.errors import ConfigError
 from seer.serve.keys import Keys
+from seer.serve.refusals import Refusal
 from seer.serve.settings import Limits, ServeSettings
+from seer.serve.weight_updates import WeightUpdates
 from seer.sim import virtual_time
 from served import Served, a_server, until
 
@@ -266,6 +268,46 @@ def test_an_update_that_was_started_and_left_behind_is_dropped() -> None:
     asyncio.run(scenario())
 
 
+async def broadcast(weights: WeightUpdates, tensor: str, seconds: float = 0.0) -> None:
+    """A trainer broadcasts a tensor, which takes so long."""
+
+    async def received() -> dict[str, str]:
+        await asyncio.sleep(seconds)
+        return {"a": tensor}
+
+    await weights.receive(weights.announce([4]), received())
+
+
+def test_an_update_whose_tensors_come_is_not_left_behind() -> None:
+    async def scenario() -> None:
+        async with a_server(ServeSettings(limits=Limits(update_idle_s=10.0))) as served:
+            weights = served.service.weights
+            weights.start()
+            await asyncio.gather(*(broadcast(weights, "slow", seconds) for seconds in (30.0, 5.0)))
+            assert weights.is_started
+            await asyncio.sleep(11.0)
+            assert not weights.is_started
+
+    virtual_time.run(scenario())
+
+
+def test_tensors_of_an_update_that_is_over_do_not_become_part_of_the_next() -> None:
+    async def scenario() -> None:
+        async with a_server() as served:
+            weights = served.service.weights
+            weights.start()
+            late = asyncio.create_task(broadcast(weights, "old", 5.0))
+            await asyncio.sleep(1.0)
+            weights.start()
+            await broadcast(weights, "new")
+            with pytest.raises(Refusal, match="the weight update is over"):
+                await late
+            await weights.finish()
+            assert served.fleet.updates == [{"a": "new"}]
+
+    virtual_time.run(scenario())
+
+
 def test_an_update_that_is_being_finished_is_not_dropped() -> None:
     async def scenario() -> None:
         async with a_server(ServeSettings(limits=Limits(update_idle_s=10.0)), step_s=1.0) as served:
@@ -273,7 +315,7 @@ def test_an_update_that_is_being_finished_is_not_dropped() -> None:
             running = asyncio.create_task(served.post("/v1/completions", LONG))
             await in_flight(served, 1)
             weights.start()
-            weights.add({"a": "first"})
+            await broadcast(weights, "first")
             finishing = asyncio.create_task(weights.finish())
             await asyncio.sleep(20.0)  # virtual seconds, in which it waits for what runs under the old weights
             assert not running.done()
@@ -291,11 +333,11 @@ def test_an_update_may_be_started_while_another_one_is_being_finished() -> None:
             running = asyncio.create_task(served.post("/v1/completions", LONG))
             await in_flight(served, 1)
             weights.start()
-            weights.add({"a": "first"})
+            await broadcast(weights, "first")
             first = asyncio.create_task(weights.finish())
             await until(lambda: not weights.is_started)
             weights.start()
-            weights.add({"a": "second"})
+            await broadcast(weights, "second")
             assert (await first, (await running).status_code) == (1, 200)
             assert (await served.post("/v1/completions", LONG)).status_code == 503
             assert await weights.finish() == 2
