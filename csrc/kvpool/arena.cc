@@ -65,12 +65,32 @@ class Arena::Locked {
       arena.index_.rebuild();
       file_.lock_is_consistent();
     }
+    if (arena.has_unended_) arena.give_up_unended();
   }
+  Locked(const Locked&) = delete;
   ~Locked() { file_.unlock(); }
 
  private:
   SharedFile& file_;
 };
+
+Arena::Locked Arena::lock_to_end(const std::vector<Copy>& copies) {
+  try {
+    return Locked(*this);
+  } catch (const PoolFailure&) {
+    const std::lock_guard<std::mutex> hold(unended_mutex_);
+    unended_.insert(unended_.end(), copies.begin(), copies.end());
+    has_unended_ = true;
+    throw;
+  }
+}
+
+void Arena::give_up_unended() {
+  const std::lock_guard<std::mutex> hold(unended_mutex_);
+  for (const Copy& copy : unended_) index_.give_up(copy.entry, copy.generation);
+  unended_.clear();
+  has_unended_ = false;
+}
 
 void Arena::create(const std::string& arena_path, const std::string& slab_path, Config config) {
   if (config.ssd_slots) {
@@ -183,12 +203,14 @@ std::vector<bool> Arena::put(const uint8_t* keys, const std::vector<Buffer>& blo
     }
     may_crash(CrashPoint::kCopied);
     if (!reserved.empty()) {
-      Locked locked(*this);
+      std::vector<Copy> copies;
+      for (const Reserved& one : reserved) copies.push_back({one.entry, one.generation});
+      Locked locked = lock_to_end(copies);
       for (const Reserved& one : reserved) {
         const uint8_t* key = keys + one.block * kKeyBytes;
         // By now its weights version may have ended, or another writer been faster.
         if (index_.weights_version_dropped(key) || is_held(one.block)) {
-          index_.abandon(one.entry, one.generation);
+          index_.give_up(one.entry, one.generation);
         } else if (index_.publish(one.entry, one.generation, one.sum)) {
           acknowledge(one.block, one.entry);
           index_.count(kBytesPut, blocks[one.block].bytes);
@@ -284,7 +306,7 @@ void Arena::promote_from(const uint8_t* key, const Buffer& block) {
   }
   const uint64_t block_sum = copy_sum(file_.at(dram_offset(move.to)), block.data, block.bytes);
   may_crash(CrashPoint::kPromoteCopied);
-  Locked locked(*this);
+  Locked locked = lock_to_end({{move.entry, move.generation}});
   index_.end_promote(move, block_sum == index_.entry(move.entry).sum);
 }
 
@@ -307,7 +329,7 @@ bool Arena::promote_one(const uint8_t* key) {
   const bool read = read_summed(slab_, file_.at(dram_offset(move.to)), move.length, ssd_offset(move.from), &block_sum);
   may_crash(CrashPoint::kPromoteCopied);
   const bool good = read && block_sum == sum_held;
-  Locked locked(*this);
+  Locked locked = lock_to_end({{move.entry, move.generation}});
   index_.end_promote(move, good);  // a bad SSD copy is left for `get` to find and count
   return good;
 }
@@ -332,7 +354,9 @@ uint32_t Arena::spill(uint32_t wanted, bool may_evict) {
     written.push_back(write_all(slab_, file_.at(dram_offset(move.from)), move.length, ssd_offset(move.to)));
   may_crash(CrashPoint::kSpillWritten);
   if (!moves.empty()) {
-    Locked locked(*this);
+    std::vector<Copy> copies;
+    for (const Index::Move& move : moves) copies.push_back({move.entry, move.generation});
+    Locked locked = lock_to_end(copies);
     for (size_t i = 0; i < moves.size(); ++i) freed += index_.end_spill(moves[i], written[i]);
   }
   if (freed) SharedFile::ring(file_.header()->room_bell);

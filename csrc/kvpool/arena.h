@@ -11,8 +11,11 @@
 //   3. `get` copies without the lock and believes the copy only when its checksum is the entry's. A mismatch is
 //      corruption if the entry has not changed during the copy, else the copy is tried again.
 //   4. No wait is longer than the deadline the arena was opened with.
+//   5. A copy whose end could not be noted, because the lock was not given in time, is given up by the next call of this
+//      process that gets the lock. Nobody else may: this process lives, and could still be copying.
 #pragma once
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -61,6 +64,12 @@ class Arena {
 
  private:
   class Locked;
+  struct Copy {  // under way: the entry, as it was when the copy began
+    uint32_t entry;
+    uint64_t generation;
+  };
+  Locked lock_to_end(const std::vector<Copy>& copies);
+  void give_up_unended();
   struct Found {  // an entry as it was under the lock
     uint32_t entry = kNone;
     uint64_t generation = 0, word = 0, sum = 0;
@@ -83,6 +92,9 @@ class Arena {
   double deadline_s_;
   bool keeper_stuck_ = false;  // the last round of `keep` found nothing it may move
   std::atomic<bool> stopping_{false};
+  std::mutex unended_mutex_;
+  std::vector<Copy> unended_;  // invariant 5
+  std::atomic<bool> has_unended_{false};
 };
 
 }  // namespace seer::kvpool

@@ -282,8 +282,12 @@ bool Index::publish(uint32_t e, uint64_t generation, uint64_t block_sum) {
   return true;
 }
 
-void Index::abandon(uint32_t e, uint64_t generation) {
-  if (mine(e, generation, State::kReserved, Tier::kNoTier, kNoSlot)) cancel(e);
+void Index::give_up(uint32_t e, uint64_t generation) {
+  Word at;
+  Claim by;
+  if (unpack(entries_[e].word.load(), &at) && unpack(entries_[e].claim.load(), &by) && at.state != State::kFree &&
+      by.client == file_.client() && entries_[e].generation == generation)
+    cancel(e);
 }
 
 void Index::cancel(uint32_t e) {

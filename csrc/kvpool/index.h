@@ -40,7 +40,7 @@ class Index {
   uint32_t reserve(const uint8_t* key, uint32_t length);  // kNone: no DRAM slot is free
   // The reservation becomes a held block; false when a repair took it away.
   bool publish(uint32_t e, uint64_t generation, uint64_t sum);
-  void abandon(uint32_t e, uint64_t generation);  // the reservation is given up
+  void give_up(uint32_t e, uint64_t generation);  // this client's reservation or copy of it, if it is there still
   void drop(uint32_t e);                          // a held entry; if somebody is copying it, it goes when the copy ends
 
   // Spilling. `begin_spill` frees clean copies at once and claims SSD slots for dirty ones, at most `wanted` in all.
