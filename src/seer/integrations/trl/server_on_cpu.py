@@ -8,10 +8,11 @@ over gloo: the trainer, its configuration and every HTTP call stay TRL's own. On
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import torch
 from trl.generation.vllm_client import VLLMClient
@@ -22,6 +23,7 @@ BUFFER_BYTES = 1 << 30
 """As vLLM's packed broadcast, which the server expects."""
 JOIN_DEADLINE = timedelta(seconds=120)
 Metadata = Sequence[tuple[str, str, list[int]]]
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -41,12 +43,9 @@ def _join(client: Any, device: object = "cpu") -> None:
     world_size = client.get_world_size() + 1
     meeting = {"master_address": "127.0.0.1", "master_port": client.group_port}
     info = {**meeting, "rank_offset": 1, "world_size": world_size, "packed": True, "backend": "gloo"}
-    with ThreadPoolExecutor(max_workers=1) as other:
-        joined = other.submit(client._post, f"{client.base_url}/init_weight_transfer_engine", json={"init_info": info})
-        client.communicator = GlooGroup(
-            "127.0.0.1", client.group_port, rank=0, world_size=world_size, deadline=JOIN_DEADLINE
-        )
-        joined.result()
+    group = _beside(GlooGroup, "127.0.0.1", client.group_port, rank=0, world_size=world_size, deadline=JOIN_DEADLINE)
+    client._post(f"{client.base_url}/init_weight_transfer_engine", json={"init_info": info})
+    client.communicator = group.result()
 
 
 def _update(client: Any, metadata: Metadata, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -55,13 +54,32 @@ def _update(client: Any, metadata: Metadata, named_params: Iterator[tuple[str, t
     info = {"names": names, "dtype_names": dtypes, "shapes": shapes}
     if not client._updating_weights:
         client._start_weight_update()
-    with ThreadPoolExecutor(max_workers=1) as other:
-        sent = other.submit(client._post, f"{client.base_url}/update_weights", json={"update_info": info})
-        for packed in pack((tensor for _, tensor in named_params), BUFFER_BYTES):
-            client.communicator.broadcast(packed, src=0)
-        sent.result()
+    sent = _beside(_broadcast, client.communicator, named_params)
+    client._post(f"{client.base_url}/update_weights", json={"update_info": info})
+    sent.result()
     if not client._updating_weights:
         client._finish_weight_update()
+
+
+def _beside(work: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+    """Do the trainer's half of something in a thread. The server's is a request, which waits for this half and is
+    answered at once if it is refused; then nobody waits for this half any more.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*arguments, **named))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, name="seer-trainer-weights", daemon=True).start()
+    return done
+
+
+def _broadcast(group: GlooGroup, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
+    for packed in pack((tensor for _, tensor in named_params), BUFFER_BYTES):
+        group.broadcast(packed, src=0)
 
 
 def pack(tensors: Iterator[torch.Tensor], buffer_bytes: int) -> Iterator[torch.Tensor]:
