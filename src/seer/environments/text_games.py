@@ -60,7 +60,9 @@ class TextGame:
         seed_of: Callable[[Conversation], int] | None = None,
         role: str = "user",
     ) -> None:
-        """`seed_of` seeds a game, by default `prompt_seed`: all responses to equal prompts play the same one."""
+        """`make` is called on the event loop, where async games belong: what takes time belongs into `reset`. `seed_of`
+        seeds a game, by default `prompt_seed`: all responses to equal prompts play the same one.
+        """
         self._make, self._seed_of, self._role = make, seed_of or prompt_seed, role
         self._played: dict[Key, _Played] = {}
 
