@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -401,3 +402,34 @@ def test_parts_are_left_alone_without_turns_and_where_a_full_block_is_missing() 
 
 def saved_of(jobs: Any) -> list[int]:
     return [block for job in jobs for block in job.blocks]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_load_that_fails_gives_its_buffers_back(is_async: bool) -> None:
+    """A device may be out of memory for a moment; the loads after that must not wait for buffers for ever."""
+
+    class Full:
+        """A layer that cannot be written to."""
+
+        shape = (40, 96)
+
+        def index_copy_(self, *_: Any) -> None:
+            raise torch.OutOfMemoryError
+
+    pool, memory = MemoryPool(), kv_memory()
+    block_bytes = sum(layer[0].numel() * 4 for layer in memory)
+    transfer = a_transfer(pool, memory, num_load_buffers=2, buffer_bytes=8 * block_bytes)
+    keys, source, target = [bytes([i]) * 32 for i in range(5)], [1, 2, 3, 4, 5], [11, 12, 13, 14, 15]
+    transfer.save([jobs(keys, source)[0]], [])
+    transfer.settle()
+    layers, transfer._layers = transfer._layers, [Full()]
+    for _ in range(2):
+        with contextlib.nullcontext() if is_async else pytest.raises(torch.OutOfMemoryError):
+            transfer.load([jobs(keys, target, is_async=is_async)[1]])
+        transfer._loader.submit(lambda: None).result(30)  # the load before it has ended
+    assert transfer.take_failed() == (set(target) if is_async else set())
+    assert transfer._load_buffers.qsize() == 2
+    transfer._layers = layers
+    transfer.load([jobs(keys, target)[1]])
+    assert all(torch.equal(layer[source], layer[target]) for layer in memory)
+    transfer.close()

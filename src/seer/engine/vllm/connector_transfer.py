@@ -15,6 +15,7 @@ Invariants
      load are complete when `take_loaded` returns its request.
   3. A block that could not be loaded is returned by `take_failed`, exactly once per load.
   4. Saves and frees reach the pool in the order of their calls.
+  5. A load gives its buffers back whatever becomes of it: the loads after it wait for them.
 """
 
 from __future__ import annotations
@@ -225,15 +226,21 @@ class BlockTransfer:
         blocks = [block for job in jobs for block in job.blocks]
         keys = [key for job in jobs for key in keys_of_part(job.keys, self._part)]
         reading: deque[tuple[list[int], _HostBuffer, list[Future[list[bool]]]]] = deque()
-        for start in range(0, len(blocks), self._buffer_blocks):
-            part = slice(start, start + self._buffer_blocks)
-            if reading and self._load_buffers.empty():
+        try:
+            for start in range(0, len(blocks), self._buffer_blocks):
+                part = slice(start, start + self._buffer_blocks)
+                if reading and self._load_buffers.empty():
+                    self._scatter(*reading.popleft())
+                # Here and in order: readers that waited for buffers could block each other.
+                buffer, reads = self._load_buffers.get(), list[Future[list[bool]]]()
+                reading.append((blocks[part], buffer, reads))
+                reads += self._read_all(buffer, keys[part])
+            while reading:
                 self._scatter(*reading.popleft())
-            # Here and in order: readers that waited for buffers could block each other.
-            buffer = self._load_buffers.get()
-            reading.append((blocks[part], buffer, self._read_all(buffer, keys[part])))
-        for read in reading:
-            self._scatter(*read)
+        finally:
+            for _, buffer, reads in reading:  # after an error
+                wait(reads)  # they fill the buffer
+                self._load_buffers.put(buffer)
 
     def _read_all(self, buffer: _HostBuffer, keys: list[bytes]) -> list[Future[list[bool]]]:
         """Fill a buffer from the pool with all reader threads."""
@@ -258,6 +265,13 @@ class BlockTransfer:
             return [False] * len(keys)
 
     def _scatter(self, blocks: list[int], buffer: _HostBuffer, reads: Sequence[Future[list[bool]]]) -> None:
+        """Write a buffer's blocks to the KV memory, and give the buffer back."""
+        try:
+            self._write(blocks, buffer, reads)
+        finally:
+            self._load_buffers.put(buffer)
+
+    def _write(self, blocks: list[int], buffer: _HostBuffer, reads: Sequence[Future[list[bool]]]) -> None:
         found = [hit for read in reads for hit in read.result()]
         self._counts["loaded_blocks"] += sum(found)
         if not all(found):
@@ -276,7 +290,6 @@ class BlockTransfer:
             end = start + layer.shape[1]
             layer.index_copy_(0, index, rows[:, start:end])
             start = end
-        self._load_buffers.put(buffer)
 
     # Called by vLLM through the connector
 
