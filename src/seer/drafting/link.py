@@ -57,7 +57,7 @@ class Link:
         if config.keys is not None:
             config.keys.secure(self._socket)
         self._socket.connect(address)
-        self._waiting_since: float | None = None
+        self._pushed_s = 0.0
         self._unreachable_since: float | None = None
         self._fetched_s: float | None = None  # None: fetch at the next step
         self._down = False
@@ -75,7 +75,7 @@ class Link:
         """Take in answers, notice an outage, and send what is due."""
         self._receive(now)
         patience_s = self._config.answer_within_s
-        if self._waiting_since is not None and now - self._waiting_since > patience_s:
+        if now - self._oldest_question_s(now) > patience_s:
             self._lost(f"no answer for {patience_s:g} s")
         if not self._socket.poll(0, zmq.POLLOUT):
             # Not connected: normal while a connection is being made, an outage if it lasts.
@@ -89,16 +89,23 @@ class Link:
         due = self.replica.due_at(self._pace.between_messages(self._config.ship_after_s, now))
         hurry = bool(self._flushes)
         if due is not None and (due <= now or hurry) and not self.replica.pushing:
+            self._pushed_s = now
             push = self.replica.next_push()
             if push is not None:
-                self._send_question(push, now)
+                self._send_question(push)
         if (self._is_fetch_due(now) or hurry) and not self.replica.fetching:
             self._fetched_s = now
             # A flush asks even without groups: the answer proves that the server handled all messages before it.
             fetch = self.replica.next_fetch(even_if_idle=hurry)
             if fetch is not None:
-                self._send_question(fetch, now)
+                self._send_question(fetch)
         self._finish_flushes()
+
+    def _oldest_question_s(self, now: float) -> float:
+        """When the older of the questions that wait for an answer was sent. Their answers may take turns."""
+        pushed_s = self._pushed_s if self.replica.pushing else now
+        fetched_s = self._fetched_s if self.replica.fetching and self._fetched_s is not None else now
+        return min(pushed_s, fetched_s)
 
     def _is_fetch_due(self, now: float) -> bool:
         # Not a time kept from the last fetch: a draft since then may have made the next one due earlier.
@@ -144,17 +151,13 @@ class Link:
                 continue
             if self.replica.receive(reply, now):
                 self._fetched_s = None
-            if not self.replica.pushing and not self.replica.fetching:
-                self._waiting_since = None
             if self._down:
                 self._down = False
                 logger.info("draft server %s is back", self.address)
 
-    def _send_question(self, message: Request, now: float) -> None:
+    def _send_question(self, message: Request) -> None:
         if not self._send(message):
             self.replica.lose()  # the connection just broke; none of this was sent
-        elif self._waiting_since is None:
-            self._waiting_since = now
 
     def _send(self, message: Request) -> bool:
         try:
@@ -165,7 +168,6 @@ class Link:
 
     def _lost(self, why: str) -> None:
         self.replica.lose()
-        self._waiting_since = None
         if not self._down:
             self._down = True
             logger.warning("draft server %s: %s; drafting from local history until it is back", self.address, why)

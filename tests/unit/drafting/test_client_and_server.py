@@ -19,7 +19,7 @@ from seer.drafting.index import DraftIndex
 from seer.drafting.link import Link
 from seer.drafting.pace import SLOWEST_S, Pace
 from seer.drafting.server import DraftServer, ServerConfig
-from seer.drafting.wire import Ask, Refused, Status, decode, encode
+from seer.drafting.wire import Ask, Fetch, Fetched, Push, Pushed, Refused, Status, decode, encode
 from seer.errors import DraftError
 from tcp_relay import TcpRelay
 
@@ -275,6 +275,81 @@ def test_a_server_that_never_answers_is_said_once(caplog: pytest.LogCaptureFixtu
                 assert not client.flush(0.2)
             assert client.draft([("g", "b")], [2]).draft(0).tokens.tolist() == [1, 2]
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
+@contextlib.contextmanager
+def linked() -> Iterator[tuple[Link, "zmq.Socket[bytes]"]]:
+    """A link whose group has a new token, and the socket of a server that answers what the test tells it to."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
+        server.setsockopt(zmq.LINGER, 0)
+        server.bind(ANY_PORT)
+        address, index = server.getsockopt_string(zmq.LAST_ENDPOINT), DraftIndex()
+        config = ClientConfig(servers=(address,), ship_after_s=0.0, fetch_every_s=0.0, answer_within_s=2.0)
+        link = Link(address, index, config, Pace())
+        grow(link, 0.0)
+        try:
+            give_up_s = time.monotonic() + DEADLINE_S
+            while not (link.replica.pushing and link.replica.fetching):  # until it is connected
+                link.step(0.0)
+                assert time.monotonic() < give_up_s
+            yield link, server
+        finally:
+            link.close()
+
+
+def grow(link: Link, now_s: float) -> None:
+    """The group's response has one more token."""
+    index = link.replica._index
+    link.replica.note(7, 1, index.append_one(7, 1, [5], previous_count=index.length(7, 1)), 3600.0, now_s)
+
+
+def next_question(server: "zmq.Socket[bytes]") -> tuple[bytes, Push | Fetch]:
+    while True:
+        assert server.poll(int(DEADLINE_S * 1000)), "no question"
+        peer, frame = server.recv_multipart()
+        message = decode(frame)
+        if isinstance(message, Push | Fetch):
+            return peer, message
+
+
+def answer_to(message: Push | Fetch) -> bytes:
+    if isinstance(message, Push):
+        return encode(Pushed(message.sequence, 1, [tail.start + len(tail.tokens) // 4 for tail in message.tails]))
+    return encode(Fetched(message.sequence, 1, [0] * len(message.known), [], [], False))
+
+
+def test_a_server_that_answers_each_question_in_time_is_never_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """A push and a fetch take turns: at no moment is there none that waits."""
+    with linked() as (link, server):
+        waiting = [next_question(server), next_question(server)]
+        for second in range(1, 10):
+            peer, message = waiting.pop(0)
+            grow(link, second)
+            server.send_multipart([peer, answer_to(message)])
+            Link.wait([link], DEADLINE_S)
+            link.step(second)  # the answer to a question of two seconds ago, and the next question of its kind
+            waiting.append(next_question(server))
+            assert type(waiting[-1][1]) is type(message)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("silent", [Push, Fetch])
+def test_a_server_that_leaves_one_kind_of_question_unanswered_is_gone(
+    silent: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    with linked() as (link, server):
+        waiting = dict(zip((Push, Fetch), (next_question(server), next_question(server)), strict=True))
+        answered = Fetch if silent is Push else Push
+        for second in range(1, 4):
+            peer, message = waiting[answered]
+            grow(link, second)
+            server.send_multipart([peer, answer_to(message)])
+            Link.wait([link], DEADLINE_S)
+            assert not caplog.records
+            link.step(second)
+            if second < 3:
+                waiting[answered] = next_question(server)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_a_bad_frame_is_refused_and_the_server_goes_on() -> None:
