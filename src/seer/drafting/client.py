@@ -10,6 +10,7 @@ Invariants
   1. `observe`, `draft`, `register` and `drop` do no I/O; they pass work to the background thread through one queue.
   2. Every wait of the background thread ends when its next task is due.
   3. An outage is logged once when it begins and once when it ends, per server.
+  4. Nothing waits in the queue for a background thread that has failed.
 
 Threads: the background thread owns the replicas and sockets. Streams and the set of groups are under one lock, which
 is held for work on the local index only.
@@ -84,6 +85,7 @@ class DraftClient:
         self._groups: set[int] = set()  # every group the index may hold
         self._jobs: deque[Callable[[list[Link]], None]] = deque()
         self._closing = threading.Event()
+        self._failed = threading.Event()
         self._pace = Pace()
         self._thread: threading.Thread | None = None
         if self._config.servers:
@@ -170,7 +172,7 @@ class DraftClient:
                 self._groups.clear()
             done.set()
 
-        if self._thread is None:
+        if not self._exchanges:
             switch([])
             return
         self._jobs.append(switch)
@@ -179,8 +181,8 @@ class DraftClient:
 
     def flush(self, timeout_s: float) -> bool:
         """Ship everything now and fetch once more; False if that took longer. It waits: never call it between steps."""
-        if self._thread is None:
-            return True
+        if not self._exchanges:
+            return self._thread is None
         done = threading.Event()
         self._jobs.append(lambda links: _begin_flush(links, done))
         return done.wait(timeout_s)
@@ -198,9 +200,14 @@ class DraftClient:
         self._pace.called(time.monotonic())
         with self._lock:
             self._groups.update(stream.group for stream in streams)
-        if self._thread is not None:
+        if self._exchanges:
             grown = [(stream.group, stream.number, stream.length) for stream in streams]
             self._jobs.append(lambda links: self._note(links, grown))
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether there is a background thread to do jobs."""
+        return self._thread is not None and not self._failed.is_set()
 
     # ---- the background thread
 
@@ -211,7 +218,7 @@ class DraftClient:
             replica.note(group, stream, length, self._config.default_ttl_s, now)
 
     def _post(self, group: int, action: Callable[[Link], None]) -> None:
-        if self._thread is not None:
+        if self._exchanges:
             self._jobs.append(lambda links: action(links[shard_of(group, len(links))]))
 
     def _drop(self, link: Link, group: int) -> None:
@@ -225,6 +232,8 @@ class DraftClient:
         except Exception:
             # Without this the thread would end silently. Drafting goes on without servers.
             logger.exception("draft client stopped synchronising; drafting from local history from now on")
+            self._failed.set()
+            self._jobs.clear()
 
     def _synchronise(self) -> None:
         config = self._config

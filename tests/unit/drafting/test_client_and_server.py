@@ -352,6 +352,28 @@ def test_a_server_that_leaves_one_kind_of_question_unanswered_is_gone(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
+def test_a_client_whose_thread_has_failed_drafts_on_and_keeps_nothing_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Link, now: float) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Link, "step", fail)
+    with a_client("tcp://127.0.0.1:1") as client:
+        assert client._thread is not None
+        client._thread.join(DEADLINE_S)
+        client.register("g", 60.0)
+        client.observe("g", "a", [1, 2, 3, 4])
+        client.observe("h", "b", [1])
+        client.drop("h")
+        assert client.draft([("g", "new")], [2]).draft(0).tokens.tolist() == [1, 2]
+        assert not client.flush(DEADLINE_S)
+        client.begin_weights_version(1)
+        assert client.index.stats().groups == 0
+        assert not client._jobs
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
 def test_a_bad_frame_is_refused_and_the_server_goes_on() -> None:
     with serving() as address:
         assert isinstance(ask(address, b"hello"), Refused)
