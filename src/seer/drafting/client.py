@@ -12,8 +12,8 @@ Invariants
   3. An outage is logged once when it begins and once when it ends, per server.
   4. Nothing waits in the queue for a background thread that has failed.
 
-Threads: the background thread owns the replicas and sockets. Streams and the set of groups are under one lock, which
-is held for work on the local index only.
+Threads: the background thread owns the replicas and sockets. Streams are under one lock, which is held for work on the
+local index only.
 """
 
 import logging
@@ -35,7 +35,6 @@ from seer.drafting.index_session import DraftBatch, IndexSession
 from seer.drafting.link import Link
 from seer.drafting.pace import Pace
 from seer.drafting.streams import Stream, Streams
-from seer.errors import DeadlineExceeded
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,6 @@ class DraftClient:
         self.index = DraftIndex(self._config.memory_limit_bytes)
         self._streams = Streams(self.index, secrets.randbits(63))
         self._lock = threading.Lock()
-        self._groups: set[int] = set()  # every group the index may hold
         self._jobs: deque[Callable[[list[Link]], None]] = deque()
         self._closing = threading.Event()
         self._failed = threading.Event()
@@ -97,10 +95,8 @@ class DraftClient:
     def register(self, group: Name, ttl_s: float, *, prompt: ArrayLike | None = None) -> None:
         """Follow a group until unused here for `ttl_s` seconds; its prompt helps the first drafts."""
         number = number_of(group)
-        with self._lock:
-            self._groups.add(number)
-            if prompt is not None:
-                self.index.set_prompt(number, prompt)
+        if prompt is not None:
+            self.index.set_prompt(number, prompt)
         self._post(number, lambda link: link.replica.register(number, ttl_s, time.monotonic()))
 
     def observe(self, group: Name, request: Name, tokens: ArrayLike, *, previous_count: int | None = None) -> None:
@@ -141,43 +137,17 @@ class DraftClient:
         """Look requests up once, to observe and draft for them several times."""
         self._pace.drafted(time.monotonic())
         with self._lock:
-            followed = IndexSession(self.index, self._streams, requests, self._note_growth)
-            self._groups.update(number_of(group) for group, _ in requests)
-        return followed
+            return IndexSession(self.index, self._streams, requests, self._note_growth)
 
     def drop(self, group: Name) -> None:
         """Forget a finished group, here and on its server."""
         number = number_of(group)
         with self._lock:
             self._streams.drop(group)
-            self._groups.discard(number)
         self.index.drop([number])
         self._post(number, lambda link: self._drop(link, number))
 
     # ---- the owner's calls
-
-    def begin_weights_version(self, weights_version: int, timeout_s: float = 5.0) -> None:
-        """Forget all groups and continue under new weights; the learned correction of confidences stays.
-
-        Waits for the background thread, so that nothing of the old weights version can arrive afterwards.
-        """
-        done = threading.Event()
-
-        def switch(links: list[Link]) -> None:
-            for link in links:
-                link.replica.begin_weights_version(weights_version)
-            with self._lock:
-                self._streams.clear()
-                self.index.drop(sorted(self._groups))
-                self._groups.clear()
-            done.set()
-
-        if not self._exchanges:
-            switch([])
-            return
-        self._jobs.append(switch)
-        if not done.wait(timeout_s):
-            raise DeadlineExceeded("switching the draft client to a new weights version", timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Ship everything now and fetch once more; False if that took longer. It waits: never call it between steps."""
@@ -198,8 +168,6 @@ class DraftClient:
 
     def _note_growth(self, streams: Sequence[Stream]) -> None:
         self._pace.called(time.monotonic())
-        with self._lock:
-            self._groups.update(stream.group for stream in streams)
         if self._exchanges:
             grown = [(stream.group, stream.number, stream.length) for stream in streams]
             self._jobs.append(lambda links: self._note(links, grown))

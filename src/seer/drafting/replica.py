@@ -133,16 +133,6 @@ class Replica:
         self._forget(group)
         self._finished.add(group)
 
-    def begin_weights_version(self, weights_version: int) -> None:
-        """Forget every group; answers to the old weights version's questions no longer count."""
-        self._weights_version = weights_version
-        self._groups.clear()
-        self._dirty.clear()
-        self._unregistered.clear()
-        self._finished.clear()
-        self._push = None
-        self._fetch = None
-
     def expire(self, now: float) -> list[int]:
         """Stop synchronising groups that were unused for their time to live, and return them."""
         over = [number for number, group in self._groups.items() if now > group.expires_at]

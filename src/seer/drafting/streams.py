@@ -93,10 +93,6 @@ class Streams:
         stream.base = start
         stream.length = 0
 
-    def clear(self) -> None:
-        """Forget all requests."""
-        self._by_request.clear()
-
     def drop(self, group: Name) -> None:
         """Forget the requests of a group."""
         for key in [key for key in self._by_request if key[0] == group]:

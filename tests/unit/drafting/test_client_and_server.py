@@ -204,32 +204,6 @@ def test_weights_versions_do_not_see_each_other() -> None:
         assert new.index.requests(number_of("g")) == []
 
 
-def test_a_client_goes_from_weights_version_to_weights_version() -> None:
-    with serving() as address, a_client(address, weights_version=1) as one, a_client(address, weights_version=1) as two:
-        for client in (one, two):
-            client.register("g", ttl_s=60.0)
-        one.observe("g", "a", [1, 2, 3])
-        assert one.flush(DEADLINE_S)
-        assert two.flush(DEADLINE_S)
-        for client in (one, two):
-            client.begin_weights_version(2)
-            assert client.index.stats().groups == 0
-            client.register("g", ttl_s=60.0)
-        one.observe("g", "a", [7, 8])
-        assert one.flush(DEADLINE_S)
-        assert two.flush(DEADLINE_S)
-        assert two.index.tokens(number_of("g"), number_of("a")).tolist() == [7, 8]
-
-
-def test_a_client_without_servers_forgets_the_old_weights_version_too() -> None:
-    with a_client() as client:
-        client.register("h", ttl_s=60.0, prompt=[1, 2, 3])
-        client.observe("g", "a", [1, 2, 3])
-        client.begin_weights_version(1)
-        assert client.index.stats().groups == 0
-        assert client.draft([("g", "b")], [2]).counts.tolist() == [0]
-
-
 def test_a_server_that_restarts_gets_its_logs_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="seer.drafting.link")
     with contextlib.ExitStack() as stack:
@@ -368,8 +342,6 @@ def test_a_client_whose_thread_has_failed_drafts_on_and_keeps_nothing_for_it(
         client.drop("h")
         assert client.draft([("g", "new")], [2]).draft(0).tokens.tolist() == [1, 2]
         assert not client.flush(DEADLINE_S)
-        client.begin_weights_version(1)
-        assert client.index.stats().groups == 0
         assert not client._jobs
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
