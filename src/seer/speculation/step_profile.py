@@ -2,7 +2,8 @@
 """Measured step costs of an engine: the file that `seer profile` writes and instances start from.
 
 Points lie on a grid of (requests, tokens per request, context tokens). Between them the cost is interpolated linearly.
-Beyond the last it is extrapolated from the last two; below the first it is constant. Does not import PyTorch.
+Beyond the last it is extrapolated from the last two, never downwards; below the first it is constant. Does not import
+PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from seer.errors import InputError
 from seer.machine.json_files import UNREADABLE, read_object
 from seer.machine.whole_files import write_whole
-from seer.ranges import Count, CountOrZero, SecondsOrZero
+from seer.ranges import Count, CountOrZero, Seconds, SecondsOrZero
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ProfilePoint:
     tokens_per_request: Count
     """1 is plain decoding; 1 + n verifies n draft tokens."""
     context_tokens: CountOrZero
-    step_s: SecondsOrZero
+    step_s: Seconds
     """Median over `num_steps`."""
     num_steps: Count
     spread_s: SecondsOrZero
@@ -68,7 +69,7 @@ class StepProfile:
                 for batch in batches
             ]
             by_context.append(_line(batches, by_batch, at=num_requests))
-        return max(0.0, _line(contexts, by_context, at=at))
+        return _line(contexts, by_context, at=at)
 
     def draft_s(self, num_requests: int, depth: float) -> float:
         """Seconds to draft for a step."""
@@ -103,4 +104,6 @@ def _line(xs: Sequence[float], ys: Sequence[float], *, at: float) -> float:
         return ys[0]
     upper = min(max(1, bisect_left(xs, at)), len(xs) - 1)
     x0, x1, y0, y1 = xs[upper - 1], xs[upper], ys[upper - 1], ys[upper]
-    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    if at > x1:  # a falling line is noise, and far enough along it every step would be free
+        y0 = min(y0, y1)
+    return y1 + (y1 - y0) * (at - x1) / (x1 - x0)
