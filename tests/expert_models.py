@@ -42,25 +42,38 @@ DEEPSEEK: dict[str, Any] = {
 }
 
 
-def make_qwen3_moe(folder: Path, seed: int = 0) -> Path:
+def qwen3_moe(seed: int = 0, **changes: Any) -> Any:
+    """A model of transformers in memory; `changes` are of its configuration."""
     from transformers import Qwen3MoeConfig
 
-    return _save(Qwen3MoeConfig(**COMMON | QWEN), folder, seed)
+    return _random(Qwen3MoeConfig(**COMMON | QWEN | changes), seed)
+
+
+def deepseek(seed: int = 0, **changes: Any) -> Any:
+    """The same of DeepSeek-V3's shape."""
+    from transformers import DeepseekV3Config
+
+    return _random(DeepseekV3Config(**COMMON | DEEPSEEK | changes), seed)
+
+
+def make_qwen3_moe(folder: Path, seed: int = 0) -> Path:
+    return _save(qwen3_moe(seed), folder)
 
 
 def make_deepseek(folder: Path, seed: int = 0) -> Path:
-    from transformers import DeepseekV3Config
-
-    return _save(DeepseekV3Config(**COMMON | DEEPSEEK), folder, seed)
+    return _save(deepseek(seed), folder)
 
 
-def _save(config: Any, folder: Path, seed: int) -> Path:
+def _random(config: Any, seed: int) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM  # untyped
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto.from_config(config, dtype=torch.float32)
+        return auto.from_config(config, dtype=torch.float32)
+
+
+def _save(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     return folder

@@ -14,8 +14,9 @@ pytest.importorskip("vllm")
 if not os.environ.get("SEER_GRPO_VLLM"):
     pytest.skip("set SEER_GRPO_VLLM=1, or make test-grpo", allow_module_level=True)
 
+from expert_models import deepseek
 from seer.integrations.trl import seer_rollouts
-from trl_toy import rewards_of, toy_model, toy_trainer
+from trl_toy import WORDS, rewards_of, torch, toy_model, toy_trainer
 
 SMALL: dict[str, Any] = {"kv_memory_bytes": 256 << 20, "max_num_seqs": 8, "max_model_len": 128}
 
@@ -40,4 +41,20 @@ def test_an_adapter_is_rolled_out_merged(tmp_path: Path) -> None:
         trainer.train()
     gaps = [line["seer/on_policy/mean_gap"] for line in trainer.state.log_history if "reward" in line]
     assert len(gaps) == 6
+    assert max(gaps) < 1e-5, gaps
+
+
+def test_experts_of_deepseeks_shape_learn_on_policy(tmp_path: Path) -> None:
+    """The trainer holds all experts of a layer in one tensor, and vLLM loads each from a tensor of its own.
+
+    The bias that corrects the choice of experts is a buffer: without it other experts answer.
+    """
+    model = deepseek(vocab_size=len(WORDS), eos_token_id=1, pad_token_id=0, initializer_range=0.1)
+    model.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias").copy_(torch.linspace(-0.5, 0.5, 8))
+    with seer_rollouts(engine="vllm", dtype="float32", speculation="off", **SMALL) as rollouts:
+        trainer = toy_trainer(rollouts, tmp_path, model=model, max_steps=4)
+        trainer.train()
+    lines = [line for line in trainer.state.log_history if "reward" in line]
+    assert [line["seer/weights_version"] for line in lines] == [0, 1, 2, 3]
+    gaps = [line["seer/on_policy/mean_gap"] for line in lines]
     assert max(gaps) < 1e-5, gaps

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,10 +40,10 @@ from seer.integrations.trl.trainer_weights import (
     refuse_unreadable,
     stamp_of,
     tensors_of,
-    write_model_folder,
     write_weights,
 )
-from trl_toy import toy_model, toy_tokenizer
+from trl_folders import a_trainer, written
+from trl_toy import toy_model
 
 SOME = ["q_proj", "v_proj", "down_proj"]
 KINDS: dict[str, Callable[[], Any]] = {
@@ -83,26 +81,6 @@ def adapted(config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model
-
-
-def a_trainer(model: Any, step: int = 0) -> Any:
-    return SimpleNamespace(
-        model=model,
-        accelerator=SimpleNamespace(unwrap_model=lambda model: model, is_fsdp2=False, num_processes=1),
-        is_fsdp_enabled=False,
-        is_deepspeed_enabled=False,
-        state=SimpleNamespace(global_step=step),
-        processing_class=toy_tokenizer(),
-    )
-
-
-def written(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and the configuration of the model folder that a rollout would start with."""
-    folder = write_model_folder(a_trainer(model))
-    try:
-        return load_file(folder / WEIGHTS_FILE), json.loads((folder / "config.json").read_text())
-    finally:
-        remove_shared_folder(folder)
 
 
 def merged_by_peft(model: Any) -> Any:

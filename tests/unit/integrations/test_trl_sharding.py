@@ -26,7 +26,7 @@ def a_trainer(*parameters: torch.Tensor, is_fsdp2: bool = False, zero_stage: int
     """As much of a GRPOTrainer as is asked whether its weights can be read."""
     return SimpleNamespace(
         **{"is_fsdp_enabled": is_fsdp2, "is_deepspeed_enabled": False} | settings,
-        model=SimpleNamespace(parameters=lambda: list(parameters)),
+        model=torch.nn.ParameterList(parameters),
         accelerator=SimpleNamespace(
             is_fsdp2=is_fsdp2,
             unwrap_model=lambda model: model,

@@ -9,7 +9,8 @@ merged and of tensors that are gathered from all ranks, go into a file in shared
 copies are kept while instances restart.
 
 Invariants
-  1. Once the other ranks have begun to gather, this one gathers to the end, whatever fails.
+  1. Names and shapes are a checkpoint's, those that `save_pretrained` would write.
+  2. Once the other ranks have begun to gather, this one gathers to the end, whatever fails.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 
 from seer.engine.staged_weights import make_shared_folder, remove_shared_folder
 from seer.integrations.trl.adapters import adapter_state, has_adapters, refuse_unmergeable, without_peft
-from seer.integrations.trl.model_parts import Part, parts_of
+from seer.integrations.trl.checkpoint_layout import CheckpointLayout, layout_of, transformers_class
+from seer.integrations.trl.model_parts import Part, parts_of, saved_below
 from seer.integrations.trl.ranks import tell_others
 from seer.integrations.trl.sharding import (
     gathering,
@@ -33,7 +35,7 @@ from seer.integrations.trl.sharding import (
     refuse_other_sharding,
     shard_of,
 )
-from seer.integrations.trl.weights_file import Like, layout_bytes, write_one_by_one
+from seer.integrations.trl.weights_file import layout_bytes, write_one_by_one
 
 WEIGHTS_FILE = "model.safetensors"
 GATHER = "gather"
@@ -41,20 +43,25 @@ GATHER = "gather"
 
 
 def refuse_unreadable(trainer: Any) -> None:
-    """Refuse a model whose weights cannot be read: some adapters, and some ways to spread tensors over ranks."""
+    """Refuse a model whose weights cannot be read.
+
+    Some adapters, some ways to spread tensors over ranks, and tensors that a checkpoint joins to others.
+    """
     refuse_other_sharding(trainer)
     refuse_unmergeable(trainer.model)
+    _plan(trainer)
 
 
 def are_as_held(trainer: Any) -> bool:
-    """Whether the rollout's weights are the tensors that the trainer holds."""
+    """Whether the rollout's weights are the tensors that the trainer holds, or views of them."""
     model = model_of(trainer)
-    return not (has_adapters(model) or is_sharded(model))
+    return not (has_adapters(model) or is_sharded(model)) and _plan(trainer)[1].are_views
 
 
 def tensors_of(trainer: Any) -> dict[str, Any]:
-    """Of weights that are as the trainer holds them, the tensors by their Hugging Face names."""
-    return {name: parameter.detach() for part in parts_of(model_of(trainer)) for name, parameter in part.like.items()}
+    """Of weights that are as the trainer holds them, the tensors by a checkpoint's names."""
+    parts, layout = _plan(trainer)
+    return {name: tensor for part in parts for name, tensor in layout.tensors(part.copy(_as_it_is)).items()}
 
 
 def stamp_of(trainer: Any) -> tuple[int, str]:
@@ -62,7 +69,7 @@ def stamp_of(trainer: Any) -> tuple[int, str]:
     from seer.engine.local.weights import fingerprint
 
     model = model_of(trainer)
-    held = fingerprint({name: shard_of(parameter) for name, parameter in model.named_parameters()})
+    held = fingerprint({name: shard_of(tensor) for name, tensor in saved_below(model)})
     return trainer.state.global_step, hashlib.blake2b((held + adapter_state(model)).encode()).hexdigest()
 
 
@@ -72,10 +79,9 @@ def write_model_folder(trainer: Any) -> Path:
     It is named after the configuration: vLLM finds what it has compiled by the model's path, too, and would compile for
     every training anew.
     """
-    model = model_of(trainer)
-    parts = list(parts_of(model))
-    layout = layout_of(parts)
-    config = json.dumps(_config(without_peft(model), layout), default=str)
+    parts, layout = _plan(trainer)
+    names = {name for part in parts for name in part.like}
+    config = json.dumps(_config(without_peft(model_of(trainer)), names), default=str)
     with _new_folder("seer-model", layout, named_after=config.encode()) as folder:
         (folder / "config.json").write_text(config)
         trainer.processing_class.save_pretrained(folder)
@@ -85,8 +91,7 @@ def write_model_folder(trainer: Any) -> Path:
 
 def write_weights(trainer: Any) -> Path:
     """A folder in shared memory with the trainer's weights alone, in one file."""
-    parts = list(parts_of(model_of(trainer)))
-    layout = layout_of(parts)
+    parts, layout = _plan(trainer)
     with _new_folder("seer-weights", layout) as folder:
         _write(trainer, parts, layout, folder / WEIGHTS_FILE)
     return folder
@@ -99,15 +104,17 @@ def gather_too(trainer: Any) -> None:
         part.copy(whole)
 
 
-def layout_of(parts: list[Part]) -> dict[str, Like]:
-    """Shapes and types by name."""
-    return {name: Like(tuple(like.shape), like.dtype) for part in parts for name, like in part.like.items()}
+def _plan(trainer: Any) -> tuple[list[Part], CheckpointLayout]:
+    """What is read of the model, and what becomes of it."""
+    model = model_of(trainer)
+    parts = list(parts_of(model))
+    return parts, layout_of(without_peft(model), parts)
 
 
 @contextmanager
-def _new_folder(kind: str, layout: dict[str, Like], *, named_after: bytes | None = None) -> Iterator[Path]:
+def _new_folder(kind: str, layout: CheckpointLayout, *, named_after: bytes | None = None) -> Iterator[Path]:
     """A folder in shared memory with room for the tensors; it is removed if it cannot be filled."""
-    folder = make_shared_folder(kind, layout_bytes(layout), named_after=named_after)
+    folder = make_shared_folder(kind, layout_bytes(layout.like), named_after=named_after)
     try:
         yield folder
     except BaseException:
@@ -115,10 +122,10 @@ def _new_folder(kind: str, layout: dict[str, Like], *, named_after: bytes | None
         raise
 
 
-def _write(trainer: Any, parts: list[Part], layout: dict[str, Like], path: Path) -> None:
+def _write(trainer: Any, parts: list[Part], layout: CheckpointLayout, path: Path) -> None:
     copies = _copies(trainer, parts)
     try:
-        write_one_by_one(path, layout, _named(copies))
+        write_one_by_one(path, layout.like, _named(copies, layout))
     finally:
         # The other ranks gather to the end, and wait for this one, once they have begun.
         if is_sharded(model_of(trainer)) and inspect.getgeneratorstate(copies) != inspect.GEN_CREATED:
@@ -126,9 +133,9 @@ def _write(trainer: Any, parts: list[Part], layout: dict[str, Like], path: Path)
                 pass
 
 
-def _named(copies: Iterator[tuple[Part, Any]]) -> Iterator[tuple[str, Any]]:
+def _named(copies: Iterator[tuple[Part, Any]], layout: CheckpointLayout) -> Iterator[tuple[str, Any]]:
     for part, copied in copies:
-        yield from part.tensors(copied).items()
+        yield from layout.tensors(part.tensors(copied)).items()
 
 
 def _copies(trainer: Any, parts: list[Part]) -> Generator[tuple[Part, Any]]:
@@ -149,16 +156,10 @@ def _copied(parameter: Any) -> Any:
     return parameter.detach().clone()
 
 
-def _config(model: Any, layout: dict[str, Like]) -> dict[str, Any]:
-    config: dict[str, Any] = model.config.to_dict() | {"architectures": [_architecture(model)]}
-    if config.get("tie_word_embeddings") and "lm_head.weight" in layout:
+def _config(model: Any, names: set[str]) -> dict[str, Any]:
+    """The configuration; `names` are the model's own."""
+    architecture = (transformers_class(model) or type(model)).__name__
+    config: dict[str, Any] = model.config.to_dict() | {"architectures": [architecture]}
+    if config.get("tie_word_embeddings") and "lm_head.weight" in names:
         config["tie_word_embeddings"] = False  # an adapter has changed one of the two
     return config
-
-
-def _architecture(model: Any) -> str:
-    """The model's class name; accelerate and TRL may have put classes of their own over it."""
-    for kind in type(model).__mro__:
-        if kind.__module__.startswith("transformers.models."):
-            return kind.__name__
-    return type(model).__name__

@@ -24,8 +24,11 @@ _NAMES = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "bool": "BOOL",
 }
-"""What the format calls the types of torch that weights have."""
+"""What the format calls the types of torch that weights have, and buffers such as a table of experts by token."""
 
 
 class Like(NamedTuple):
