@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ from typing import Any
 import pytest
 
 from seer import HostingConfig, Rollout, Sampling
-from seer.errors import ConfigError
+from seer.errors import ConfigError, InputError, InstanceError
+from seer.hosting import ProcessInstance
+from seer.hosting.devices import InstanceDevices
 from seer.hosting.health import Health
+from seer.hosting.restart_budget import RestartBudget
 from seer.metrics.events import Event, Started
 
 DEADLINE_S = 120.0
@@ -23,9 +28,9 @@ PROMPTS = [[1, 2, 3 + i] for i in range(4)]
 Tokens = dict[tuple[int, int], list[int]]
 
 
-def a_rollout(instances: int, log_dir: Path, **settings: Any) -> Rollout:
+def a_rollout(instances: int, log_dir: Path, *, restart_pause_s: float = 0.0, **settings: Any) -> Rollout:
     hosting = HostingConfig(
-        pin_cores=False, heartbeat_s=0.1, silence_deadline_s=600.0, restart_pause_s=0.0, log_dir=log_dir
+        pin_cores=False, heartbeat_s=0.1, silence_deadline_s=600.0, restart_pause_s=restart_pause_s, log_dir=log_dir
     )
     settings = {"engine_settings": {"step_s": 0.001}} | settings
     rollout = Rollout("none", engine="fake", instances=instances, data_parallel=2, hosting=hosting, **settings)
@@ -99,9 +104,105 @@ def test_a_rank_that_does_not_start_again_at_once_is_waited_for(tmp_path: Path) 
                 await asyncio.sleep(0)
             await rollout.fleet.wait_until_up()
             assert len(await rolled_out(rollout)) == 16
-            assert len(starts(tmp_path, 0)) == len(starts(tmp_path, 1)) == 3
 
     play(scenario())
+    first, second = starts(tmp_path, 0), starts(tmp_path, 1)
+    places = [line.partition(" at ")[2] for line in first]
+    assert len(set(places)) == 3, "a start that failed has used its port up"
+    # The second was ended with the first, perhaps before it wrote anything.
+    assert [line.partition(" at ")[2] for line in (second[0], second[-1])] == [places[0], places[2]]
+
+
+def test_a_rank_whose_process_cannot_be_made_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "instance-1.log").mkdir()  # no log can be written there
+
+    async def scenario() -> None:
+        with pytest.raises(InputError, match=r"instance-1\.log cannot be written"):
+            async with a_rollout(2, tmp_path):
+                pass
+
+    play(scenario())
+
+
+async def alone_at_the_meeting(rollout: Rollout, log_dir: Path) -> ProcessInstance:
+    """Instance 0 after the death of instance 1, which cannot be restarted: the process of 0 is there, and waits."""
+    first, second = rollout.fleet.instances
+    old = first.pid
+    log = log_dir / "instance-1.log"
+    log.rename(log_dir / "earlier.log")
+    log.mkdir()
+    os.kill(second.pid or 0, signal.SIGKILL)
+    while first.pid in (old, None) or first._ranks is None or first._ranks._next is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return first
+
+
+def test_the_death_of_a_rank_that_waits_for_the_others_is_noticed_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout(2, tmp_path) as rollout:
+            rollout.fleet._supervisor._budgets[0] = RestartBudget(100, 0.0)
+            waiting = await alone_at_the_meeting(rollout, tmp_path)
+            pid = waiting.pid
+            assert pid is not None, "it waits"
+            os.kill(pid, signal.SIGKILL)
+            while waiting.pid in (pid, None):  # noqa: ASYNC110 - nothing says when it is launched again
+                await asyncio.sleep(0.01)
+
+    play(scenario())
+
+
+def test_an_instance_that_is_closed_while_it_waits_for_others_waits_no_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rollout = a_rollout(2, tmp_path)
+        first, _ = rollout.fleet._new_instances(0, rollout.engine, [InstanceDevices()] * 2)
+        starting = asyncio.create_task(first.start(lambda output: None))
+        while first.pid is None:  # noqa: ASYNC110 - nothing says when it is there
+            await asyncio.sleep(0.01)
+        await first.close()
+        with pytest.raises(InstanceError, match="instance 0 was closed while it started"):
+            await starting
+
+    play(scenario())
+
+
+def test_without_a_rank_that_may_be_restarted_the_run_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout(2, tmp_path) as rollout:
+            budget = rollout.fleet._supervisor._budgets[0] = RestartBudget(100, 0.0)  # far more than instance 1 has
+            await alone_at_the_meeting(rollout, tmp_path)
+            while rollout.fleet._failure is None:  # noqa: ASYNC110 - there is no run to hear of it
+                await asyncio.sleep(0.01)
+            assert budget.pause_s(asyncio.get_running_loop().time()) is not None, "instance 0 is being restarted"
+            with pytest.raises(InstanceError, match="no instance is left; the last one lost was instance 1"):
+                await rolled_out(rollout)
+
+    play(scenario())
+
+
+def test_a_program_that_ends_while_a_rank_waits_ends_all_that_is_left(tmp_path: Path) -> None:
+    program = f"""
+import asyncio
+from pathlib import Path
+from test_data_parallel_fleet import a_rollout, alone_at_the_meeting
+
+async def begin(rollout):
+    await rollout.__aenter__()
+    await alone_at_the_meeting(rollout, Path({str(tmp_path)!r}))
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(begin(a_rollout(2, Path({str(tmp_path)!r}), restart_pause_s=600.0)))
+loop.close()
+"""
+    folders = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert "atexit" not in ended.stderr, "what is called then has an error"
 
 
 def test_groups_join_and_leave_as_a_whole(tmp_path: Path) -> None:

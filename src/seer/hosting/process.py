@@ -11,6 +11,7 @@ Tokens that are outside the vocabulary or have no probability are not passed on.
 that its model gives no probability, `on_fatal` is called instead of `on_lost`: a restart cannot help.
 
 Waits for                                    unblocked by
+  those it shares experts with                 them (rank_group.py), the child's death, start_deadline_s
   ready, after launch                          the child's `Ready` or `StartFailed`, its death, start_deadline_s
   the answer to a call                         the child, its death, call_deadline_s
   news (the reader task)                       the child, its death, the deadlines of signs_of_life.py
@@ -64,7 +65,7 @@ from seer.hosting.messages import (
 )
 from seer.hosting.open_calls import OpenCalls
 from seer.hosting.rank_group import RankEnded, RankGroup, because
-from seer.hosting.readiness import await_ready
+from seer.hosting.readiness import await_ready, while_alive
 from seer.hosting.signs_of_life import SignsOfLife
 from seer.hosting.standing_commands import StandingCommands
 from seer.hosting.state_events import StateSampler
@@ -95,6 +96,11 @@ def _ignore_loss(instance: int, reason: str) -> None:
 
 def _ignore_fatal(error: SeerError) -> None:
     """Chunks in flight end as FAILED in any case."""
+
+
+def _reason(error: BaseException) -> str:
+    """Why a start ended."""
+    return "its start was given up" if isinstance(error, asyncio.CancelledError) else str(error) or type(error).__name__
 
 
 class ProcessInstance:
@@ -166,7 +172,12 @@ class ProcessInstance:
         """Launch the process and wait until it is ready."""
         assert self._state is State.NEW, f"instance {self._id} is {self._state.value}"
         self._sink = sink
-        await self._launch()
+        try:
+            await self._launch()
+        except BaseException as error:
+            if self._ranks is not None:
+                self._ranks.leave(self, _reason(error))
+            raise
 
     def submit(self, chunk: Chunk) -> None:
         """Send the chunk; refused while the process is down."""
@@ -255,6 +266,8 @@ class ProcessInstance:
         """End the process: let it exit within the deadline, then kill it. Chunks in flight end as ABORTED."""
         was, self._state = self._state, State.CLOSED
         self._calls.fail(f"instance {self._id} was closed")
+        if self._ranks is not None:
+            self._ranks.leave(self, "it was closed")
         if was is State.UP and self._channel is not None and self._child is not None:
             self._send(Close())
             await self._child.wait(self._options.close_deadline_s)
@@ -271,8 +284,6 @@ class ProcessInstance:
         """End the process now; what follows is as after its death."""
         if self._child is not None:
             self._child.kill()
-        if self._ranks is not None:
-            self._ranks.missed(self, "it was killed")
 
     def end_with(self, other: int, reason: str) -> None:
         """An instance that this one shares experts with has ended, and so does this one."""
@@ -281,6 +292,11 @@ class ProcessInstance:
             self._lose(str(ended))
         elif self._child is not None:  # it starts
             self._child.kill()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The instances that start together, this one among them."""
+        return (self._id,) if self._ranks is None else self._ranks.ids
 
     def give_up(self, reason: str) -> None:
         """It cannot do what the others did: end it, as if it had died."""
@@ -428,18 +444,20 @@ class ProcessInstance:
             self._child = child = await self._launcher.launch(self._id, self._spec, self._devices, options)
             self._channel = child.channel
             self._refuse_closed()
-            rank = None if self._ranks is None else await self._ranks.meet(self, child)
+            rank = None
+            if self._ranks is not None:
+                rank = await while_alive(self._id, child, options, self._ranks.meet(self, child))
             child.channel.send(self._setup(child, rank))
             ready = await await_ready(self._id, child, options)
             self._refuse_closed()
+            self._refuse_alone()
         except BaseException as error:
-            if self._ranks is not None and self._ended_with is None:
-                self._ranks.not_started(self, str(error) or type(error).__name__)
+            if self._ranks is not None and self._ended_with is None and not isinstance(error, RankEnded):
+                self._ranks.not_started(self, _reason(error))
             await self._clean_up()
             if isinstance(error, Exception):
                 self._refuse_closed()  # then this is what it died of
-                if self._ended_with is not None:
-                    raise self._ended_with from None
+                self._refuse_alone()
             raise
         self._limits, self._view, self._vocab_size = ready.limits, ready.view, ready.vocab_size
         self._signs.begin(self._now_s())
@@ -452,6 +470,11 @@ class ProcessInstance:
         """Raise if it was closed while it started: what `close` did not find is ended by who started it."""
         if self._state is State.CLOSED:
             raise InstanceError(f"instance {self._id} was closed while it started")
+
+    def _refuse_alone(self) -> None:
+        """Raise if an instance that it had met has ended while it started."""
+        if self._ended_with is not None:
+            raise self._ended_with from None
 
     def _setup(self, child: Child, rank: DataParallelRank | None) -> Setup:
         options, settings = self._options, child.spec.settings

@@ -7,8 +7,10 @@ one that is alone would wait for the others in the middle of a step.
 Invariants
   1. All ranks that run together were given one address, which no earlier start was given.
   2. A rank that ends, or does not start, ends the others that it met, once.
+  3. Nobody waits for a rank that failed to come, or will never come: it says so, or its first start failed.
 
 Waits for                                    unblocked by
+  a port, from the machine of the first rank   it, start_deadline_s
   the processes of the other ranks             them, one of them that does not come, start_deadline_s
 """
 
@@ -53,7 +55,7 @@ class _Meeting:
 
     def __init__(self) -> None:
         self.come: dict[int, Member] = {}
-        self.first: RankProcess | None = None
+        self.first_at: tuple[str, int] | None = None
         self.place: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
         self.place.add_done_callback(lambda place: place.cancelled() or place.exception())  # it may interest nobody
 
@@ -62,57 +64,58 @@ class RankGroup:
     """The instances `first` to `first + size - 1` of a fleet."""
 
     def __init__(self, first: int, size: int, *, start_deadline_s: float) -> None:
-        self._first = first
-        self._size = size
+        self.ids = range(first, first + size)
+        """Of its instances."""
         self._deadline_s = start_deadline_s
         self._next: _Meeting | None = None
         self._together: list[Member] = []  # all of them, or none
+        self._over: RankEnded | None = None
 
     async def meet(self, member: Member, process: RankProcess) -> DataParallelRank:
-        """Wait until the processes of all ranks are there; returns where this one finds the others."""
-        meeting = self._next = self._next or _Meeting()
-        meeting.come[member.id] = member
-        if member.id == self._first:
-            meeting.first = process
+        """Wait until the processes of all ranks are there; returns where this one finds the others.
+
+        Whoever gives up waiting calls `not_started`.
+        """
+        is_first = member.id == self.ids.start
+        missing = f"a free port at {process.node or LOOPBACK}"
         try:
-            if len(meeting.come) == self._size:
-                await self._settle(meeting)
             async with asyncio.timeout(self._deadline_s):
+                own = (process.node or LOOPBACK, await process.free_port()) if is_first else None
+                if self._over is not None:
+                    raise self._over
+                meeting = self._next = self._next or _Meeting()
+                meeting.come[member.id] = member
+                meeting.first_at = own or meeting.first_at
+                self._begin_if_all_have_come(meeting)
+                missing = f"instances {sorted({*self.ids} - meeting.come.keys())}, with which it shares experts"
                 host, port = await asyncio.shield(meeting.place)
         except TimeoutError:
-            missing = sorted({*range(self._first, self._first + self._size)} - meeting.come.keys())
-            what = f"instance {member.id} waiting for instances {missing}, with which it shares experts"
-            raise DeadlineExceeded(what, self._deadline_s) from None
-        finally:
-            if not meeting.place.done():  # it does not come after all
-                del meeting.come[member.id]
-        return DataParallelRank(rank=member.id - self._first, size=self._size, address=host, port=port)
+            raise DeadlineExceeded(f"instance {member.id} waiting for {missing}", self._deadline_s) from None
+        return DataParallelRank(rank=member.id - self.ids.start, size=len(self.ids), address=host, port=port)
 
-    async def _settle(self, meeting: _Meeting) -> None:
-        assert meeting.first is not None, "all have come"
-        self._next = None
-        try:
-            host, port = meeting.first.node or LOOPBACK, await meeting.first.free_port()
-            if len(meeting.come) < self._size:
-                raise RankEnded("an instance left before all that share experts with it had come")
-        except BaseException as error:
-            meeting.place.set_exception(RankEnded(str(error) or type(error).__name__))
-            raise
-        self._together = list(meeting.come.values())
-        meeting.place.set_result((host, port))
+    def _begin_if_all_have_come(self, meeting: _Meeting) -> None:
+        if len(meeting.come) == len(self.ids):
+            assert meeting.first_at is not None, "the first has come"
+            self._next = None
+            self._together = list(meeting.come.values())
+            meeting.place.set_result(meeting.first_at)
 
     def not_started(self, member: Member, reason: str) -> None:
-        """A member did not start: before it met the others, or after."""
+        """A member did not start: before it met the others, or after. It may come again."""
         if self._together:
             self.ended(member, reason)
         else:
-            self.missed(member, reason)
+            self._cancel_meeting(RankEnded(because(member.id, reason)))
 
-    def missed(self, member: Member, reason: str) -> None:
-        """A member does not come to the meeting: those that wait there need not."""
-        missed, self._next = self._next, None
-        if missed is not None and not missed.place.done():
-            missed.place.set_exception(RankEnded(because(member.id, reason)))
+    def leave(self, member: Member, reason: str) -> None:
+        """A member never starts again, and so none of the others does."""
+        self._over = self._over or RankEnded(because(member.id, reason))
+        self._cancel_meeting(self._over)
+
+    def _cancel_meeting(self, why: RankEnded) -> None:
+        meeting, self._next = self._next, None
+        if meeting is not None:
+            meeting.place.set_exception(why)
 
     def ended(self, member: Member, reason: str) -> None:
         """A member that had met the others has ended: they end too."""

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from seer.config import HostingConfig
 from seer.errors import DeadlineExceeded, InstanceError, SeerError
 from seer.hosting.launcher import Child
 from seer.hosting.messages import Ready, StartFailed, revive_error
+
+T = TypeVar("T")
 
 LATE = "raise start_deadline_s where it only needs longer; log_dir keeps the whole log (both of rollout.hosting)"
 """What to do about a start that took too long."""
@@ -27,10 +31,30 @@ async def await_ready(instance: int, child: Child, options: HostingConfig) -> Re
     if isinstance(first, StartFailed):
         raise await _start_failure(instance, child, first, options)
     if first is None:
-        await child.wait(options.close_deadline_s)
-        raise InstanceError(f"instance {instance} died while starting: {await child.exit_cause()}")
+        raise await _death(instance, child, options)
     assert isinstance(first, Ready), f"the first message is a {type(first).__name__}"
     return first
+
+
+async def while_alive(instance: int, child: Child, options: HostingConfig, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, which comes before a process is told anything; raises if the process ends before."""
+    working = asyncio.create_task(work)
+    # Nothing is read: before it is told anything, a process has nothing to say.
+    ending = asyncio.create_task(child.channel.receive())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            return working.result()
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+    raise await _death(instance, child, options)
+
+
+async def _death(instance: int, child: Child, options: HostingConfig) -> InstanceError:
+    await child.wait(options.close_deadline_s)
+    return InstanceError(f"instance {instance} died while starting: {await child.exit_cause()}")
 
 
 async def _start_failure(instance: int, child: Child, failed: StartFailed, options: HostingConfig) -> SeerError:

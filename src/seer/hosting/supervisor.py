@@ -7,7 +7,7 @@ restarts are used up stays down until the hour is over (restart_budget.py), then
 Invariants
   1. Each loss leads to one `lost`, and to at most one `back`, in that order.
   2. When no instance is up and the restarts of all are used up, `given_up` is called, once until one is back, unless
-     `stop` came first.
+     `stop` came first. Those that start together are used up with the first of them: the others only wait for it.
 
 Waits for                                    unblocked by
   the pause before a restart                   time, `stop`
@@ -38,6 +38,10 @@ class Restartable(Protocol):
     def is_up(self) -> bool:
         """Whether it accepts chunks."""
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The instances that start together, this one among them."""
+
     async def restart(self) -> None:
         """Start it again after a loss."""
 
@@ -64,7 +68,7 @@ class Supervisor:
         self._budgets: dict[int, RestartBudget] = {}
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._given_up_restarts: set[asyncio.Task[None]] = set()
-        self._exhausted: set[int] = set()  # of these: down until their budget is renewed
+        self._exhausted: set[int] = set()  # down until their budget is renewed, or for good
         self._has_given_up = False
         self._is_over = False
 
@@ -120,6 +124,7 @@ class Supervisor:
         except Exception as error:  # nothing awaits this task: in silence the others would wait for it
             log.exception("instance %d is not restarted any more", instance)
             failure = error
+            self._exhausted.add(instance)
         finally:  # however it ended: one that is counted as coming keeps `given_up` from being called
             if self._restarting.get(instance) is this:
                 del self._restarting[instance]
@@ -158,7 +163,7 @@ class Supervisor:
         return True
 
     def _give_up_if_none_left(self, last: str) -> None:
-        is_one_coming = any(instance not in self._exhausted for instance in self._restarting)
+        is_one_coming = any(self._exhausted.isdisjoint(self._instances[one].ranks) for one in self._restarting)
         if self._is_over or self._has_given_up or is_one_coming or any(one.is_up for one in self._instances):
             return
         self._has_given_up = True

@@ -139,6 +139,7 @@ def test_a_rank_that_stops_waiting_is_not_counted_as_there() -> None:
         await others_have_run()
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
+        meeting.group.not_started(meeting.ranks[0], "its start was given up")
         (waiting,) = meeting.arrive(5)
         await others_have_run()
         assert not waiting.done()
@@ -147,7 +148,7 @@ def test_a_rank_that_stops_waiting_is_not_counted_as_there() -> None:
     run(scenario())
 
 
-def test_a_rank_that_leaves_while_a_port_is_asked_for_lets_nobody_start_alone() -> None:
+def test_a_rank_that_gives_up_while_a_port_is_asked_for_lets_nobody_start_alone() -> None:
     async def scenario() -> None:
         meeting = Meeting(2)
         meeting.ranks[0].may_answer.clear()
@@ -155,21 +156,61 @@ def test_a_rank_that_leaves_while_a_port_is_asked_for_lets_nobody_start_alone() 
         await meeting.ranks[0].asked.wait()
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        meeting.ranks[0].may_answer.set()
-        with pytest.raises(RankEnded, match="left"):
+        meeting.group.not_started(meeting.ranks[0], "its start was given up")
+        with pytest.raises(RankEnded, match="instance 4, with which it shares experts, ended: its start was given up"):
             await staying
-        meeting.group.ended(meeting.ranks[0], "cancelled")
         assert meeting.ranks[1].ended_with == []
 
     run(scenario())
 
 
-def test_no_port_is_a_start_that_failed_for_all() -> None:
+def test_a_rank_that_has_met_the_others_and_gives_up_then_ends_them() -> None:
+    async def scenario() -> None:
+        meeting = Meeting(2)
+        leaving, staying = meeting.arrive(4, 5)
+        while not meeting.group._together:  # noqa: ASYNC110 - a few turns of the event loop
+            await asyncio.sleep(0)
+        assert not leaving.done(), "it has not heard of it"
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        meeting.group.not_started(meeting.ranks[0], "its start was given up")
+        assert (await staying).rank == 1
+        assert meeting.ranks[1].ended_with == [(4, "its start was given up")]
+
+    run(scenario())
+
+
+def test_no_port_is_a_start_that_failed() -> None:
     async def scenario() -> None:
         meeting = Meeting(2)
         meeting.ranks[0].refusal = InstanceError("an instance that dials in cannot share experts")
-        results = await asyncio.gather(*meeting.arrive(4, 5), return_exceptions=True)
-        assert all(isinstance(one, InstanceError) and "dials in" in str(one) for one in results)
+        with pytest.raises(InstanceError, match="dials in"):
+            await meeting.arrive(4)[0]
+
+    run(scenario())
+
+
+def test_a_port_that_does_not_come_is_not_waited_for_beyond_the_deadline() -> None:
+    async def scenario() -> None:
+        meeting = Meeting(2, start_deadline_s=0.01, node="10.0.0.7")
+        meeting.ranks[0].may_answer.clear()
+        with pytest.raises(DeadlineExceeded, match=r"instance 4 waiting for a free port at 10\.0\.0\.7"):
+            await meeting.arrive(4)[0]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nobody_waits_for_a_rank_that_never_starts_again(is_there: bool) -> None:
+    async def scenario() -> None:
+        meeting = Meeting()
+        waiting = meeting.arrive(4, 6)
+        if is_there:
+            await others_have_run()
+        meeting.group.leave(meeting.ranks[1], "its log cannot be written")
+        for task in [*waiting, *meeting.arrive(4)]:
+            with pytest.raises(RankEnded, match=r"instance 5, .* ended: its log cannot be written"):
+                await task
 
     run(scenario())
 

@@ -10,8 +10,11 @@ from seer.sim.virtual_time import run
 
 
 class Restartable:
-    def __init__(self, id: int, failures: int = 0, error: type[Exception] = InstanceError) -> None:
+    def __init__(
+        self, id: int, failures: int = 0, error: type[Exception] = InstanceError, ranks: tuple[int, ...] = ()
+    ) -> None:
         self.id = id
+        self.ranks = ranks or (id,)
         self.is_up = True
         self.failures = failures
         self.error = error
@@ -77,6 +80,27 @@ def test_beyond_the_limit_the_others_go_on_and_the_last_one_ends_it() -> None:
     driver = run(scenario())
     assert driver.calls == ["lost 0", "back 0", "lost 0", "lost 1", "back 1", "lost 1", "given up"]
     assert "no instance is left" in str(driver.error)
+
+
+@pytest.mark.parametrize("error", [InstanceError, AssertionError])
+def test_one_that_waits_for_another_without_restarts_is_not_waited_for(error: type[Exception]) -> None:
+    class Waiting(Restartable):
+        async def restart(self) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario() -> Driver:
+        ranks = (0, 1)
+        driver = Driver([Waiting(0, ranks=ranks), Restartable(1, failures=9, error=error, ranks=ranks)], max_restarts=1)
+        driver.instances[1].is_up = False
+        await driver.lose(0)
+        assert driver.calls == ["lost 0"]
+        await driver.lose(1)
+        await driver.supervisor.close()
+        return driver
+
+    driver = run(scenario())
+    assert driver.calls == ["lost 0", "lost 1", "given up"]
+    assert "instance 1" in str(driver.error)
 
 
 def test_a_restart_that_breaks_down_is_not_waited_for() -> None:
