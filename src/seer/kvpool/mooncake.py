@@ -7,8 +7,8 @@ reach owners elsewhere over TCP. Mooncake is a cache that promises less than bas
   * put returning 0 does not mean that the block stays: a later get may miss, and the caller computes it again
   * a get that takes longer than the block's lease (`lease_ms`) fails for a block that is there, as on a busy machine or
     from SSD: it is tried again
-  * a failure is a negative number, which Python takes for true: every answer is compared with == 1, == 0 or
-    the exact size
+  * a failure is a negative number, which Python takes for true, or an exception: every answer is compared with 1, 0 or
+    the exact size, and an exception is a miss
   * put on a held key keeps the old bytes: keys name content and weights version, so the old bytes are the right ones
   * remove skips leased blocks silently: every removal is forced
   * nothing is checked: each block carries its length, key and checksum (mooncake_record.py)
@@ -34,13 +34,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from seer.errors import ConfigError, DeadlineExceeded, MissingExtra, PoolError
+from seer.errors import ConfigError, DeadlineExceeded, MissingExtra, PoolError, SeerError
 from seer.kvpool.base import Buffers, Owners, PoolStats, PoolTroubles, owners_of
 from seer.kvpool.bounded import BoundedCalls
 from seer.kvpool.keys import KeyArray, Keys, as_key_array
@@ -59,6 +59,7 @@ from seer.kvpool.offload import Offload
 from seer.kvpool.offloaded_calls import OffloadedCalls
 from seer.kvpool.tally import Tally
 
+T = TypeVar("T")
 _STRIDE_ALIGN = 4096  # a page: rows of the staging memory do not share one
 _SETUP_DEADLINE_S = 20.0  # connecting maps shared memory and asks the master, which may be starting
 _LOCAL_BUFFER_BYTES = 16 << 20  # Mooncake's own buffer; our bytes go through the staging memory
@@ -182,8 +183,9 @@ class MooncakePool(OffloadedCalls):
         """Note the leading run of held keys as this request's; the header says what that means here."""
         array = as_key_array(keys)
         held = self.lookup_now(array)
-        with self._lock:
-            self._pins[request_id].update(bytes(k) for k in array[:held])
+        if held:
+            with self._lock:
+                self._pins[request_id].update(bytes(k) for k in array[:held])
         return held
 
     def release(self, request_id: str) -> int:
@@ -220,8 +222,10 @@ class MooncakePool(OffloadedCalls):
         self._check_usable()
         with self._lock:
             self._dropped.add(weights_version)
-            for pinned in self._pins.values():
+            for request, pinned in list(self._pins.items()):
                 pinned -= {k for k in pinned if int.from_bytes(k[:8], "little") == weights_version}
+                if not pinned:  # else a request that ended in another process would stay for ever
+                    del self._pins[request]
 
         def purge() -> int:
             # The mark first: a put that begins after this call returns finds it.
@@ -229,9 +233,10 @@ class MooncakePool(OffloadedCalls):
                 return -1
             return int(self._store.remove_by_regex(weights_version_pattern(weights_version), True))
 
-        removed = self._calls.call(
-            purge, what=f"dropping weights version {weights_version}", deadline_s=5 * self.config.deadline_s
-        )
+        try:
+            removed = self._call(purge, f"dropping weights version {weights_version}", 5 * self.config.deadline_s)
+        except DeadlineExceeded as error:
+            raise PoolError(str(error), hint="is the master running?") from None
         if removed < 0:
             raise PoolError(
                 f"Mooncake did not purge weights version {weights_version} (code {removed})",
@@ -243,7 +248,7 @@ class MooncakePool(OffloadedCalls):
     def remove_all(self) -> None:
         """Empty the store, for all processes."""
         self._check_usable()
-        code = self._calls.call(lambda: self._store.remove_all(True), what="emptying the store")
+        code = self._call(lambda: self._store.remove_all(True), "emptying the store")
         if code < 0:
             raise PoolError(f"Mooncake did not empty the store (code {code})", hint="is the master running?")
         with self._lock:
@@ -295,11 +300,14 @@ class MooncakePool(OffloadedCalls):
         marks = sorted(set(weights_versions))
         asked = [*map(drop_mark, marks), *named]
         present = self._answer(lambda: self._store.batch_is_exist(asked), len(asked), "put")
-        dropped = {e for e, answer in zip(marks, present, strict=False) if answer == 1} | self._dropped
+        if any(answer not in (0, 1, _FAILED) for answer in present[: len(marks)]):  # the last was counted already
+            self._calls.breaker.trip()
+            self._tally.add(failed=1)
+        dropped = {e for e, answer in zip(marks, present, strict=False) if answer != 0} | self._dropped
         held = [a == 1 and e not in dropped for a, e in zip(present[len(marks) :], weights_versions, strict=True)]
         self._tally.add(duplicate=sum(held))
         todo = [i for i in range(len(named)) if not held[i] and weights_versions[i] not in dropped]
-        if not todo or present[0] == _FAILED or (staging := self._borrow_staging()) is None:
+        if not todo or (staging := self._borrow_staging()) is None:
             return held
         sizes = [seal(row, blocks[i], bytes(keys[i])) for row, i in zip(staging, todo, strict=False)]
         pointers, wanted = [row.ctypes.data for row in staging[: len(todo)]], [named[i] for i in todo]
@@ -371,7 +379,7 @@ class MooncakePool(OffloadedCalls):
             self._staging.put(staging)
 
         try:
-            answers = self._calls.call(call, what=f"{what} in Mooncake", when_late=give_back)
+            answers = self._call(call, f"{what} in Mooncake", when_late=give_back)
         except DeadlineExceeded:
             late = True
             answers = []
@@ -382,10 +390,26 @@ class MooncakePool(OffloadedCalls):
     def _answer(self, call: Callable[[], Sequence[int]], num: int, what: str) -> Sequence[int]:
         """What Mooncake answered, one number per key; all `_FAILED` when it could not be asked."""
         try:
-            answers = self._calls.call(call, what=f"{what} in Mooncake")
+            answers = self._call(call, f"{what} in Mooncake")
         except (PoolError, DeadlineExceeded):
             answers = []
         return self._checked(answers, num)
+
+    def _call(
+        self,
+        call: Callable[[], T],
+        what: str,
+        deadline_s: float | None = None,
+        when_late: Callable[[], None] | None = None,
+    ) -> T:
+        """Make a call; an exception of the library is a PoolError."""
+        try:
+            return self._calls.call(call, what=what, deadline_s=deadline_s, when_late=when_late)
+        except SeerError:
+            raise
+        except Exception as error:  # the edge: what the library may raise is written nowhere
+            self._calls.breaker.trip()
+            raise PoolError(f"{what}: {type(error).__name__}: {error}") from error
 
     def _checked(self, answers: Sequence[int], num: int) -> Sequence[int]:
         if len(answers) == num and not any(answer in _UNREACHABLE for answer in answers):
