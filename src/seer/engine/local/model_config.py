@@ -114,7 +114,7 @@ def config_from_dict(raw: dict[str, Any], *, source: str, eos: tuple[int, ...] =
         qkv_bias=family == "qwen2" or bool(read.attention_bias),
         qk_norm=family == "qwen3",
         rope_scaling=_rope_scaling(scaling, source),
-        eos_token_ids=tuple(sorted({*end_tokens(read.eos_token_id), *eos})),
+        eos_token_ids=tuple(sorted({id for id in (*end_tokens(read.eos_token_id), *eos) if id < read.vocab_size})),
         stored_dtype=read.torch_dtype or read.dtype or "bfloat16",
     )
 

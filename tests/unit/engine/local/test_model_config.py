@@ -84,6 +84,12 @@ def test_end_tokens_of_the_generation_config_count_too(tmp_path: Path) -> None:
     assert read_config(folder).eos_token_ids == (2, 7)
 
 
+def test_end_tokens_that_the_model_cannot_generate_are_left_out(tmp_path: Path) -> None:
+    """Before `min_tokens` end tokens are excluded by their place among the logits, where these have none."""
+    folder = a_folder(tmp_path, eos_token_id=[2, tiny_config()["vocab_size"]])
+    assert read_config(folder).eos_token_ids == (2,)
+
+
 def test_a_folder_in_several_files_is_read(tmp_path: Path) -> None:
     config = read_config(a_folder(tmp_path))
     weights = list(tiny_weights(tiny_config()).items())
