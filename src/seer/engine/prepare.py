@@ -32,10 +32,16 @@ OWN_ARGUMENTS = {
     "tensor_parallel_size": "set tensor_parallel of the rollout",
     "pipeline_parallel_size": "tensor_parallel spreads an instance; pipelines are not supported",
     "data_parallel_size": "set data_parallel of the rollout",
-    "data_parallel_rank": "set data_parallel of the rollout",
     "data_parallel_size_local": "set data_parallel of the rollout",
-    "data_parallel_external_lb": "leave it out: Seer decides which rank gets a request",
-    "data_parallel_hybrid_lb": "leave it out: Seer decides which rank gets a request",
+    **dict.fromkeys(
+        ("data_parallel_rank", "data_parallel_start_rank", "data_parallel_address", "data_parallel_rpc_port"),
+        "leave it out: ranks are told where they meet at each start; set data_parallel of the rollout",
+    ),
+    "data_parallel_backend": "leave it out: Seer starts the ranks",
+    **dict.fromkeys(
+        ("data_parallel_external_lb", "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb"),
+        "leave it out: Seer decides which rank gets a request",
+    ),
 }
 """Arguments of vLLM that are refused, and what to set instead."""
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -219,11 +225,11 @@ def _refuse_too_few_experts(folder: ModelFolder, config: RolloutConfig) -> None:
     num_ranks = config.data_parallel * config.tensor_parallel
     if config.data_parallel > 1 and folder.num_experts < num_ranks:
         raise ConfigError(
-            f"data_parallel={config.data_parallel} on {num_ranks} GPUs, and the model has {folder.num_experts} experts "
-            "in a layer",
+            f"data_parallel={config.data_parallel} and tensor_parallel={config.tensor_parallel} spread experts over "
+            f"{num_ranks} ranks, and the model has {folder.num_experts} in a layer",
             hint="more instances without data_parallel: each has the whole model"
             if not folder.num_experts
-            else "as many GPUs as experts at most",
+            else f"at most {folder.num_experts} ranks",
         )
 
 

@@ -20,6 +20,7 @@ from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import prepare
 from seer.engine.vllm.engine_arguments import engine_arguments
 from seer.engine.vllm.model_folder import read_folder
+from seer.engine.vllm.passed_arguments import argument_names
 from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError, InputError
 from seer.hosting.memory_plan import plan_memory
@@ -47,6 +48,16 @@ def test_an_engine_is_told_its_rank_and_where_the_others_are() -> None:
         "data_parallel_rpc_port": 5001,
         "enable_expert_parallel": True,
     }
+
+
+def test_an_argument_of_vllm_that_a_rank_gets_from_seer_cannot_be_passed(model: Path) -> None:
+    """`enable_expert_parallel` can: below."""
+    names = {name for name in argument_names() or () if name.startswith("data_parallel")}
+    told = engine_arguments(THIRD, "identity").keys() - engine_arguments(ALONE, "identity").keys()
+    assert told - names == {"enable_expert_parallel"}
+    for name in sorted(names):
+        with pytest.raises(ConfigError, match=rf"engine_settings\.engine\.{name}=1"):
+            prepared(model, instances=2, data_parallel=2, engine_settings=VllmEngineConfig(engine={name: 1}))
 
 
 def test_experts_may_be_cut_into_pieces_instead() -> None:
@@ -89,8 +100,11 @@ def test_a_number_of_experts_that_is_none_is_refused(tmp_path: Path, number: Any
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"instances": 16, "data_parallel": 16}, "data_parallel=16 on 16 GPUs, and the model has 8 experts"),
-        ({"instances": 4, "data_parallel": 4, "tensor_parallel": 4}, "on 16 GPUs, and the model has 8 experts"),
+        ({"instances": 16, "data_parallel": 16}, "over 16 ranks, and the model has 8 in a layer"),
+        (
+            {"instances": 4, "data_parallel": 4, "tensor_parallel": 4},
+            "data_parallel=4 and tensor_parallel=4 spread experts over 16 ranks, and the model has 8",
+        ),
         (
             {
                 "instances": 2,
@@ -109,7 +123,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(model: Path, settings
 
 def test_a_model_without_experts_has_nothing_to_share(tmp_path: Path) -> None:
     dense = make_tiny_model(tmp_path / "dense", head_dim=HEAD_DIM)
-    with pytest.raises(ConfigError, match="the model has 0 experts") as refused:
+    with pytest.raises(ConfigError, match="over 2 ranks, and the model has 0 in a layer") as refused:
         prepared(dense, instances=2, data_parallel=2)
     assert "more instances without data_parallel" in str(refused.value.hint)
 
@@ -131,4 +145,4 @@ def test_the_memory_plan_counts_shared_experts_once(model: Path) -> None:
     assert alone.expert_bytes == shared.expert_bytes == experts
     assert alone.weights_bytes == shared.weights_bytes
     assert alone.device_bytes - shared.device_bytes == 3 * experts
-    assert f"{experts / 1024:.1f} KiB over 4 instances" in shared.lines()[0]
+    assert f"{experts / 1024:.1f} KiB of it experts, over 4 instances" in shared.lines()[0]
