@@ -96,7 +96,8 @@ class MemoryPlan:
         tokens = "" if self.kv_tokens_per_instance is None else f", {self.kv_tokens_per_instance:,} tokens"
         pool = "a Mooncake store" if self.pool_bytes is None else _show(self.pool_bytes) if self.pool_bytes else "none"
         device = "main memory" if self.device == "cpu" else self.device
-        shared = "" if self.data_parallel == 1 else f"; {_show(self.expert_bytes)} over {self.data_parallel} instances"
+        experts = f"; {_show(self.expert_bytes)} of it experts, over {self.data_parallel} instances"
+        shared = "" if self.data_parallel == 1 else experts
         return [
             f"weights           {_show(self.weights_bytes)}{copies}{shared}",
             f"KV per instance   {_show(self.kv_bytes_per_instance)}{tokens}",
