@@ -64,11 +64,25 @@ def stage(weights: Weights) -> StagedWeights:
     home = make_shared_folder(_KIND, sum(tensor.nbytes for tensor in weights.values()))
     path = home / "model.safetensors"
     try:
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}, path)
+        save_file(_apart(weights), path)
     except BaseException:
         remove_shared_folder(home)
         raise
     return StagedWeights(path, home)
+
+
+def _apart(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors in this machine's memory, each with bytes of its own, as a file has them.
+
+    Of two names for one tensor, as in the state_dict of a model whose head is tied, the second gets a copy.
+    """
+    apart: dict[str, Any] = {}
+    places: set[int] = set()
+    for name, tensor in weights.items():
+        held = tensor.detach().contiguous().cpu()
+        apart[name] = held.clone() if held.data_ptr() in places else held
+        places.add(held.data_ptr())
+    return apart
 
 
 async def stage_in_thread(weights: Weights) -> StagedWeights:

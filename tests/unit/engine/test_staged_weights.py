@@ -148,6 +148,20 @@ def test_tensors_are_staged_for_this_user_alone_and_discarded_whole(memory: Path
     assert list(staged.home.parent.iterdir()) == []
 
 
+def test_two_names_of_one_tensor_are_both_staged_and_pieces_of_one_as_they_are(memory: Path) -> None:
+    """The state_dict of a model whose head is tied has two; experts that one tensor holds are pieces of it."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    tied, fused = torch.arange(6.0).reshape(3, 2), torch.arange(12.0).reshape(2, 3, 2)
+    given = {"embedding": tied, "head": tied, "experts.0": fused[0], "experts.1": fused[1], "first": fused[0, :1]}
+    staged = stage(given)
+    found = load_file(staged.path)
+    staged.discard()
+    assert found.keys() == given.keys()
+    assert all(torch.equal(found[name], given[name]) for name in given)
+
+
 def test_tensors_that_cannot_be_staged_leave_nothing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
 
