@@ -62,7 +62,7 @@ class Worker:
     """Answers what `seer_identify_weights` of a worker does."""
 
     def __init__(self, identity: str | None, refused: str | None) -> None:
-        self.answer = {"identity": identity, "refused": refused}
+        self.answer = {"identity": identity, "refused": refused, "hint": "give them"}
         self.calls: list[str] = []
 
     async def collective_rpc(self, name: str, args: tuple[str, ...]) -> list[Any]:
@@ -92,7 +92,8 @@ def test_weights_on_the_gpu_are_opened_by_the_worker_alone(tmp_path: Path) -> No
 def test_weights_on_the_gpu_of_another_model_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
     worker = Worker(None, "the weights lack model.norm.weight")
     instance = an_instance_of(worker, tmp_path)
-    with pytest.raises(InputError, match=r"lack model\.norm\.weight"):
+    with pytest.raises(InputError, match=r"lack model\.norm\.weight") as refused:
         asyncio.run(instance.update_weights(tmp_path / "model.gpu-handles", 2))
+    assert refused.value.hint == "give them"
     assert worker.calls == ["seer_identify_weights"]
     assert (instance._weights_version, instance._identity) == (1, "old")

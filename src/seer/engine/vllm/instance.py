@@ -452,7 +452,7 @@ class VllmInstance:
         names = (str(self.folder.path), str(weights))
         found, *_ = await self._started().collective_rpc("seer_identify_weights", args=names)
         if found["refused"] is not None:
-            raise InputError(found["refused"])
+            raise InputError(found["refused"], hint=found["hint"])
         return str(found["identity"])
 
     def _refuse_change(self, weights_version: int, *, may_repeat: bool = False) -> None:

@@ -10,6 +10,11 @@ from typing import Any
 from seer.engine.vllm.model_folder import ModelFolder, weights_identity
 from seer.errors import InputError
 
+NAMES_HINT = (
+    "give what the model's checkpoint has; a model of transformers has other names in memory: "
+    "update_weights(revert_weight_conversion(model, model.state_dict())), from transformers.core_model_loading"
+)
+
 
 def identify(folder: ModelFolder, weights: Path) -> str:
     """The identity of weights: a folder, a file, or handles of GPU memory. Refuses those of another model."""
@@ -26,11 +31,16 @@ def _refuse_other_weights(folder: ModelFolder, known: Mapping[str, Any], given: 
     spare = {"lm_head.weight"} if folder.tied_head else set()
     missing = sorted(set(known) - set(given) - spare)
     if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise InputError(f"the weights lack {missing[0]}{more}")
+        other = sorted(set(given) - set(known) - spare)
+        instead = f"; the model has no {_first(other)}" if other else ""
+        raise InputError(f"the weights lack {_first(missing)}{instead}", hint=NAMES_HINT)
     for name in set(known) - spare:
         if _shape(given, name) != _shape(known, name):
             raise InputError(f"{name} has shape {list(_shape(given, name))}, the model's {list(_shape(known, name))}")
+
+
+def _first(names: list[str]) -> str:
+    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:

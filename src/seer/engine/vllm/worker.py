@@ -50,11 +50,11 @@ class SeerWorker:
         return None
 
     def seer_identify_weights(self, model_dir: str, source: str) -> dict[str, str | None]:
-        """The `identity` of weights in GPU memory, or why they are `refused`."""
+        """The `identity` of weights in GPU memory, or why they are `refused`, with a `hint`."""
         try:
-            return {"identity": identify(read_folder(Path(model_dir)), Path(source)), "refused": None}
+            return {"identity": identify(read_folder(Path(model_dir)), Path(source)), "refused": None, "hint": None}
         except InputError as error:
-            return {"identity": None, "refused": str(error)}
+            return {"identity": None, "refused": str(error), "hint": error.hint}
 
     def seer_check_weights(self) -> str | None:
         """Why the weights that vLLM has loaded itself cannot be used; None if they can."""
