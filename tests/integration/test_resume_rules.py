@@ -37,6 +37,13 @@ def resume(run: Path, *more: str) -> int:
     return main(["rollout", "--resume", str(run), "--quiet", "--json", *more])
 
 
+def reopen(run: Path) -> None:
+    """As if the driver had been killed before the last chunk's line."""
+    journal = run / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    (run / "results.jsonl").unlink()
+
+
 def tokens_in(path: Path) -> dict[tuple[str, int], list[int]]:
     records = [json.loads(line) for line in path.read_bytes().splitlines()]
     return {(one["prompt_id"], one["index"]): one["token_ids"] for one in records}
@@ -136,6 +143,7 @@ def test_run_json_does_not_say_where_results_go(tmp_path: Path, capsys: pytest.C
 def test_links_in_a_run_folder_lead_nowhere(tmp_path: Path, name: str) -> None:
     prompts, run, outside = a_prompt_file(tmp_path), tmp_path / "run", tmp_path / "outside"
     assert main(words(prompts, run)) == 0
+    reopen(run)
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(outside)
     assert resume(run) == (0 if name in ("events.jsonl", "run.json.partial") else 2)
@@ -148,8 +156,11 @@ def test_logs_of_a_resumed_run_go_to_its_folder(tmp_path: Path) -> None:
     manifest = json.loads((run / "run.json").read_text())
     manifest["config"]["rollout"]["hosting"]["log_dir"] = str(tmp_path / "elsewhere")
     (run / "run.json").write_text(json.dumps(manifest))
+    reopen(run)
+    (run / "instance-0.log").unlink()
     assert resume(run) == 0
     assert not (tmp_path / "elsewhere").exists()
+    assert (run / "instance-0.log").exists()
 
 
 def test_the_hint_of_an_interrupted_run_repeats_its_out(
@@ -195,6 +206,7 @@ def test_an_option_that_changes_no_token_holds_for_what_is_left(tmp_path: Path) 
     run = tmp_path / "run"
     assert main(words(a_prompt_file(tmp_path), run)) == 0
     tokens = tokens_in(run / "results.jsonl")
+    reopen(run)
     assert resume(run, "--instances", "2", "--scheduler", "verl") == 0
     assert tokens_in(run / "results.jsonl") == tokens
     options = json.loads((run / "run.json").read_text())["options"]
@@ -205,12 +217,68 @@ def test_a_resumed_run_keeps_the_event_logs_of_its_earlier_parts(tmp_path: Path)
     prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
     assert main(words(prompts, run)) == 0
     first = (run / "events.jsonl").read_bytes()
+    reopen(run)
     assert resume(run) == 0
     second = (run / "events.jsonl").read_bytes()
+    reopen(run)
     assert resume(run) == 0
     assert [path.read_bytes() for path in RunFolder(run).earlier_events] == [first, second]
     assert main(words(prompts, run, "--force")) == 0
     assert not RunFolder(run).earlier_events, "they were of the run that was replaced"
+
+
+def measured(run: Path) -> dict[str, Any]:
+    """What a run was measured to be, which only a part that generates something may change."""
+    manifest = json.loads((run / "run.json").read_text())
+    logs = [path.name for path in [run / "events.jsonl", *RunFolder(run).earlier_events]]
+    facts = ("summary", "options", "limits", "nodes", "lost_instances")
+    return {name: manifest[name] for name in facts} | {name: (run / name).read_bytes() for name in logs}
+
+
+def test_a_finished_run_is_resumed_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    assert main(words(prompts, run)) == 0
+    printed = capsys.readouterr().out
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    monkeypatch.setattr(HostedFleet, "start", None)  # nothing is started
+    assert resume(run, "--instances", "2") == 0
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    shown = capsys.readouterr()
+    assert shown.out == printed
+    assert shown.err == "the run had finished: nothing is left of it\n"
+
+
+@pytest.mark.parametrize("words_more", [["--force"], ["--out", "OTHER"], []])
+def test_results_that_are_written_again_leave_what_was_measured(
+    tmp_path: Path, words_more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, run, other = a_prompt_file(tmp_path), tmp_path / "run", tmp_path / "other.jsonl"
+    assert main(words(prompts, run)) == 0
+    tokens, before = tokens_in(run / "results.jsonl"), measured(run)
+    if not words_more:
+        (run / "results.jsonl").unlink()
+    capsys.readouterr()
+    assert resume(run, "--instances", "2", *(str(other) if word == "OTHER" else word for word in words_more)) == 0
+    assert measured(run) == before
+    assert json.loads(capsys.readouterr().out)["summary"] == before["summary"]
+    assert tokens_in(other if "OTHER" in words_more else run / "results.jsonl") == tokens
+
+
+def test_a_run_that_was_killed_after_its_last_chunk_is_finished_without_a_summary(tmp_path: Path) -> None:
+    """Nobody measured it to its end."""
+    prompts, run = a_prompt_file(tmp_path), tmp_path / "run"
+    assert main(words(prompts, run)) == 0
+    manifest = json.loads((run / "run.json").read_text())
+    killed = {key: manifest[key] for key in ("command", "options", "config", "machine", "limits", "nodes")}
+    (run / "run.json").write_text(json.dumps(killed | {"status": "running"}))
+    (run / "results.jsonl").unlink()
+    assert resume(run) == 0
+    manifest = json.loads((run / "run.json").read_text())
+    assert (manifest["status"], manifest["num_responses"], manifest.get("summary")) == ("finished", 8, None)
+    assert len(tokens_in(run / "results.jsonl")) == 8
+    assert main(["report", str(run)]) == 0
 
 
 HALF = "\ud800"

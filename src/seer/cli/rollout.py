@@ -4,7 +4,8 @@
 Order of work: lock the run's folder, read and check all prompts, check that nothing is lost, start the instances, roll
 out. Results are written as groups complete, chunks are journalled as they end, so an interruption of any kind keeps
 what was finished: Ctrl-C and SIGTERM end the run and keep its results, and `--resume RUN` continues one that was
-killed.
+killed. Where nothing is left of it, what was measured stays: the summary and the event log are not those of a part that
+generated nothing, and nothing is started unless results have to be written again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from seer.cli.resumed import read_resumed, resume_command
 from seer.cli.rollout_options import (
+    CONFIG_PREFIX,
     add_config_options,
     add_key,
     add_prompt_options,
@@ -30,7 +32,7 @@ from seer.cli.run_status import status_of_failure
 from seer.cli.signals import exit_code, signals_cancel
 from seer.cli.watching import add_watch_options, refuse_missing_packages, serve_watched
 from seer.config import RunConfig
-from seer.metrics.events import both
+from seer.metrics.events import both, discard
 from seer.runs.manifest import recorded_limits
 from seer.runs.run_folder import RunFolder, machine
 
@@ -41,8 +43,11 @@ if TYPE_CHECKING:
     from seer.runs.identity import RunIdentity
     from seer.runs.prompts import EncodedPrompt
     from seer.runs.results import ResultsFile
+    from seer.types import Restored
 
 EXIT_FAILED = 1
+OF_THE_PART = ("summary", "lost_instances")
+"""What run.json says of the last part of a run that generated something."""
 
 EXAMPLES = """\
 examples:
@@ -115,6 +120,7 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     from seer.cli.prompt_file import load_prompts
     from seer.environments.named import load_environment
     from seer.runs.identity import turns_identity
+    from seer.runs.left_over import are_results_whole, is_nothing_left
     from seer.runs.results import ResultsFile
 
     environment = load_environment(config.environment) if config.environment is not None else None
@@ -124,28 +130,47 @@ def _run_in(folder: RunFolder, config: RunConfig, args: argparse.Namespace) -> i
     identity = rollout.identity(prompts, seed=config.seed, turns=turns)
     out = config.out or folder.results
     is_new = args.resume is None
-    _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
+    past = _refuse_loss(folder, out, config, identity, is_new=is_new, force=args.force)
+    is_over = not is_new and is_nothing_left(prompts, past)
+    if is_over and not _is_asked_again(args) and folder.events.exists() and are_results_whole(out, prompts):
+        ended = folder.read_manifest()
+        if ended.get("status") == "finished":
+            sys.stderr.write("the run had finished: nothing is left of it\n")
+            _print_outcome(config, folder, out, ended, as_json=args.json)
+            return _code_of(ended)
     with ResultsFile(out, replace=args.force or not is_new) as results:
         if is_new:
             _begin_anew(folder, config, identity)
-        else:
+        elif not is_over:
             folder.keep_events()
-        folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
+        if not is_over:
+            folder.write_manifest({"command": "rollout", **recorded(config), "machine": machine(), "status": "running"})
         with status_of_failure(folder):
             signal, failures = asyncio.run(
-                _roll_out(rollout, prompts, config, folder, results, environment=environment, args=args)
+                _roll_out(
+                    rollout, prompts, config, folder, results, environment=environment, is_over=is_over, args=args
+                )
             )
     outcome = _outcome(rollout, failures, is_cut=signal is not None)
-    folder.write_manifest(folder.read_manifest() | outcome)
-    if args.json:
-        _print_json(folder, out, outcome)
-    else:
-        _print_summary(config, folder, out, outcome)
+    if is_over:
+        outcome = {key: value for key, value in outcome.items() if key not in OF_THE_PART}
+    ended = folder.read_manifest() | outcome
+    folder.write_manifest(ended)
+    _print_outcome(config, folder, out, ended, as_json=args.json)
     failures.report(hint=f"{resume_command(folder, out, config.environment)} tries them again")
-    if signal is not None:
-        return exit_code(signal)
-    is_clean = "verification" not in outcome or outcome["verification"]["is_clean"]
-    return EXIT_FAILED if failures.num_failed or not is_clean else 0
+    return exit_code(signal) if signal is not None else _code_of(ended)
+
+
+def _is_asked_again(args: argparse.Namespace) -> bool:
+    """Whether a run that had finished is to do something all the same."""
+    return args.force or getattr(args, f"{CONFIG_PREFIX}verify", None) is not None
+
+
+def _code_of(ended: dict[str, Any]) -> int:
+    """The exit code of a run with such a manifest."""
+    verification = ended.get("verification")
+    is_clean = verification is None or verification["is_clean"]
+    return EXIT_FAILED if ended.get("num_failed") or not is_clean else 0
 
 
 def _begin_anew(folder: RunFolder, config: RunConfig, identity: RunIdentity) -> None:
@@ -165,8 +190,11 @@ def _begin_anew(folder: RunFolder, config: RunConfig, identity: RunIdentity) -> 
 
 def _refuse_loss(
     folder: RunFolder, out: Path, config: RunConfig, identity: RunIdentity, *, is_new: bool, force: bool
-) -> None:
-    """Refuse what would lose an earlier run, other results or the prompts; nothing has been written yet."""
+) -> dict[tuple[int, int], Restored]:
+    """Refuse what would lose an earlier run, other results or the prompts; nothing has been written yet.
+
+    Returns what the run has generated before.
+    """
     from seer.runs.journal import Journal
     from seer.runs.overwriting import (
         refuse_earlier_run,
@@ -180,11 +208,12 @@ def _refuse_loss(
         if not force:
             refuse_earlier_run(folder, config.prompts)
             refuse_existing_out(out)
-        return
+        return {}
     with contextlib.closing(Journal.resume(folder.journal, identity)) as journal:
         past = journal.restored()
     if not force:
         refuse_unknown_results(out, past)
+    return past
 
 
 def _outcome(rollout: Rollout, failures: Failures, *, is_cut: bool) -> dict[str, Any]:
@@ -224,6 +253,7 @@ async def _roll_out(
     results: ResultsFile,
     *,
     environment: Environment | None,
+    is_over: bool,
     args: argparse.Namespace,
 ) -> tuple[int | None, Failures]:
     """Write results as they come; returns the signal that cut the run short, if one did, and the failures."""
@@ -234,12 +264,15 @@ async def _roll_out(
     failures = Failures()
     progress = Progress(rollout, quiet=args.quiet)
     metadata = {"source": "rollout", **recorded(config)["options"]}
-    with EventLog(folder.events, metadata) as log, signals_cancel(rollout) as interruption:
+    has_events = is_over and folder.events.exists()  # of the parts in which something was generated
+    events = contextlib.nullcontext(discard) if has_events else EventLog(folder.events, metadata)
+    with events as log, signals_cancel(rollout) as interruption:
         progress.start()
         try:
             async with rollout:
                 await serve_watched(rollout, args)
-                _describe_fleet(rollout, folder)
+                if not is_over:
+                    _describe_fleet(rollout, folder)
                 groups = rollout.run(
                     prompts,
                     seed=config.seed,
@@ -268,6 +301,13 @@ def _describe_fleet(rollout: Rollout, folder: RunFolder) -> None:
     folder.write_manifest(manifest)
 
 
+def _print_outcome(config: RunConfig, folder: RunFolder, out: Path, ended: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(folder, out, ended)
+    else:
+        _print_summary(config, folder, out, ended)
+
+
 def _print_json(folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
     shown = {
         "status": outcome["status"],
@@ -275,7 +315,7 @@ def _print_json(folder: RunFolder, out: Path, outcome: dict[str, Any]) -> None:
         "run": str(folder.path),
         "num_responses": outcome["num_responses"],
         "num_failed": outcome["num_failed"],
-        "summary": outcome["summary"],
+        "summary": outcome.get("summary"),
     }
     if "verification" in outcome:
         shown["verification"] = outcome["verification"]
@@ -288,7 +328,7 @@ def _print_summary(config: RunConfig, folder: RunFolder, out: Path, outcome: dic
 
     from seer.cli.summary_rows import summary_rows
 
-    status, numbers, verification = outcome["status"], outcome["summary"], outcome.get("verification")
+    status, numbers, verification = outcome["status"], outcome.get("summary"), outcome.get("verification")
     rollout = config.rollout
     count = "1 instance" if rollout.instances == 1 else f"{rollout.instances} instances"
     table = Table("measure", "value", title=f"{rollout.scheduler} on {count}, {status}")
