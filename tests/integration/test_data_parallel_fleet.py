@@ -19,6 +19,7 @@ from seer.errors import ConfigError, InputError, InstanceError
 from seer.hosting import ProcessInstance
 from seer.hosting.devices import InstanceDevices
 from seer.hosting.health import Health
+from seer.hosting.rank_group import Member, RankGroup
 from seer.hosting.restart_budget import RestartBudget
 from seer.metrics.events import Event, Started
 
@@ -84,7 +85,21 @@ def test_a_rank_that_dies_takes_its_own_group_along_and_both_come_back(tmp_path:
     assert len(other) == len(last) == 1
 
 
-def test_a_rank_that_cannot_start_is_the_one_whose_error_is_shown(tmp_path: Path) -> None:
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The instances that told the others that they do not start."""
+    told: list[int] = []
+    not_started = RankGroup.not_started
+
+    def note(group: RankGroup, member: Member, reason: str) -> None:
+        told.append(member.id)
+        not_started(group, member, reason)
+
+    monkeypatch.setattr(RankGroup, "not_started", note)
+    return told
+
+
+def test_a_rank_that_cannot_start_is_the_one_whose_error_is_shown(tmp_path: Path, failed: list[int]) -> None:
     (tmp_path / "broken-1").touch()
 
     async def scenario() -> None:
@@ -93,6 +108,7 @@ def test_a_rank_that_cannot_start_is_the_one_whose_error_is_shown(tmp_path: Path
                 pass
 
     play(scenario())
+    assert failed == [1], "the other was ended: it must not end those that wait for the next start"
 
 
 def test_a_rank_that_does_not_start_again_at_once_is_waited_for(tmp_path: Path) -> None:
@@ -113,7 +129,7 @@ def test_a_rank_that_does_not_start_again_at_once_is_waited_for(tmp_path: Path) 
     assert [line.partition(" at ")[2] for line in (second[0], second[-1])] == [places[0], places[2]]
 
 
-def test_a_rank_whose_process_cannot_be_made_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_rank_whose_process_cannot_be_made_is_not_waited_for(tmp_path: Path, failed: list[int]) -> None:
     (tmp_path / "instance-1.log").mkdir()  # no log can be written there
 
     async def scenario() -> None:
@@ -122,6 +138,7 @@ def test_a_rank_whose_process_cannot_be_made_is_not_waited_for(tmp_path: Path) -
                 pass
 
     play(scenario())
+    assert failed == [1]
 
 
 async def alone_at_the_meeting(rollout: Rollout, log_dir: Path) -> ProcessInstance:

@@ -266,8 +266,6 @@ class ProcessInstance:
         """End the process: let it exit within the deadline, then kill it. Chunks in flight end as ABORTED."""
         was, self._state = self._state, State.CLOSED
         self._calls.fail(f"instance {self._id} was closed")
-        if self._ranks is not None:
-            self._ranks.leave(self, "it was closed")
         if was is State.UP and self._channel is not None and self._child is not None:
             self._send(Close())
             await self._child.wait(self._options.close_deadline_s)
@@ -450,14 +448,14 @@ class ProcessInstance:
             child.channel.send(self._setup(child, rank))
             ready = await await_ready(self._id, child, options)
             self._refuse_closed()
-            self._refuse_alone()
         except BaseException as error:
             if self._ranks is not None and self._ended_with is None and not isinstance(error, RankEnded):
                 self._ranks.not_started(self, _reason(error))
             await self._clean_up()
             if isinstance(error, Exception):
                 self._refuse_closed()  # then this is what it died of
-                self._refuse_alone()
+                if self._ended_with is not None:
+                    raise self._ended_with from None
             raise
         self._limits, self._view, self._vocab_size = ready.limits, ready.view, ready.vocab_size
         self._signs.begin(self._now_s())
@@ -470,11 +468,6 @@ class ProcessInstance:
         """Raise if it was closed while it started: what `close` did not find is ended by who started it."""
         if self._state is State.CLOSED:
             raise InstanceError(f"instance {self._id} was closed while it started")
-
-    def _refuse_alone(self) -> None:
-        """Raise if an instance that it had met has ended while it started."""
-        if self._ended_with is not None:
-            raise self._ended_with from None
 
     def _setup(self, child: Child, rank: DataParallelRank | None) -> Setup:
         options, settings = self._options, child.spec.settings
