@@ -148,3 +148,6 @@ def test_a_string_counts_only_in_what_was_generated_since_the_turn_began(folder:
     assert generate(engine, [chunk])[0].ids == answer.ids
     by_its_own = a_chunk(0, PROMPT, max_tokens=2, spans=spans, stop=(stop[1],))
     assert generate(engine, [by_its_own])[0].ids == answer.ids[:1]
+    # Of the seven tokens so far the model generated five: `min_tokens` is reached with the second.
+    too_early = a_chunk(0, PROMPT, max_tokens=2, spans=spans, stop=(stop[1],), min_tokens=7)
+    assert generate(engine, [too_early])[0].ids == answer.ids

@@ -15,7 +15,9 @@ from engines import a_chunk, always, an_engine, generate, random_trees, tokens_o
 from pools import a_local_pool
 from seer.engine.local.cache import block_bytes
 from seer.engine.local.model_config import read_config
+from seer.engine.local.parking import save
 from seer.engine.local.tiny import make_tiny_model
+from seer.kvpool.none import NonePool
 from seer.speculation.step_report import StepReport
 from seer.types import Attempt, ChunkEnd, Lease
 
@@ -51,6 +53,50 @@ def test_nothing_is_computed_twice_for_lack_of_memory(
     num_computed = sum(round(step.num_batched_tokens * step.num_steps) - step.num_drafted for step in steps)
     num_accepted = sum(step.num_accepted for step in steps)
     assert num_computed + num_accepted == sum(len(prompt) + NUM_TOKENS - 1 for prompt in PROMPTS)
+
+
+class TakesAll(NonePool):
+    """A pool that takes every block and has dropped it when it is asked."""
+
+    def put_now(self, keys: Any, buffers: Any, owners: Any = None) -> list[bool]:
+        return [True] * len(keys)
+
+
+def test_what_the_pool_has_dropped_since_is_computed_and_not_taken_from_later_blocks(folder: Path) -> None:
+    chunks = [a_chunk(i, prompt, max_tokens=NUM_TOKENS, group=i) for i, prompt in enumerate(PROMPTS)]
+    roomy = generate(an_engine(folder, block_size=BLOCK_SIZE), chunks)
+    tight = an_engine(folder, block_size=BLOCK_SIZE, kv_blocks=40, pool=TakesAll())
+    answers = generate(tight, chunks)
+    assert tight.scheduler.num_parked > 0
+    assert {i: (one.ids, one.logprobs) for i, one in answers.items()} == {
+        i: (one.ids, one.logprobs) for i, one in roomy.items()
+    }
+
+
+def test_only_blocks_that_the_pool_does_not_have_are_copied(folder: Path) -> None:
+    for pool, num_pooled in ((TakesAll(), 3), (None, 0)):
+        engine = an_engine(folder, block_size=BLOCK_SIZE, pool=pool)
+        engine.add(a_chunk(0, [20] * 14, max_tokens=NUM_TOKENS))
+        with torch.inference_mode():
+            engine.step()
+        (active,) = engine.scheduler.running
+        save(active, engine.scheduler.cache)
+        assert active.saved is not None
+        assert (active.saved.first, active.saved.num_computed) == (num_pooled, 14)
+        assert len(active.saved.rows) == 4 - num_pooled
+
+
+def test_a_chunk_that_is_parked_in_its_context_leaves_no_part(folder: Path, tmp_path: Path) -> None:
+    """Nobody would look for it, nor free it."""
+    size = block_bytes(read_config(folder), BLOCK_SIZE, torch.float32)
+    with a_local_pool(tmp_path, block_bytes=size, dram_blocks=32, ssd_blocks=0) as pool:
+        engine = an_engine(folder, block_size=BLOCK_SIZE, max_step_tokens=10, pool=pool)
+        engine.add(a_chunk(0, [20] * 30, max_tokens=NUM_TOKENS))
+        with torch.inference_mode():
+            engine.step()
+            (output,) = engine.park([Attempt(0, 1)])
+        assert (output.end, output.num_tokens) == (ChunkEnd.PARKED, 0)
+        assert (pool.stats().num_blocks, engine.scheduler.blocks.num_cached) == (2, 2)
 
 
 def test_a_lease_is_extended_and_parked_between_steps(folder: Path) -> None:
