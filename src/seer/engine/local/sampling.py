@@ -94,9 +94,8 @@ def processed(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
     if sampling.top_p < 1:
         ordered, order = logits.sort(descending=True, stable=True)
         before = ordered.softmax(0).cumsum(0) - ordered.softmax(0)
-        # A token stays while those above it sum to less than top_p. The first always stays.
-        gone = order[before >= sampling.top_p]
-        logits = logits.index_fill(0, gone[gone != order[0]], float("-inf"))
+        # A token stays while those above it sum to less than top_p. Nothing is above the first, so it always stays.
+        logits = logits.index_fill(0, order[before >= sampling.top_p], float("-inf"))
     return logits
 
 

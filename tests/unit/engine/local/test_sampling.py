@@ -66,6 +66,11 @@ def test_processing_cuts_what_it_should() -> None:
     assert kept(top_p=1e-9) == [0]
 
 
+def test_of_equal_tokens_the_first_are_kept_up_to_top_p_and_top_k_keeps_all() -> None:
+    assert torch.isfinite(processed(torch.zeros(4), a_row(top_p=0.5))).tolist() == [True, True, False, False]
+    assert torch.isfinite(processed(torch.zeros(4), a_row(top_k=2))).all()
+
+
 def test_temperature_scales_before_the_cuts() -> None:
     assert kept(temperature=0.1, min_p=0.01) == [0]
     assert kept(temperature=10.0, min_p=0.5) == [0, 1, 2, 3, 4]
