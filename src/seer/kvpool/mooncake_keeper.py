@@ -15,7 +15,6 @@ import logging
 import threading
 from concurrent.futures import Future
 
-from seer.errors import PoolError
 from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig
 
 log = logging.getLogger(__name__)
@@ -42,14 +41,8 @@ class MooncakeKeeper:
         with servers:
             started.set_result(servers)
             while not self._ended.wait(WATCH_S):
-                self._watch(servers)
-
-    def _watch(self, servers: MooncakeServers) -> None:
-        try:
-            for note in servers.watch():
-                log.warning("Mooncake: %s", note)
-        except (PoolError, OSError) as error:  # it could not be started again: the next look tries
-            log.warning("Mooncake: %s", error)
+                for note in servers.watch():
+                    log.warning("Mooncake: %s", note)
 
     def stop(self) -> None:
         """End the processes; what they held in DRAM is gone."""

@@ -149,7 +149,14 @@ class MooncakeServers:
 
     def watch(self) -> list[str]:
         """Restart what died and return notes on it; call it about once a second."""
-        notes = []
+        notes: list[str] = []
+        try:
+            self._restart(notes)
+        except (PoolError, OSError) as error:
+            notes.append(f"{error}: the next look tries again")
+        return notes
+
+    def _restart(self, notes: list[str]) -> None:
         now = time.monotonic()
         if self._master is not None and self._master.poll() is not None:
             notes.append(f"the master ended with {self._master.returncode}: DRAM contents are lost, starting it again")
@@ -163,7 +170,6 @@ class MooncakeServers:
                 self._start_owner()
         else:
             self._owner_seen_s = now
-        return notes
 
     def stop(self) -> None:
         """End both processes; what they held in DRAM is gone."""
@@ -293,9 +299,14 @@ def _die_with_parent() -> None:
 
 
 def wildcard_listeners(pid: int) -> list[int]:
-    """Ports on which a process listens on every interface of the machine."""
+    """Ports on which a process listens on every interface of the machine; none where it has ended."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+        tables = [Path(f"/proc/{pid}/net/{table}").read_text() for table in ("tcp", "tcp6")]
+    except OSError:
+        return []
     inodes = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
+    for link in links:
         try:
             target = os.readlink(link)
         except OSError:  # closed since
@@ -303,8 +314,8 @@ def wildcard_listeners(pid: int) -> list[int]:
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+    for table in tables:
+        for line in table.splitlines()[1:]:
             fields = line.split()
             address, port = fields[1].rsplit(":", 1)
             if fields[3] == "0A" and fields[9] in inodes and set(address) == {"0"}:

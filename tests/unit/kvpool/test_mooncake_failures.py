@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 
 from seer.errors import PoolError
 from seer.kvpool.mooncake import MooncakePool, MooncakePoolConfig
+from seer.kvpool.mooncake_servers import MooncakeServers, MooncakeServersConfig, wildcard_listeners
 
 BLOCK_BYTES = 1000
 
@@ -147,6 +151,40 @@ def test_no_block_is_put_while_it_is_not_known_whether_its_weights_version_was_d
     store.marks_unknown = False
     assert pool.put_now(keys, blocks) == [False, False]
     assert pool.put_now(keys_of(2, weights_version=2), blocks) == [True, True]
+
+
+def a_dead_process() -> subprocess.Popen[bytes]:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    return dead
+
+
+class DyingServers(MooncakeServers):
+    """A master that ends at once; its second and third start fail."""
+
+    num_starts = 0
+
+    def _start_master(self) -> None:
+        self.num_starts += 1
+        if self.num_starts == 2:
+            raise PoolError("the Mooncake master did not listen")
+        if self.num_starts == 3:
+            raise OSError("no process can be made")
+        self._master = a_dead_process()
+
+
+def test_a_server_that_cannot_be_started_again_yet_is_tried_at_the_next_look(tmp_path: Path) -> None:
+    with DyingServers(MooncakeServersConfig(dram_bytes=0, log_dir=str(tmp_path))) as servers:
+        said = [servers.watch()[1:] for _ in range(3)]
+    assert [note.split(":")[0] for notes in said for note in notes] == [
+        "the Mooncake master did not listen",
+        "no process can be made",
+    ]
+    assert servers.num_starts == 4
+
+
+def test_a_process_that_has_ended_listens_nowhere() -> None:
+    assert wildcard_listeners(a_dead_process().pid) == []
 
 
 def test_requests_that_went_elsewhere_leave_nothing_when_their_weights_version_ends(pool: MooncakePool) -> None:
