@@ -61,8 +61,11 @@ def test_after_a_wait_only_the_newest_token_and_those_given_are_computed(
     first = generate(here, [a_turn(folder, num_tokens)])[0]
     assert (first.end, len(first.ids)) == (ChunkEnd.STOP, num_tokens)
     steps.clear()
-    again = generate(an_engine(folder, **options) if way == "other instance" else here, [next_turn(first)])[0]
+    there = an_engine(folder, **options) if way == "other instance" else here
+    again = generate(there, [next_turn(first)])[0]
     assert sum(step.num_prefill_tokens for step in steps) == 1 + len(GIVEN.ids)
+    assert there.num_missed_tokens == 0, "given tokens have no KV to be missed"
+    assert any(step.loaded_bytes for step in steps) == (way == "other instance"), "what is here is not loaded"
     plain = generate(an_engine(folder), [a_chunk(0, [*PROMPT, *first.ids, *GIVEN.ids], seed=78, max_tokens=20)])[0]
     assert (again.ids, again.logprobs) == (plain.ids, plain.logprobs)
 
