@@ -217,6 +217,10 @@ class RolloutLoop:
         self._is_sealed = True
         self._inbox.wake()
 
+    def unseal(self) -> None:
+        """More may be admitted after all; `serve` must not have ended."""
+        self._is_sealed = False
+
     def let_go(self) -> None:
         """Make no more calls: it has ended. Else its maker and it hold each other, and all tokens, until Python's
         collector looks.

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +161,99 @@ def test_new_weights_wait_for_what_was_asked_before_and_precede_what_is_asked_af
             assert await change == 1
             assert {(await handle).weights_version for handle in before} == {0}
             assert {(await handle).weights_version for handle in after} == {1}
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_weights_that_is_cancelled_has_not_happened(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout(step_s=0.002) as rollout, rollout.session() as session:
+            before = submit(session, 0)
+            change = asyncio.create_task(session.update_weights(tmp_path))
+            await asyncio.sleep(0)
+            held = submit(session, 1)
+            change.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await change
+            after = submit(session, 2)
+            assert {(await handle).weights_version for handle in before + held + after} == {0}
+            await session.drain()
+            assert await session.update_weights(tmp_path) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_weights_that_is_cancelled_as_the_last_request_ends_leaves_a_session(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout() as rollout, rollout.session() as session:
+            pump = session._pump
+            change = asyncio.create_task(session.update_weights(tmp_path))
+            assert pump is not None, "it is open"
+            pump.add_done_callback(lambda _: change.cancel())  # before the change hears of the end
+            with pytest.raises(asyncio.CancelledError):
+                await change
+            assert (await submit(session, 0)[0]).weights_version == 0
+            assert await session.update_weights(tmp_path) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_closed_before_its_weights_change_ends_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout(step_s=0.01) as rollout:
+            async with rollout.session() as session:
+                before = submit(session, 0)
+                change = asyncio.create_task(session.update_weights(tmp_path))
+                await asyncio.sleep(0)
+                held = submit(session, 1)
+            assert {(await handle).finish_reason for handle in before} == {FinishReason.CANCELLED}
+            for handle in held:
+                with pytest.raises(SeerError, match="closed"):
+                    await handle
+            with pytest.raises(SeerError, match="closed"):
+                await change
+            assert rollout.weights_version == 0
+            await tokens_of_a_run(rollout)  # the fleet is free
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_closed_while_its_weights_change_ends_after_that(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_rollout() as rollout:
+            begun, may_end = asyncio.Event(), asyncio.Event()
+
+            async def change() -> None:
+                begun.set()
+                await may_end.wait()
+                await rollout.fleet.update_weights(tmp_path)
+
+            async with rollout.session() as session:
+                changing = asyncio.create_task(session.change_weights(change))
+                await begun.wait()
+                asyncio.get_running_loop().call_soon(may_end.set)
+            assert rollout.weights_version == 1
+            await changing
+            await tokens_of_a_run(rollout)
+
+    asyncio.run(scenario())
+
+
+def test_a_handle_ends_even_if_the_end_of_its_session_is_cancelled() -> None:
+    async def scenario() -> None:
+        async with a_rollout(1) as rollout:
+            async with rollout.session() as session:
+                rollout.fleet.instances[0].abort = lambda request: None  # type: ignore[method-assign]
+                os.kill(rollout.fleet.instances[0].pid or 0, signal.SIGSTOP)
+                handles = submit(session, 0)
+                closing = asyncio.create_task(session.close())
+                await asyncio.sleep(0)
+                closing.cancel()
+                await asyncio.gather(closing, return_exceptions=True)
+                for handle in handles:
+                    with pytest.raises(SeerError, match="the session was closed"):
+                        await handle
+            rollout.fleet.kill()
 
     asyncio.run(scenario())
 

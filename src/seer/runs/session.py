@@ -10,6 +10,7 @@ of verl and environments with turns are built on it.
 
 Submissions of one `group` name share drafts and length estimates, whenever they come and whatever their prompts are.
 Weights change between two loops: new submissions are held, those before end, and the next loop has the next version.
+A change that is cancelled while those before run has not happened: their loop takes the held ones and goes on.
 
 Invariants
   1. A handle is done exactly once: with its response, or with the error that broke the session.
@@ -21,6 +22,8 @@ Waits for                                    unblocked by
   a handle (user)                              its end, `close`, the fleet's failure, the loop's stall deadline, its
                                                environment's deadline
   `drain`                                      the end of the last request
+  the loop's end, before weights change        the end of what runs, `close`, the fleet's failure, a cancellation
+  a change of weights that is made, in `close` its end
   the loop's end, after `close`                the instances' last outputs, cancel_deadline_s
   environments, after `close`                  the ends of their calls, a deadline (seer.runs.user_calls)
 """
@@ -106,6 +109,7 @@ class Session:
         self._user_calls = UserCalls()
         self._conversations = Conversations(codec, self._user_calls)
         self._loop: RolloutLoop | None = None  # None while weights change, and at the end
+        self._ending: RolloutLoop | None = None  # before weights change, while it still runs
         self._pump: asyncio.Task[None] | None = None
         self._open: dict[int, Open] = {}  # by request
         self._ended_groups: list[Group] = []
@@ -183,10 +187,7 @@ class Session:
         it are as in `Rollout.run`. `home` is the instance that has computed most of the prompt, for the response to an
         earlier turn: `ResponseHandle.last_instance` of that.
         """
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closed:
-            raise SeerError("the session has been closed", hint="async with rollout.session() as session:")
+        self._refuse_over()
         seed = None if seed is None else check(seed, Seed, "seed")
         check_submission(group, on_tokens, home, len(self._fleet.instances))
         check_environment_calls(environment, environment_deadline_s, tools, max_context_tokens)
@@ -241,28 +242,48 @@ class Session:
     async def change_weights(self, change: Callable[[], Awaitable[object]]) -> None:
         """Hold new submissions, let those before end, await `change`, which puts other weights in place, and go on."""
         async with self._changing:
-            if self._is_closed or self._loop is None:
-                raise self._failure or SeerError("the session has been closed")
-            loop, self._loop = self._loop, None
-            await self._end_loop(loop, deadline_s=None)
+            self._refuse_over()
+            assert self._loop is not None, "it is open"
+            self._ending, self._loop = self._loop, None
             try:
+                await self._end_before_change(self._ending)
                 await change()
             finally:
+                loop, self._ending = self._ending, None
                 if self._failure is None and not self._is_closed:
-                    await self._open_loop()
+                    await (self._open_loop() if loop is None else self._go_on(loop))
+
+    async def _end_before_change(self, loop: RolloutLoop) -> None:
+        assert self._pump is not None, "the loop was opened"
+        loop.seal()
+        await asyncio.wait([self._pump])  # a cancellation ends this wait alone
+        self._ending = None
+        await self._end_loop(loop, deadline_s=None)
+        self._refuse_over()
+
+    def _refuse_over(self) -> None:
+        """Raise if the session is broken or closed."""
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closed:
+            raise SeerError("the session has been closed", hint="async with rollout.session() as session:")
 
     async def close(self) -> None:
         """Cancel what has not ended, and end."""
         if self._is_closed:
             return
         self._is_closed = True
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.cancel()
-            await self._end_loop(loop, deadline_s=self._options.cancel_deadline_s)
-        await self._conversations.close()
-        await self._user_calls.close()
-        self._break(SeerError("the session was closed before the response ended"))
+        loop, self._loop = self._loop or self._ending, None
+        try:
+            if loop is not None:
+                loop.cancel()
+                await self._end_loop(loop, deadline_s=self._options.cancel_deadline_s)
+            async with self._changing:  # a change that is made ends first: the fleet is free then
+                pass
+            await self._conversations.close()
+            await self._user_calls.close()
+        finally:  # also if the caller has given up
+            self._break(SeerError("the session was closed before the response ended"))
 
     async def _open_loop(self) -> None:
         """A loop for the weights that the instances hold now."""
@@ -272,6 +293,20 @@ class Session:
             self._break(error)
             raise
         self._pump = asyncio.create_task(self._serve(loop))
+        self._admit_all_held(loop)
+
+    async def _go_on(self, loop: RolloutLoop) -> None:
+        """With a loop that was to end, if it has not."""
+        assert self._pump is not None, "the loop was opened"
+        if self._pump.done():
+            await self._end_loop(loop, deadline_s=None)
+            await self._open_loop()
+        else:
+            loop.unseal()
+            self._loop = loop
+            self._admit_all_held(loop)
+
+    def _admit_all_held(self, loop: RolloutLoop) -> None:
         held, self._held = self._held, []
         for submission in held:
             self._admit_held(submission, loop)
