@@ -92,8 +92,8 @@ Batch random_batch(std::mt19937& rng, int64_t block_size, int64_t head_dim) {
       batch.slots.push_back(batch.slot(sequence, num_before + i));
       batch.path_start.push_back(batch.path_start.back());
     }
-    // A chain of draft nodes below the last plain row.
-    const int64_t num_nodes = up_to(rng, 0, std::min<int64_t>(12, max_tokens / num_sequences));
+    // A chain of draft nodes below the last plain row; more than are scored at once.
+    const int64_t num_nodes = up_to(rng, 0, std::min<int64_t>(36, max_tokens / num_sequences));
     for (int64_t node = 0; node < num_nodes; ++node) {
       batch.num_visible.push_back(static_cast<int32_t>(num_before + num_plain));
       const int64_t scratch = num_sequences * batch.table_width * block_size;  // in places of `tables`, not in slots
@@ -299,7 +299,7 @@ void samples_are_the_greatest_of_logits_and_noise(std::mt19937& rng, int64_t voc
   Floats processed = raw, noise(static_cast<size_t>(vocab));
   for (float& logit : processed) logit = rng() % 4 == 0 ? -std::numeric_limits<float>::infinity() : logit * 1.5f;
   processed[rng() % processed.size()] = 0.5f;
-  if (vocab > 3 && rng() % 4 == 0) processed[0] = processed[static_cast<size_t>(vocab) - 1] = 50.0f;  // a tie
+  if (rng() % 2 == 0) processed[rng() % processed.size()] = processed[rng() % processed.size()] = 50.0f;  // a tie
   const uint64_t seed = rng(), position = rng() % 1000;
   gumbel(seed, position, noise.data(), vocab);
   for (const bool greedy : {false, true}) {
@@ -318,6 +318,21 @@ void samples_are_the_greatest_of_logits_and_noise(std::mt19937& rng, int64_t voc
       CHECK(is_close(sampled.logprob, greedy ? 0.0 : from[token] - log_of_sum(from)));
       if (!scores.empty()) CHECK(sampled.margin == top - *std::max_element(scores.begin(), scores.end()));
     }
+  }
+}
+
+// Tokens whose noise cannot bring them to the front are left out by a bound on it, 16 at a time. Here 32 are level, and of
+// the next 16 one alone has a chance.
+void a_token_that_wins_narrowly_is_found(std::mt19937& rng) {
+  constexpr size_t kLevel = 32, kVocab = 48;
+  const uint64_t seed = rng(), position = rng() % 1000;
+  Floats noise(kVocab);
+  gumbel(seed, position, noise.data(), kVocab);
+  for (size_t winner = kLevel; winner < kVocab; ++winner) {
+    Floats logits(kVocab, -std::numeric_limits<float>::infinity());
+    for (size_t v = 0; v < kLevel; ++v) logits[v] = 5.0f - noise[v];
+    logits[winner] = 5.01f - noise[winner];
+    CHECK(sample(logits.data(), logits.data(), kVocab, seed, position, false).token == static_cast<int64_t>(winner));
   }
 }
 
@@ -380,6 +395,7 @@ int main() {
     norms_and_gates_are_those_of_plain_loops(rng, up_to(rng, 1, 4), dim, rng() % 2);
   for (int64_t vocab = 1; vocab < 80; ++vocab) samples_are_the_greatest_of_logits_and_noise(rng, vocab);
   for (int round = 0; round < 20; ++round) samples_are_the_greatest_of_logits_and_noise(rng, up_to(rng, 1000, 5000));
+  for (int round = 0; round < 20; ++round) a_token_that_wins_narrowly_is_found(rng);
   for (int64_t vocab = 1; vocab < 80; ++vocab) logits_without_probabilities_give_no_token(rng, vocab);
   noise_is_gumbel_and_differs_by_seed_and_position();
   return seer::testing::passed("kernels");
