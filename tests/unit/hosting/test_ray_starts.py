@@ -75,6 +75,28 @@ def test_a_place_that_comes_after_its_start_was_cancelled_is_given_back() -> Non
     asyncio.run(scenario())
 
 
+def test_a_start_that_was_cancelled_is_over_also_where_the_cluster_fails_then() -> None:
+    """Its supervisor waits for its end: another error would be one to try again after."""
+
+    class Failing(Groups):
+        def _reserve(self, name: str, bundle: dict[str, float], avoid: list[str]) -> Any:
+            super()._reserve(name, bundle, avoid)
+            raise ConnectionError("the head of the cluster is gone")
+
+    async def scenario() -> None:
+        groups = Failing()
+        groups.may_reserve.clear()
+        placing = asyncio.create_task(groups.place("one", BUNDLE, 60.0))
+        await asyncio.to_thread(groups.is_reserving.wait)
+        placing.cancel()
+        await asyncio.sleep(0)
+        groups.may_reserve.set()
+        with pytest.raises(asyncio.CancelledError):
+            await placing
+
+    asyncio.run(scenario())
+
+
 def test_a_log_that_cannot_be_written_leaves_no_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "taken").write_text("a file, where a folder should be")
     calls: list[str] = []

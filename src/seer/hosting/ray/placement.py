@@ -86,7 +86,8 @@ class Placer:
         try:
             return await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            await asyncio.to_thread(self.give_back, await reserving)
+            with contextlib.suppress(Exception):  # none was made, and the cancellation goes on
+                await asyncio.to_thread(self.give_back, await reserving)
             raise
 
     def _reserve(self, name: str, bundle: dict[str, float], avoid: list[str]) -> Any:
