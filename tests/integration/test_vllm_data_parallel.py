@@ -52,6 +52,7 @@ class Story:
     lost: list[int] = field(default_factory=list)
     updated: Tokens = field(default_factory=dict)
     segments: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
     num_processes: int = 0
     all_ended: bool = False
 
@@ -119,7 +120,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             max_model_len=200,
             pool_bytes=32 << 20,
             engine_settings=VllmEngineConfig(speculation=VllmSpeculation(fixed_tokens=4)),
-            hosting=HostingConfig(pin_cores=False, restart_pause_s=0.0),
+            hosting=HostingConfig(pin_cores=False, restart_pause_s=0.0, log_dir=home / "logs"),
         )
         async with rollout:
             hosts = rollout.fleet.instances
@@ -142,11 +143,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             story.updated = await rolled_out(rollout, PROMPTS, Watch(story))
             processes += descendants(os.getpid())
         story.num_processes, story.all_ended = len(processes), await gone(processes)
+        story.logs = [(home / "logs" / f"instance-{id}.log").read_text() for id in range(2)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(home))
         asyncio.run(tell())
     return story
+
+
+def test_each_rank_holds_half_of_the_experts(story: Story) -> None:
+    """Engines that are by themselves have the same tokens."""
+    for rank, log in enumerate(story.logs):
+        assert f"[EP Rank {rank}/2] Expert parallelism is enabled" in log
+        assert "Local/global number of experts: 4/8" in log
 
 
 def test_tokens_are_those_of_the_whole_model_in_chunks_that_move_with_drafts(story: Story) -> None:
