@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -374,6 +376,45 @@ def test_a_model_that_gives_no_probability_ends_its_chunks_by_request_and_positi
         assert inbox.tokens(request) == []
         assert inbox.end(request).end is ChunkEnd.FAILED
         assert f"position {len(PROMPT)}: the model gives no probability" in str(inbox.end(request).error)
+
+
+def test_no_instance_starts_a_chunk_while_another_changes_the_weights_they_share(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would compute with some matrices of the old weights and some of the new."""
+    first, second = LocalInstance(0, folder, kv_blocks=32), LocalInstance(1, folder, kv_blocks=32)
+    inbox, reading, go_on = Inbox(), threading.Event(), threading.Event()
+
+    class SlowWeights(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            reading.set()
+            assert go_on.wait(30)
+            return super().__getitem__(name)
+
+    good = tiny_weights(tiny_config(head_dim=HEAD_DIM), seed=5)
+    bad = good | {"model.norm.weight": torch.full_like(good["model.norm.weight"], math.nan)}
+
+    async def main() -> None:
+        await first.start(inbox)
+        await second.start(inbox)
+        for weights in (bad, good):
+            reading.clear()
+            go_on.clear()
+            update = asyncio.create_task(first.update_weights(SlowWeights(weights), 1))
+            assert await asyncio.to_thread(reading.wait, 30)
+            with pytest.raises(InstanceError, match="its process has loaded 1"):
+                second.submit(a_chunk(1, PROMPT, max_tokens=5))
+            go_on.set()
+            if weights is bad:
+                with pytest.raises(InputError):
+                    await update
+                second.submit(a_chunk(2, PROMPT, max_tokens=5))  # the old weights are still there
+                await inbox.ends(2)
+        await update
+        await first.close()
+        await second.close()
+
+    asyncio.run(main())
 
 
 def test_instances_of_one_process_share_their_weights_and_agree_on_the_weights_version(folder: Path) -> None:

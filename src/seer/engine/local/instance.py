@@ -139,7 +139,9 @@ class LocalInstance:
     def submit(self, chunk: Chunk) -> None:
         """Accept a chunk, or raise if the instance could not finish it."""
         self._refuse(chunk)
-        self._in_flight[chunk.request] = chunk.attempt
+        with self.engine.shared.starting:
+            self._refuse_other_weights()
+            self._in_flight[chunk.request] = chunk.attempt
         self._commands.put(lambda: self.engine.add(chunk))
 
     def extend(self, leases: Sequence[Lease]) -> None:
@@ -251,10 +253,13 @@ class LocalInstance:
             max_waiting=self._max_waiting,
             vocab_size=self.config.vocab_size,
         )
-        if self._engine is not None and self._engine.shared.weights_version != self._weights_version:
+
+    def _refuse_other_weights(self) -> None:
+        loaded = self.engine.shared.weights_version
+        if loaded != self._weights_version:
             raise InstanceError(
-                f"{who} expects weights version {self._weights_version}, "
-                f"but another instance of its process has loaded {self._engine.shared.weights_version}",
+                f"instance {self._id} expects weights version {self._weights_version}, "
+                f"but another instance of its process has loaded {loaded}",
                 hint="call update_weights on every instance of the process",
             )
 

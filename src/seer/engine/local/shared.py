@@ -7,6 +7,7 @@ The next instance that is updated to the same weights version finds it loaded.
 
 Invariants
   1. All users of a set see the same weights version of it.
+  2. No user starts work from the moment at which none had any until the new weights are loaded.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class SharedWeights:
     ) -> None:
         self.config, self.dtype, self.device, self._matrices_dir = config, dtype, device, matrices_dir
         self.weights_version: int | None = None
+        """The only one under which users may start work; while it is loaded too."""
+        self.starting = threading.Lock()
+        """Held while a user compares its version and starts work, and while a new version is announced."""
         self.fingerprint = ""
         self.tensors: decoder.ModelWeights | None = None
         self.lock = threading.Lock()
@@ -51,23 +55,32 @@ class SharedWeights:
         with self.lock:
             if self.tensors is not None and self.weights_version == weights_version:
                 return self.tensors
-            for other, busy in list(self._users.items()):
-                if other is not user and busy():
-                    raise InstanceError(
-                        f"weights version {weights_version} cannot be loaded: an instance that shares the weights "
-                        "has chunks in flight",
-                        hint="wait for the chunks of every instance, or abort them",
-                    )
-            tensors = open_weights(source)
-            loaded = decoder.load(self.config, self._make_linear(ops, tensors), tensors, self.dtype, self.device)
-            self.fingerprint = fingerprint(tensors)
-            self.weights_version = weights_version
+            before = self.weights_version
+            with self.starting:
+                self._refuse_while_busy(weights_version, user)
+                self.weights_version = weights_version
+            try:
+                tensors = open_weights(source)
+                loaded = decoder.load(self.config, self._make_linear(ops, tensors), tensors, self.dtype, self.device)
+                self.fingerprint = fingerprint(tensors)
+            except BaseException:
+                self.weights_version = before
+                raise
             if self.tensors is None:
                 self.tensors = loaded
             else:
                 # In place, so that every user's model sees the new weights.
                 self.tensors.replace(loaded)
             return self.tensors
+
+    def _refuse_while_busy(self, weights_version: int, user: object) -> None:
+        for other, busy in list(self._users.items()):
+            if other is not user and busy():
+                raise InstanceError(
+                    f"weights version {weights_version} cannot be loaded: an instance that shares the weights "
+                    "has chunks in flight",
+                    hint="wait for the chunks of every instance, or abort them",
+                )
 
     def _make_linear(self, ops: Ops, tensors: Mapping[str, torch.Tensor]) -> MakeLinear:
         """How to prepare these weights: packed matrices of files may exist already, made by another process."""
