@@ -378,6 +378,33 @@ def test_a_model_that_gives_no_probability_ends_its_chunks_by_request_and_positi
         assert f"position {len(PROMPT)}: the model gives no probability" in str(inbox.end(request).error)
 
 
+def test_a_call_that_is_cancelled_before_it_began_changes_nothing(folder: Path) -> None:
+    instance, inbox = LocalInstance(0, folder, kv_blocks=32), Inbox()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    async def main() -> None:
+        await instance.start(inbox)
+        holding = asyncio.create_task(instance._ask(hold))
+        assert await asyncio.to_thread(begun.wait, 30)
+        calls = [asyncio.create_task(instance.pause()), holding]
+        await asyncio.sleep(0)  # it is in the queue
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        go_on.set()
+        instance.submit(a_chunk(1, PROMPT, max_tokens=5))
+        await inbox.ends(1)
+        assert instance.failure is None
+        await instance.close()
+
+    asyncio.run(main())
+    assert len(inbox.tokens(1)) == 5
+
+
 def test_no_instance_starts_a_chunk_while_another_changes_the_weights_they_share(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

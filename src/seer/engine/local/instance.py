@@ -291,6 +291,8 @@ class LocalInstance:
         answer: Future[T] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 answer.set_result(command())
             except BaseException as error:
