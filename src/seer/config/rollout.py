@@ -247,7 +247,8 @@ class RolloutConfig:
             )
         if self.share_gpus:
             raise ConfigError(
-                f"data_parallel={self.data_parallel} and share_gpus", hint="ranks of one engine need a GPU each"
+                f"data_parallel={self.data_parallel} and share_gpus",
+                hint="ranks that share experts need a GPU each: name as many, gpus=[...], and leave share_gpus out",
             )
 
     @property
