@@ -92,6 +92,12 @@ def by_transformers(folder: Path) -> Tokens:
     return tokens
 
 
+def of_the_fleet(rollout: Rollout) -> list[int]:
+    """Its processes: the test runner may have others."""
+    hosts = [host.pid for host in rollout.fleet.instances if host.pid is not None]
+    return [*hosts, *(pid for host in hosts for pid in descendants(host))]
+
+
 def tokens_of(groups: list[GroupResult]) -> Tokens:
     return {(r.group, r.index): r.token_ids for group in groups for r in group.responses}
 
@@ -124,7 +130,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         )
         async with rollout:
             hosts = rollout.fleet.instances
-            processes = descendants(os.getpid())
+            processes = of_the_fleet(rollout)
             story.segments = named_segments(processes)
             # A single response: the other instance has nothing to do, and steps along.
             alone = [group async for group in rollout.run(PROMPTS[:1], n=1, sampling=SAMPLING)]
@@ -141,7 +147,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             story.lost = [status.num_lost for status in rollout.fleet.view()]
             await rollout.update_weights(other)
             story.updated = await rolled_out(rollout, PROMPTS, Watch(story))
-            processes += descendants(os.getpid())
+            processes += of_the_fleet(rollout)
         story.num_processes, story.all_ended = len(processes), await gone(processes)
         story.logs = [(home / "logs" / f"instance-{id}.log").read_text() for id in range(2)]
 
