@@ -12,7 +12,7 @@
 //      corruption if the entry has not changed during the copy, else the copy is tried again.
 //   4. No wait is longer than the deadline the arena was opened with.
 //   5. A copy whose end could not be noted, because the lock was not given in time, is given up by the next call of this
-//      process that gets the lock. Nobody else may: this process lives, and could still be copying.
+//      process that gets the lock. No other process may: this one lives, and could still be copying.
 #pragma once
 #include <memory>
 #include <mutex>

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import builders
 from seer.buffer import request_seed
 from seer.types import FinishReason, Group, Response, Sampling
 from seer.verification.results_check import KINDS, Asked, check_results
@@ -38,20 +39,12 @@ def a_response(group: int, index: int, tokens: tuple[int, ...] = (9, 9, EOS), **
         "group": group,
         "prompt_id": f"p{group}",
         "index": index,
-        "token_ids": list(tokens),
         "logprobs": [-1.0] * len(tokens),
-        "finish_reason": FinishReason.STOP,
         "weights_version": 3,
         "seed": request_seed(group, index),
         "num_prompt_tokens": 3,
-        "num_tokens": len(tokens),
-        "queued_s": 0.0,
-        "started_s": 0.0,
-        "finished_s": 1.0,
-        "num_chunks": 1,
-        "num_migrations": 0,
     }
-    return Response(**fields | changes)
+    return builders.a_response(tokens, **fields | changes)
 
 
 def all_with(last: Response) -> list[Response]:

@@ -7,7 +7,7 @@ one that is alone would wait for the others in the middle of a step.
 Invariants
   1. All ranks that run together were given one address, which no earlier start was given.
   2. A rank that ends, or does not start, ends the others that it met, once.
-  3. Nobody waits for a rank that failed to come, or will never come: it says so, or its first start failed.
+  3. A rank that fails to come, or never will, ends the wait of the others at once: it calls `not_started` or `leave`.
 
 Waits for                                    unblocked by
   a port, from the machine of the first rank   it, start_deadline_s
@@ -57,7 +57,8 @@ class _Meeting:
         self.come: dict[int, Member] = {}
         self.first_at: tuple[str, int] | None = None
         self.place: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-        self.place.add_done_callback(lambda place: place.cancelled() or place.exception())  # it may interest nobody
+        # Read here, because asyncio complains of an exception that was never read.
+        self.place.add_done_callback(lambda place: place.cancelled() or place.exception())
 
 
 class RankGroup:

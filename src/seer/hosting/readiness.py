@@ -37,9 +37,9 @@ async def await_ready(instance: int, child: Child, options: HostingConfig) -> Re
 
 
 async def while_alive(instance: int, child: Child, options: HostingConfig, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, which comes before a process is told anything; raises if the process ends before."""
+    """What `work` returns, for which a new process waits; raises if the process ends first."""
     working = asyncio.create_task(work)
-    # Nothing is read: before it is told anything, a process has nothing to say.
+    # Its first message answers the settings, which it does not have yet: what ends here is the connection.
     ending = asyncio.create_task(child.channel.receive())
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)

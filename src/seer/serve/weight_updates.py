@@ -101,7 +101,7 @@ class WeightUpdates:
             update.num_coming -= 1
             self._restart_timer(update)
         if update is not self._update:
-            raise bad_request("the weight update is over", hint="it was finished, dropped or started anew meanwhile")
+            raise bad_request("the weight update is over", hint="it was finished, dropped or started anew before")
         update.tensors.update(received)
 
     async def finish(self) -> int:

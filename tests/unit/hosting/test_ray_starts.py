@@ -59,20 +59,21 @@ def test_places_are_asked_for_in_threads() -> None:
     asyncio.run(scenario())
 
 
-def test_a_place_that_comes_after_its_start_was_cancelled_is_given_back() -> None:
-    async def scenario() -> None:
-        groups = Groups()
-        groups.may_reserve.clear()
-        placing = asyncio.create_task(groups.place("one", BUNDLE, 60.0))
-        await asyncio.to_thread(groups.is_reserving.wait)
-        placing.cancel()
-        await asyncio.sleep(0)
-        groups.may_reserve.set()
-        with pytest.raises(asyncio.CancelledError):
-            await placing
-        assert len(groups.given_back) == 1
+async def cancelled_while_reserving(groups: Groups) -> None:
+    groups.may_reserve.clear()
+    placing = asyncio.create_task(groups.place("one", BUNDLE, 60.0))
+    await asyncio.to_thread(groups.is_reserving.wait)
+    placing.cancel()
+    await asyncio.sleep(0)
+    groups.may_reserve.set()
+    with pytest.raises(asyncio.CancelledError):
+        await placing
 
-    asyncio.run(scenario())
+
+def test_a_place_that_comes_after_its_start_was_cancelled_is_given_back() -> None:
+    groups = Groups()
+    asyncio.run(cancelled_while_reserving(groups))
+    assert len(groups.given_back) == 1
 
 
 def test_a_start_that_was_cancelled_is_over_also_where_the_cluster_fails_then() -> None:
@@ -83,18 +84,7 @@ def test_a_start_that_was_cancelled_is_over_also_where_the_cluster_fails_then() 
             super()._reserve(name, bundle, avoid)
             raise ConnectionError("the head of the cluster is gone")
 
-    async def scenario() -> None:
-        groups = Failing()
-        groups.may_reserve.clear()
-        placing = asyncio.create_task(groups.place("one", BUNDLE, 60.0))
-        await asyncio.to_thread(groups.is_reserving.wait)
-        placing.cancel()
-        await asyncio.sleep(0)
-        groups.may_reserve.set()
-        with pytest.raises(asyncio.CancelledError):
-            await placing
-
-    asyncio.run(scenario())
+    asyncio.run(cancelled_while_reserving(Failing()))
 
 
 def test_a_log_that_cannot_be_written_leaves_no_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,7 +292,7 @@ class LocalInstance:
 
         def run() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # its caller has given up
             try:
                 answer.set_result(command())
             except BaseException as error:
