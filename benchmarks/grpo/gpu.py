@@ -382,6 +382,7 @@ def say_how_instances_do(instances: Any, args: argparse.Namespace) -> None:
     num_calls = 0
 
     def written(trainer: Any) -> Path:
+        setattr(module, "write_model_folder", write_model_folder)  # noqa: B010 - mypy knows it as imported
         began_s = time.monotonic()
         folder = write_model_folder(trainer)
         say(f"model's folder written in {time.monotonic() - began_s:.1f} s")

@@ -153,6 +153,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(home))
+        patch.setenv("VLLM_LOGGING_LEVEL", "INFO")  # its logs are read, and TRL's import makes vLLM quiet
         asyncio.run(tell())
     return story
 
