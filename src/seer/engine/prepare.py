@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig
+from seer.config import FakeEngineConfig, LocalEngineConfig, RolloutConfig, VllmEngineConfig, VllmSpeculation
 from seer.engine.admission import refuse_no_token
 from seer.engine.gpu_memory import num_visible_gpus
 from seer.engine.instance_settings import InstanceSettings
@@ -149,7 +149,7 @@ def _prepare_vllm(config: RolloutConfig, engine: VllmEngineConfig) -> PreparedEn
     resolved = _resolve_vllm(config, engine, folder)
     assert isinstance(resolved.engine_settings, VllmEngineConfig), "it is vLLM's configuration"
     assert resolved.max_model_len is not None, "it was read from the model"
-    drafts = resolved.engine_settings.speculation if resolved.speculation == "auto" else None
+    drafts = _drafts(resolved, resolved.engine_settings)
     stored = folder.stored_dtype if resolved.dtype == "auto" else resolved.dtype
     value_bytes = _VALUE_BYTES.get(stored, 2)
     return PreparedEngine(
@@ -187,12 +187,7 @@ def _resolve_vllm(config: RolloutConfig, engine: VllmEngineConfig, folder: Model
     if engine.speculation is None:
         chosen = default_speculation(folder, on_cpu=config.on_cpu, tensor_parallel=config.tensor_parallel)
         engine = replace(engine, speculation=chosen)
-    drafts = engine.speculation if config.speculation == "auto" else None
-    if config.data_parallel > 1 and drafts is not None and drafts.place == "gpu":
-        raise ConfigError(
-            f"engine_settings.speculation.place='gpu' and data_parallel={config.data_parallel}",
-            hint="place='scheduler' or speculation='off': the ranks of an engine step together, each with other drafts",
-        )
+    _refuse_ranks_with_drafts_on_gpu(config, engine)
     if config.on_cpu:
         dtype = "float32" if dtype == "auto" else dtype
         kv = replace(kv, block_size=cpu_block_size(kv.block_size, folder))
@@ -231,6 +226,20 @@ def _refuse_too_few_experts(folder: ModelFolder, config: RolloutConfig) -> None:
             if not folder.num_experts
             else f"at most {folder.num_experts} ranks",
         )
+
+
+def _refuse_ranks_with_drafts_on_gpu(config: RolloutConfig, engine: VllmEngineConfig) -> None:
+    drafts = _drafts(config, engine)
+    if config.data_parallel > 1 and drafts is not None and drafts.place == "gpu":
+        raise ConfigError(
+            f"engine_settings.speculation.place='gpu' and data_parallel={config.data_parallel}",
+            hint="place='scheduler' or speculation='off': the ranks of an engine step together, each with other drafts",
+        )
+
+
+def _drafts(config: RolloutConfig, engine: VllmEngineConfig) -> VllmSpeculation | None:
+    """How vLLM drafts, if it does."""
+    return engine.speculation if config.speculation == "auto" else None
 
 
 def instances_per_gpu(config: RolloutConfig) -> int:
