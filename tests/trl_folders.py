@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from peft import get_peft_model
 from safetensors.torch import load_file
 
 from seer.engine.staged_weights import remove_shared_folder
@@ -27,6 +29,19 @@ def a_trainer(model: Any, step: int = 0, *, is_fsdp2: bool = False) -> Any:
         state=SimpleNamespace(global_step=step),
         processing_class=toy_tokenizer(),
     )
+
+
+def with_trained_adapters(model: Any, config: Any) -> Any:
+    """The model with adapters that have been trained a little: every one of their parameters is random."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about tied heads, and norms that peft thinks it does not know
+        model = get_peft_model(model, config)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 def written(model: Any, **settings: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -27,7 +27,6 @@ from peft import (
     PrefixTuningConfig,
     PromptTuningConfig,
     VeraConfig,
-    get_peft_model,
 )
 from safetensors.torch import load_file
 
@@ -42,7 +41,7 @@ from seer.integrations.trl.trainer_weights import (
     tensors_of,
     write_weights,
 )
-from trl_folders import a_trainer, written
+from trl_folders import a_trainer, with_trained_adapters, written
 from trl_toy import toy_model
 
 SOME = ["q_proj", "v_proj", "down_proj"]
@@ -70,17 +69,8 @@ UNTIED = ("LoRA with a trained embedding", "LoRA with a trained head", "LoRA of 
 
 
 def adapted(config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
-    """A model whose adapters have been trained a little: every one of their parameters is random."""
     base: Any = toy_model(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about tied heads, and norms that peft thinks it does not know
-        model = get_peft_model(base.to(dtype), config)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return with_trained_adapters(base.to(dtype), config)
 
 
 def merged_by_peft(model: Any) -> Any:

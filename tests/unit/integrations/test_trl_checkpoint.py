@@ -16,7 +16,7 @@ pytest.importorskip("peft")
 loading: Any = pytest.importorskip("transformers.core_model_loading", reason="models hold what checkpoints have")
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,7 +37,7 @@ from seer.integrations.trl.trainer_weights import (
     write_model_folder,
     write_weights,
 )
-from trl_folders import a_trainer, written
+from trl_folders import a_trainer, with_trained_adapters, written
 from trl_toy import toy_model
 
 Tensors = dict[str, torch.Tensor]
@@ -120,15 +120,7 @@ def read_back(model: Any, folder: Path) -> Any:
 
 
 def adapted(model: Any, config: dict[str, Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = get_peft_model(model, LoraConfig(r=4, **config))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return with_trained_adapters(model, LoraConfig(r=4, **config))
 
 
 def assert_same(found: Tensors, expected: Tensors) -> None:

@@ -63,7 +63,7 @@ def _update(client: Any, metadata: Metadata, named_params: Iterator[tuple[str, t
 
 def _beside(work: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
     """Do the trainer's half of something in a thread. The server's is a request, which waits for this half and is
-    answered at once if it is refused; then nobody waits for this half any more.
+    answered at once if it is refused; this half may then never end, so its thread is a daemon.
     """
     done: Future[T] = Future()
 
