@@ -23,7 +23,7 @@ class DataParallelRank:
     address: str
     """Of the machine of rank 0."""
     port: int
-    """On that machine; of this start alone."""
+    """On that machine, asked for at each start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

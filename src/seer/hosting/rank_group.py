@@ -5,7 +5,7 @@ Each is an instance like any other, with requests and KV memory of its own. But 
 one that is alone would wait for the others in the middle of a step.
 
 Invariants
-  1. All ranks that run together were given one address, which no earlier start was given.
+  1. All ranks that run together were given one address, whose port was asked for at this start.
   2. A rank that ends, or does not start, ends the others that it met, once.
   3. A rank that fails to come, or never will, ends the wait of the others at once: it calls `not_started` or `leave`.
 
